@@ -1,0 +1,28 @@
+"""The formulas of ASMI on plain tensors: no model, no tokenizer, no LM-Polygraph.
+
+Axes have one letter each, everywhere: S head masks (subnetworks), T response positions, H query
+heads, V vocabulary, K tokens kept per distribution, U tokens in the union of the S kept sets,
+D width of the output projection, N sampled responses. All entropies are in nats.
+"""
+
+from lm_polygraph_asmi.maths.agreement import clipped_cosines, semantic_agreement
+from lm_polygraph_asmi.maths.gate import adaptive_gate, response_diversity
+from lm_polygraph_asmi.maths.information import Disagreement, disagreement, mutual_information
+from lm_polygraph_asmi.maths.masks import sample_head_masks
+from lm_polygraph_asmi.maths.operating_point import OperatingPoint, operating_point
+from lm_polygraph_asmi.maths.support import UnionSupport, union_support
+
+__all__ = [
+    "Disagreement",
+    "OperatingPoint",
+    "UnionSupport",
+    "adaptive_gate",
+    "clipped_cosines",
+    "disagreement",
+    "mutual_information",
+    "operating_point",
+    "response_diversity",
+    "sample_head_masks",
+    "semantic_agreement",
+    "union_support",
+]

@@ -1,0 +1,70 @@
+"""Semantic agreement between subnetworks: disagreement among near-synonyms is discounted."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lm_polygraph_asmi.maths.information import mask_weights
+from lm_polygraph_asmi.maths.support import UnionSupport, union_support
+
+
+def clipped_cosines(rows: Float[Tensor, "T U D"]) -> Float[Tensor, "T U U"]:
+    """Kernel over tokens: cosine of output-projection rows, clipped to [0, 1], 1 on the diagonal.
+
+    Source: section "Semantic agreement weighting" of the paper.
+    """
+    rows = torch.nn.functional.normalize(rows.float(), dim=-1)
+    kernel = (rows @ rows.transpose(-1, -2)).clamp(0, 1)
+    kernel.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return kernel
+
+
+def agreement_on_support(
+    support: UnionSupport,
+    unembedding: Float[Tensor, "V D"],
+    counts: Float[Tensor, " S"] | None = None,
+) -> Float[Tensor, " T"]:
+    """A_t on distributions that were reduced already; see `semantic_agreement`.
+
+    Summing q_m' G q_n over all ordered pairs m != n equals (sum_m q_m)' G (sum_m q_m) minus
+    sum_m q_m' G q_m, so no pair is visited.
+    """
+    kernel = clipped_cosines(unembedding[support.token_ids]).double()
+    q = support.top_probs
+    num_drawn = float(len(q) if counts is None else counts.sum())
+    weights = num_drawn * mask_weights(counts, len(q)).to(q.device)
+    total = torch.einsum("s,stu->tu", weights, q)
+    all_pairs = torch.einsum("tu,tuv,tv->t", total, kernel, total)
+    # (T, S, U) @ (T, U, U): a plain batched product, never S x U x U.
+    per_position = q.transpose(0, 1)
+    own = ((per_position @ kernel) * per_position).sum(-1) @ weights
+    return ((all_pairs - own) / (num_drawn * (num_drawn - 1))).clamp(0, 1)
+
+
+def semantic_agreement(
+    log_probs: Float[Tensor, "S T V"],
+    unembedding: Float[Tensor, "V D"],
+    top_k: int,
+    counts: Float[Tensor, " S"] | None = None,
+) -> Float[Tensor, " T"]:
+    """A_t: mean over ordered pairs of subnetworks of q_m' G q_n; in [0, 1], higher = they agree.
+
+    q is a subnetwork's own top K, renormalised to one, without tail, and G the clipped cosine of
+    the L2-normalised rows of the output projection, 1 for identical tokens. Source: equations
+    "pair-agreement" and "agreement" of the paper. Line 8 of its Algorithm 1 reads as if A_t used
+    the union with the tail bin; the method text, followed here, does not.
+
+    Args:
+        log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
+        unembedding: the output projection W_lm, one row per token.
+        top_k: K.
+        counts: how often each mask was drawn; by default once each.
+
+    Raises:
+        ValueError: K below 1, or fewer than two masks drawn.
+        FloatingPointError: NaN or infinite log-probabilities.
+    """
+    num_drawn = len(log_probs) if counts is None else int(counts.sum())
+    if num_drawn < 2:
+        raise ValueError(f"agreement needs at least 2 masks (S), got {num_drawn}")
+    return agreement_on_support(union_support(log_probs, top_k), unembedding, counts)

@@ -1,0 +1,79 @@
+"""Entropies and mutual information of an ensemble of subnetworks, in nats."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.special import entr
+
+from lm_polygraph_asmi.maths.support import UnionSupport, union_support
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """How far S subnetworks disagree at each response position, in nats.
+
+    Attributes:
+        mutual_information: MI_t, the entropy of the mean minus the mean entropy; in [0, ln S];
+            higher = more uncertain. Equation "mi" of the paper.
+        entropy_of_mean: H(p_bar_t), of the averaged distribution.
+        mean_entropy: mean over s of H(p_t^(s)).
+        divergence_from_mean: KL(p_t^(s) || p_bar_t) per mask; its mean over masks is MI_t
+            (equation "mi-kl").
+    """
+
+    mutual_information: Float[Tensor, " T"]
+    entropy_of_mean: Float[Tensor, " T"]
+    mean_entropy: Float[Tensor, " T"]
+    divergence_from_mean: Float[Tensor, "S T"]
+
+
+def mask_weights(counts: Float[Tensor, " S"] | None, num_masks: int) -> Float[Tensor, " S"]:
+    """Share of each distinct mask among all drawn masks, in double precision; sums to one."""
+    if counts is None:
+        return torch.full((num_masks,), 1 / num_masks, dtype=torch.float64)
+    return counts.double() / counts.sum()
+
+
+def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = None) -> Disagreement:
+    """Entropies and mutual information on the union of the top-K sets plus one tail bin.
+
+    Args:
+        support: the reduced distributions.
+        counts: how often each mask was drawn, when equal masks are evaluated once.
+    """
+    reduced = torch.cat([support.probs, support.tail.unsqueeze(-1)], dim=-1)
+    weights = mask_weights(counts, len(reduced)).to(reduced.device)
+    mean = torch.einsum("s,stu->tu", weights, reduced)
+    entropy_of_mean = entr(mean).sum(-1)
+    mean_entropy = weights @ entr(reduced).sum(-1)
+    # p log(p / p_bar) with 0 log 0 = 0; p_bar > 0 wherever p > 0.
+    divergence = (torch.xlogy(reduced, reduced) - torch.xlogy(reduced, mean)).sum(-1)
+    return Disagreement(
+        # The difference is >= 0 (concavity); rounding may take it a hair below.
+        mutual_information=(entropy_of_mean - mean_entropy).clamp_min(0),
+        entropy_of_mean=entropy_of_mean,
+        mean_entropy=mean_entropy,
+        divergence_from_mean=divergence.clamp_min(0),
+    )
+
+
+def mutual_information(
+    log_probs: Float[Tensor, "S T V"], top_k: int, counts: Float[Tensor, " S"] | None = None
+) -> Float[Tensor, " T"]:
+    """MI_t = H(p_bar_t) - mean over s of H(p_t^(s)), in nats; higher = more uncertain.
+
+    Between 0 and ln S. Distributions are reduced to the union of the S top-K sets plus one tail
+    bin; K = V is exact. Source: equation "mi" of the paper.
+
+    Args:
+        log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
+        top_k: K.
+        counts: how often each mask was drawn; by default once each.
+
+    Raises:
+        ValueError: K below 1.
+        FloatingPointError: NaN or infinite log-probabilities.
+    """
+    return disagreement(union_support(log_probs, top_k), counts).mutual_information

@@ -1,0 +1,31 @@
+"""Random head masks."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def sample_head_masks(
+    num_samples: int, num_heads: int, mask_rate: float, generator: torch.Generator
+) -> Float[Tensor, "S H"]:
+    """Independent Bernoulli masks: 1 keeps a head, 0 takes it away with probability `mask_rate`.
+
+    The first rows do not depend on `num_samples`, so a larger S extends a smaller one.
+    Source: section "Attention subnetwork sampling" of the paper.
+
+    Raises:
+        ValueError: fewer than two masks, no heads, or a rate outside (0, 1).
+    """
+    if num_samples < 2:
+        raise ValueError(
+            f"num_masks (S) must be at least 2, got {num_samples}: a single subnetwork cannot "
+            "disagree with another"
+        )
+    if num_heads < 1:
+        raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
+    if not 0 < mask_rate < 1:
+        raise ValueError(
+            f"mask_rate (p) must lie in (0, 1), got {mask_rate}: 0 keeps every head, 1 keeps none"
+        )
+    uniform = torch.rand(num_samples, num_heads, generator=generator, device=generator.device)
+    return (uniform >= mask_rate).to(uniform.dtype)

@@ -1,0 +1,76 @@
+"""Truncation to the top K tokens of each subnetwork, and the union of these sets."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class UnionSupport:
+    """S distributions per position, on the union of their top-K tokens.
+
+    Positions differ in the size of their union, so the last axis is padded to the largest; a
+    padded place has `valid` False, token id 0 and no mass. Double precision.
+
+    Attributes:
+        token_ids: the tokens of the union.
+        valid: True where `token_ids` holds a token of the union.
+        probs: probabilities under the normalisation over the full vocabulary.
+        tail: mass outside the union, >= 0.
+        top_probs: each subnetwork's own top K, renormalised to one, 0 elsewhere (no tail).
+    """
+
+    token_ids: Int[Tensor, "T U"]
+    valid: Bool[Tensor, "T U"]
+    probs: Float[Tensor, "S T U"]
+    tail: Float[Tensor, "S T"]
+    top_probs: Float[Tensor, "S T U"]
+
+
+def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport:
+    """Union of the S top-K sets at each position, and both reductions built on it.
+
+    Source: section "Mutual-information uncertainty" of the paper (top-K union with one tail
+    bucket) and "Semantic agreement weighting" (top-K vectors renormalised over what is retained).
+
+    Args:
+        log_probs: natural logarithms over the full vocabulary.
+        top_k: K, tokens kept per subnetwork and position; a K above V means V.
+
+    Raises:
+        ValueError: K below 1.
+        FloatingPointError: NaN or infinite log-probabilities.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+    if not torch.isfinite(log_probs).all():
+        raise FloatingPointError(
+            "log-probabilities hold NaN or infinity: the masked model overflowed. Load it in "
+            "bfloat16 or float32 rather than float16"
+        )
+    num_masks, num_positions, vocabulary = log_probs.shape
+    kept, kept_ids = log_probs.topk(min(top_k, vocabulary), dim=-1)
+
+    # Sorting the S*K kept ids of a position puts repetitions side by side; the running count of
+    # first occurrences is then each token's place in the union.
+    flat_ids = kept_ids.permute(1, 0, 2).reshape(num_positions, -1)
+    sorted_ids, order = flat_ids.sort(dim=-1)
+    first = torch.ones_like(sorted_ids, dtype=torch.bool)
+    first[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
+    place = first.long().cumsum(dim=-1) - 1
+    union_size = int(place[:, -1].max()) + 1
+
+    token_ids = sorted_ids.new_zeros(num_positions, union_size).scatter(-1, place, sorted_ids)
+    sizes = place[:, -1:] + 1
+    valid = torch.arange(union_size, device=log_probs.device) < sizes
+
+    expanded = token_ids.expand(num_masks, -1, -1)
+    probs = log_probs.gather(-1, expanded).double().exp() * valid
+    tail = (1 - probs.sum(dim=-1)).clamp_min(0)
+
+    kept_places = torch.empty_like(place).scatter(-1, order, place)
+    kept_places = kept_places.reshape(num_positions, num_masks, -1).permute(1, 0, 2)
+    top_probs = torch.zeros_like(probs).scatter(-1, kept_places, kept.double().softmax(dim=-1))
+    return UnionSupport(token_ids, valid, probs, tail, top_probs)

@@ -1,0 +1,88 @@
+"""Modules and sizes of a model, found through the family table and public transformers calls."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.model.families import family_of
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    layers = model.get_submodule(family_of(model).layers)
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
+    return decoder_layers(model)[layer].get_submodule(family_of(model).output_projection)
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    return model.get_submodule(family_of(model).final_norm)
+
+
+def num_layers(model: PreTrainedModel) -> int:
+    """L, the number of decoder layers."""
+    return len(decoder_layers(model))
+
+
+def num_heads(model: PreTrainedModel) -> int:
+    """H, the number of query heads; under grouped-query attention these are what is masked."""
+    return model.config.get_text_config().num_attention_heads
+
+
+def context_window(model: PreTrainedModel) -> int | None:
+    """Longest sequence in tokens that the model's positions cover; None where it states none."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def target_layer(depth: float, num_layers: int) -> int:
+    """Index (from 0) of the masked layer: min(round(depth * L), L - 1).
+
+    36 layers at depth 0.6 give 22 and 32 give 19, the paper's prefixes of 22 and 19 layers.
+
+    Raises:
+        ValueError: depth outside (0, 1).
+    """
+    if not 0 < depth < 1:
+        raise ValueError(
+            f"depth must lie in (0, 1), a share of the layers such as 0.6, got {depth}"
+        )
+    # Round half up: Python's round() would send a depth of exactly half a layer to the even one.
+    return min(math.floor(depth * num_layers + 0.5), num_layers - 1)
+
+
+def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
+    """The output projection W_lm, one row per token.
+
+    Raises:
+        TypeError: a quantised output projection, whose rows are not plain numbers.
+    """
+    weight = model.get_output_embeddings().weight
+    if not weight.is_floating_point():
+        raise TypeError(
+            f"the output projection is quantised ({weight.dtype}); semantic agreement needs its "
+            "rows: leave lm_head out of the quantisation (the usual default)"
+        )
+    return weight.detach()
+
+
+def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+    """Natural log-probabilities, in float32, of states that passed the final norm.
+
+    Raises:
+        FloatingPointError: NaN or infinite logits.
+    """
+    logits = model.get_output_embeddings()(hidden).float()
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError(
+            f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "
+            "overflows where bfloat16 and float32 do not: load the model in one of these"
+        )
+    return logits.log_softmax(-1)

@@ -1,0 +1,139 @@
+"""Every family, checked against full forward passes written in the plainest way."""
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
+from lm_polygraph_asmi.model import (
+    FAMILIES,
+    attention_of,
+    check_replay,
+    family_of,
+    num_layers,
+    response_embeddings,
+    run_unmasked,
+    scoring_session,
+    subnetwork_log_probs,
+    target_layer,
+)
+from lm_polygraph_asmi.model.layers import output_projection
+from tests import reference
+from tests.conftest import PROMPT_LENGTH
+from tests.families import CONFIGS, tiny_model
+
+LAYER = 2
+
+
+def masks(num_masks: int = 9, seed: int = 0) -> torch.Tensor:
+    return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(seed))
+
+
+def test_every_entry_of_the_table_has_a_tiny_model():
+    assert {type(tiny_model(name)).__name__ for name in CONFIGS} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("layer", [0, LAYER, 3])
+def test_suffix_equals_full_passes(family_model, input_ids, layer):
+    fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, masks())
+    projection = output_projection(family_model, layer)
+    slow = reference.subnetwork_log_probs(
+        family_model, projection, input_ids, PROMPT_LENGTH, masks()
+    )
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    # The test could not fail if masking changed nothing.
+    assert (slow - slow[:1]).abs().max() > 1e-2
+
+
+def test_suffix_equals_full_passes_under_sdpa(family_model, input_ids):
+    if type(family_model).__name__ == "Gemma2ForCausalLM":
+        pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
+    original = attention_of(family_model)
+    fast = subnetwork_log_probs(
+        family_model, input_ids, PROMPT_LENGTH, LAYER, masks(), attention="sdpa"
+    )
+    assert attention_of(family_model) == original
+    family_model.set_attn_implementation("sdpa")
+    try:
+        slow = reference.subnetwork_log_probs(
+            family_model,
+            output_projection(family_model, LAYER),
+            input_ids,
+            PROMPT_LENGTH,
+            masks(),
+        )
+    finally:
+        family_model.set_attn_implementation(original)
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+
+
+def test_all_ones_masks_reproduce_the_model(family_model, input_ids):
+    log_probs = subnetwork_log_probs(
+        family_model, input_ids, PROMPT_LENGTH, LAYER, torch.ones(3, 4)
+    )
+    with torch.no_grad():
+        logits = family_model(input_ids=input_ids[None]).logits[0, PROMPT_LENGTH - 1 : -1]
+    for row in log_probs:
+        torch.testing.assert_close(row, logits.log_softmax(-1), atol=1e-5, rtol=0)
+    assert mutual_information(log_probs, 61).abs().max() < 1e-9
+    with scoring_session(family_model):
+        check_replay(
+            family_model, run_unmasked(family_model, input_ids, PROMPT_LENGTH, [LAYER]), LAYER
+        )
+
+
+def test_one_mask_at_a_time_equals_all_at_once(family_model, input_ids):
+    together = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, LAYER, masks())
+    alone = subnetwork_log_probs(
+        family_model, input_ids, PROMPT_LENGTH, LAYER, masks(), memory_budget=1
+    )
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_response_embeddings_equal_separate_passes(family_model, input_ids):
+    responses = [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9]]
+    prompt = input_ids[:PROMPT_LENGTH]
+    with scoring_session(family_model):
+        fast = response_embeddings(family_model, prompt, responses)
+    middle = num_layers(family_model) // 2
+    for row, response in zip(fast, responses, strict=True):
+        sequence = torch.cat([prompt, torch.tensor(response)])
+        with torch.no_grad():
+            states = family_model(input_ids=sequence[None], output_hidden_states=True).hidden_states
+        torch.testing.assert_close(row, states[middle][0, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_one_token_response(family_model, input_ids):
+    log_probs = subnetwork_log_probs(family_model, input_ids, len(input_ids) - 1, LAYER, masks())
+    slow = reference.subnetwork_log_probs(
+        family_model,
+        output_projection(family_model, LAYER),
+        input_ids,
+        len(input_ids) - 1,
+        masks(),
+    )
+    assert log_probs.shape == (9, 1, 61)
+    torch.testing.assert_close(log_probs, slow, atol=1e-5, rtol=0)
+
+
+def test_unknown_family_is_refused_by_name(input_ids):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(TypeError, match="BloomForCausalLM.*FAMILIES"):
+        family_of(bloom)
+    with pytest.raises(TypeError, match="BloomForCausalLM"):
+        subnetwork_log_probs(bloom, input_ids, PROMPT_LENGTH, 1, torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("depth", "layers", "expected"),
+    [(0.6, 36, 22), (0.6, 32, 19), (0.6, 30, 18), (0.9, 32, 29), (0.99, 4, 3), (0.5, 5, 3)],
+)
+def test_target_layer(depth, layers, expected):
+    assert target_layer(depth, layers) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 1, -0.1, 60])
+def test_depth_outside_the_open_interval(depth):
+    with pytest.raises(ValueError, match=r"depth must lie in \(0, 1\)"):
+        target_layer(depth, 32)

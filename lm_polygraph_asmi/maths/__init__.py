@@ -5,24 +5,33 @@ heads, V vocabulary, K tokens kept per distribution, U tokens in the union of th
 D width of the output projection, N sampled responses. All entropies are in nats.
 """
 
-from lm_polygraph_asmi.maths.agreement import clipped_cosines, semantic_agreement
+from lm_polygraph_asmi.maths.agreement import agreement_on_support, cosines, semantic_agreement
 from lm_polygraph_asmi.maths.gate import adaptive_gate, response_diversity
-from lm_polygraph_asmi.maths.information import Disagreement, disagreement, mutual_information
-from lm_polygraph_asmi.maths.masks import sample_head_masks
+from lm_polygraph_asmi.maths.information import (
+    Disagreement,
+    disagreement,
+    mask_weights,
+    mutual_information,
+)
+from lm_polygraph_asmi.maths.masks import mask_seed, sample_head_masks
 from lm_polygraph_asmi.maths.operating_point import OperatingPoint, operating_point
-from lm_polygraph_asmi.maths.support import UnionSupport, union_support
+from lm_polygraph_asmi.maths.support import UnionSupport, top_k_coverage, union_support
 
 __all__ = [
     "Disagreement",
     "OperatingPoint",
     "UnionSupport",
     "adaptive_gate",
-    "clipped_cosines",
+    "agreement_on_support",
+    "cosines",
     "disagreement",
+    "mask_seed",
+    "mask_weights",
     "mutual_information",
     "operating_point",
     "response_diversity",
     "sample_head_masks",
     "semantic_agreement",
+    "top_k_coverage",
     "union_support",
 ]

@@ -8,15 +8,10 @@ from lm_polygraph_asmi.maths.information import mask_weights
 from lm_polygraph_asmi.maths.support import UnionSupport, union_support
 
 
-def clipped_cosines(rows: Float[Tensor, "T U D"]) -> Float[Tensor, "T U U"]:
-    """Kernel over tokens: cosine of output-projection rows, clipped to [0, 1], 1 on the diagonal.
-
-    Source: section "Semantic agreement weighting" of the paper.
-    """
+def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
+    """Cosines between output-projection rows, in float32; a zero row gives 0."""
     rows = torch.nn.functional.normalize(rows.float(), dim=-1)
-    kernel = (rows @ rows.transpose(-1, -2)).clamp(0, 1)
-    kernel.diagonal(dim1=-2, dim2=-1).fill_(1)
-    return kernel
+    return rows @ rows.transpose(-1, -2)
 
 
 def agreement_on_support(
@@ -29,7 +24,8 @@ def agreement_on_support(
     Summing q_m' G q_n over all ordered pairs m != n equals (sum_m q_m)' G (sum_m q_m) minus
     sum_m q_m' G q_m, so no pair is visited.
     """
-    kernel = clipped_cosines(unembedding[support.token_ids]).double()
+    kernel = cosines(unembedding[support.token_ids]).clamp(0, 1).double()
+    kernel.diagonal(dim1=-2, dim2=-1).fill_(1)  # a token agrees with itself, rounding or not
     q = support.top_probs
     num_drawn = float(len(q) if counts is None else counts.sum())
     weights = num_drawn * mask_weights(counts, len(q)).to(q.device)

@@ -1,4 +1,8 @@
-"""Random head masks."""
+"""Random head masks and the seeds they are drawn from."""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -29,3 +33,13 @@ def sample_head_masks(
         )
     uniform = torch.rand(num_samples, num_heads, generator=generator, device=generator.device)
     return (uniform >= mask_rate).to(uniform.dtype)
+
+
+def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
+    """Seed of one example's masks, from its content alone; non-negative, below 2^63.
+
+    Batch size, order and reruns therefore change nothing, and the same answer gets the same masks
+    whatever K is.
+    """
+    content = array("q", [base_seed, layer, *token_ids]).tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

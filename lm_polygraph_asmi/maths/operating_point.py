@@ -1,7 +1,7 @@
 """Mask rate p and number of masks S from the number of heads H alone."""
 
 import math
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from scipy.stats import binom
@@ -24,7 +24,7 @@ def masks_for_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) 
     return math.ceil(math.log(num_heads / failure) / -math.log1p(-mask_rate))
 
 
-@lru_cache(maxsize=None)
+@cache
 def operating_point(
     num_heads: int, failure: float = 0.05, degradation: float = 0.05
 ) -> OperatingPoint:

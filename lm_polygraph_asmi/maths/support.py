@@ -1,5 +1,6 @@
 """Truncation to the top K tokens of each subnetwork, and the union of these sets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,3 +75,16 @@ def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport
     kept_places = kept_places.reshape(num_positions, num_masks, -1).permute(1, 0, 2)
     top_probs = torch.zeros_like(probs).scatter(-1, kept_places, kept.double().softmax(dim=-1))
     return UnionSupport(token_ids, valid, probs, tail, top_probs)
+
+
+def top_k_coverage(
+    log_probs: Float[Tensor, "S T V"], sizes: Sequence[int]
+) -> Float[Tensor, "S T sizes"]:
+    """Mass of each subnetwork's most likely tokens, for every K in `sizes`; a K above V means V.
+
+    Source: appendix "Top-K Coverage Analysis" of the paper.
+    """
+    vocabulary = log_probs.shape[-1]
+    kept = log_probs.topk(min(max(sizes), vocabulary), dim=-1).values.double()
+    last = torch.tensor([min(k, vocabulary) - 1 for k in sizes], device=log_probs.device)
+    return kept.exp().cumsum(-1)[..., last].clamp_max(1)

@@ -1,7 +1,13 @@
 """Masked-suffix passes over transformers models: no formula lives here."""
 
 from lm_polygraph_asmi.model.families import FAMILIES, Family, family_of
-from lm_polygraph_asmi.model.layers import num_heads, num_layers, target_layer, unembedding
+from lm_polygraph_asmi.model.layers import (
+    num_heads,
+    num_layers,
+    readout,
+    target_layer,
+    unembedding,
+)
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.suffix import (
@@ -22,6 +28,7 @@ __all__ = [
     "family_of",
     "num_heads",
     "num_layers",
+    "readout",
     "response_embeddings",
     "run_subnetworks",
     "run_unmasked",

@@ -36,9 +36,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _LLAMA_LIKE,
     "Phi3ForCausalLM": _LLAMA_LIKE,
     "Olmo2ForCausalLM": _LLAMA_LIKE,
-    "GPTNeoXForCausalLM": Family(
-        "gpt_neox.layers", "attention.dense", "gpt_neox.final_layer_norm"
-    ),
+    "GPTNeoXForCausalLM": Family("gpt_neox.layers", "attention.dense", "gpt_neox.final_layer_norm"),
     "GPT2LMHeadModel": Family("transformer.h", "attn.c_proj", "transformer.ln_f"),
 }
 

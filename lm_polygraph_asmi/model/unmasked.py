@@ -129,8 +129,8 @@ def run_unmasked(
 
     with ExitStack() as hooks:
         for index in range(targets[0] if targets else total, total):
-            layer = decoder_layers(model)[index]
-            handle = layer.register_forward_pre_hook(record_layer(index), with_kwargs=True)
+            module = decoder_layers(model)[index]
+            handle = module.register_forward_pre_hook(record_layer(index), with_kwargs=True)
             hooks.callback(handle.remove)
         handle = final_norm(model).register_forward_hook(lambda *call: final.append(call[-1]))
         hooks.callback(handle.remove)

@@ -119,7 +119,7 @@ def test_unknown_family_is_refused_by_name(input_ids):
     from transformers import BloomConfig, BloomForCausalLM
 
     bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(TypeError, match="BloomForCausalLM.*FAMILIES"):
+    with pytest.raises(TypeError, match=r"BloomForCausalLM.*FAMILIES"):
         family_of(bloom)
     with pytest.raises(TypeError, match="BloomForCausalLM"):
         subnetwork_log_probs(bloom, input_ids, PROMPT_LENGTH, 1, torch.ones(2, 4))

@@ -1,0 +1,16 @@
+"""Hydra finds this plugin in every program of the environment, so it imports next to nothing."""
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi.resolvers import register_resolvers
+
+register_resolvers()
+
+
+class ASMISearchPath(SearchPathPlugin):
+    """Puts the plugin's configs on Hydra's search path, whatever the working directory is."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="lm-polygraph-asmi", path=f"file://{configs_path()}")

@@ -1,0 +1,58 @@
+"""Adapt-ASMI: the semantic discount, gated by the diversity of sampled answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
+from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.statistics import at_depth, require
+
+
+class AdaptASMI(MaskedHeadsEstimator):
+    """Mean over tokens of MI_t (1 - alpha(x) A_t), in nats; higher = more uncertain.
+
+    Equation "adapt-mi". alpha(x) = sigmoid(beta (tau - div(x))): near 1 where the sampled answers
+    paraphrase each other, near 0 where they differ.
+
+    Args:
+        tau: diversity at which half of the discount applies.
+        beta: steepness of the gate.
+        **settings: as for every variant, see `MaskedHeadsEstimator`.
+    """
+
+    symbol = "Adapt-ASMI"
+
+    def __init__(self, tau: float = 0.3, beta: float = 10.0, **settings: Any) -> None:
+        self.tau, self.beta = tau, beta
+        super().__init__(**settings)
+
+    def _dependencies(self) -> list[str]:
+        return [
+            *super()._dependencies(),
+            at_depth("asmi_agreement", self.depth),
+            "asmi_diversity",
+        ]
+
+    def __str__(self) -> str:
+        gate = [
+            f"{name}={value:g}"
+            for name, value, default in (("tau", self.tau, 0.3), ("beta", self.beta, 10.0))
+            if value != default
+        ]
+        return super().__str__()[:-1] + "".join(f", {part}" for part in gate) + ")"
+
+    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
+        information = require(stats, at_depth("asmi_mi", self.depth))
+        agreement = require(stats, at_depth("asmi_agreement", self.depth))
+        gates = [
+            adaptive_gate(div, self.tau, self.beta) for div in require(stats, "asmi_diversity")
+        ]
+        return [
+            mi * (1 - alpha * a) for mi, a, alpha in zip(information, agreement, gates, strict=True)
+        ]
+
+
+def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:
+    return AdaptASMI(**config)

@@ -1,0 +1,22 @@
+"""ASMI: disagreement of attention subnetworks, unweighted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
+from lm_polygraph_asmi.statistics import at_depth, require
+
+
+class ASMI(MaskedHeadsEstimator):
+    """Mean over tokens of MI_t, in nats; higher = more uncertain. Equations "mi", "seq-unc"."""
+
+    symbol = "ASMI"
+
+    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
+        return list(require(stats, at_depth("asmi_mi", self.depth)))
+
+
+def load_estimator(config: Mapping[str, Any]) -> ASMI:
+    return ASMI(**config)

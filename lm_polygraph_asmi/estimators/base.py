@@ -1,0 +1,122 @@
+"""What the three estimators share: settings, their check, and the mean over tokens."""
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from lm_polygraph.estimators import Estimator
+
+from lm_polygraph_asmi.maths import operating_point
+from lm_polygraph_asmi.statistics import at_depth, require
+
+
+class MaskedHeadsEstimator(Estimator):
+    """Sequence-level score: mean over the T response tokens of a per-token score.
+
+    In nats, between 0 and ln S; higher = more uncertain. T counts every token LM-Polygraph's
+    greedy decoding returned, the closing newline or end token too, exactly as its Perplexity does.
+
+    The masked passes are made by the masked-heads calculator, which owns their settings. The
+    arguments here say which settings the score is meant to have: they are part of the estimator's
+    name, and a calculator that used others is an error rather than a mislabelled score.
+
+    Args:
+        depth: relative depth of the masked layer, in (0, 1).
+        top_k: K, tokens kept per distribution.
+        num_masks: S; None is the number derived from the model's heads (`operating_point`).
+        mask_rate: p; None as above.
+        mask_sampler: how masks are drawn.
+        scope: positions at which heads are masked.
+        seed: base seed of the masks.
+        closing_token: False leaves the closing token out of the mean. An answer that consists of
+            its closing token alone is then scored on that token.
+
+    Raises:
+        ValueError: depth outside (0, 1) or K below 1.
+    """
+
+    symbol: str
+
+    def __init__(
+        self,
+        depth: float = 0.6,
+        top_k: int = 64,
+        num_masks: int | None = None,
+        mask_rate: float | None = None,
+        mask_sampler: str = "bernoulli",
+        scope: str = "all",
+        seed: int = 0,
+        closing_token: bool = True,
+    ) -> None:
+        if not 0 < depth < 1:
+            raise ValueError(f"depth must lie in (0, 1), such as 0.6, got {depth}")
+        if top_k < 1:
+            raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+        self.depth = depth
+        self.closing_token = closing_token
+        self.expected: dict[str, Any] = {
+            "top_k": top_k,
+            "num_masks": num_masks,
+            "mask_rate": mask_rate,
+            "mask_sampler": mask_sampler,
+            "scope": scope,
+            "seed": seed,
+        }
+        super().__init__(self._dependencies(), "sequence")
+
+    def _dependencies(self) -> list[str]:
+        return [
+            *(at_depth(name, self.depth) for name in ("asmi_mi", "asmi_settings")),
+            "asmi_closing",
+        ]
+
+    def __str__(self) -> str:
+        """Name in tables and saved runs: depth and K always, the rest where not the default."""
+        defaults = {"mask_sampler": "bernoulli", "scope": "all", "seed": 0}
+        labels = {"top_k": "K", "num_masks": "S", "mask_rate": "p"}
+        parts = [f"{100 * self.depth:g}%"]
+        for name, value in self.expected.items():
+            if value != defaults.get(name):
+                parts.append(f"{labels.get(name, name)}={value}")
+        if not self.closing_token:
+            parts.append("no closing token")
+        return f"{self.symbol} ({', '.join(parts)})"
+
+    def __call__(self, stats: dict[str, Any]) -> np.ndarray:
+        """One score per example of the batch.
+
+        Raises:
+            KeyError: a statistic is missing; the message says which calculator makes it.
+            ValueError: the calculator used other settings, or a score would not be finite.
+        """
+        for settings in require(stats, at_depth("asmi_settings", self.depth)):
+            self._check_settings(settings)
+        scores = []
+        for token_scores, closing in zip(
+            self._token_scores(stats), require(stats, "asmi_closing"), strict=True
+        ):
+            leave_out = closing and not self.closing_token and len(token_scores) > 1
+            scores.append(np.mean(token_scores[:-1] if leave_out else token_scores))
+        if not np.isfinite(scores).all():
+            raise ValueError(
+                f"{self} would return {scores}: LM-Polygraph would take a NaN for the most "
+                "confident answer, so the run stops here"
+            )
+        return np.array(scores)
+
+    def _check_settings(self, used: dict[str, Any]) -> None:
+        expected = dict(self.expected)
+        if expected["num_masks"] is None or expected["mask_rate"] is None:
+            derived = operating_point(used["num_heads"])
+            expected["num_masks"] = expected["num_masks"] or derived.num_masks
+            expected["mask_rate"] = expected["mask_rate"] or derived.mask_rate
+        different = {k: v for k, v in expected.items() if used[k] != v}
+        if different:
+            raise ValueError(
+                f"{self} expects {different}, but the masked-heads calculator used "
+                f"{ {k: used[k] for k in different} }: give both the same settings"
+            )
+
+    @abstractmethod
+    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
+        """Per-token scores (T,) of each example, in nats."""

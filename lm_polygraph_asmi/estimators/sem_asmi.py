@@ -1,0 +1,27 @@
+"""Sem-ASMI: disagreement among near-synonyms is discounted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
+from lm_polygraph_asmi.statistics import at_depth, require
+
+
+class SemASMI(MaskedHeadsEstimator):
+    """Mean over tokens of MI_t (1 - A_t), in nats; higher = more uncertain. Equation "sem-mi"."""
+
+    symbol = "Sem-ASMI"
+
+    def _dependencies(self) -> list[str]:
+        return [*super()._dependencies(), at_depth("asmi_agreement", self.depth)]
+
+    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
+        information = require(stats, at_depth("asmi_mi", self.depth))
+        agreement = require(stats, at_depth("asmi_agreement", self.depth))
+        return [mi * (1 - a) for mi, a in zip(information, agreement, strict=True)]
+
+
+def load_estimator(config: Mapping[str, Any]) -> SemASMI:
+    return SemASMI(**config)

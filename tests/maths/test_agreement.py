@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import cosines, semantic_agreement
+from tests import reference
+
+S, T, V, D = 5, 2, 24, 6
+
+
+@pytest.fixture
+def log_probs() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return (2 * torch.randn(S, T, V, generator=generator)).log_softmax(-1)
+
+
+@pytest.fixture
+def unembedding() -> torch.Tensor:
+    return torch.randn(V, D, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7, V])
+def test_equals_the_double_loop_over_pairs(log_probs, unembedding, top_k):
+    fast = semantic_agreement(log_probs, unembedding, top_k)
+    slow = reference.semantic_agreement(log_probs, unembedding, top_k)
+    assert fast.tolist() == pytest.approx(slow, abs=1e-6)
+
+
+def test_between_zero_and_one(log_probs, unembedding):
+    values = semantic_agreement(log_probs, unembedding, 8)
+    assert ((values >= 0) & (values <= 1)).all()
+
+
+def test_counts_stand_for_repeated_masks(log_probs, unembedding):
+    counts = torch.tensor([2.0, 1, 3, 1, 1])
+    repeated = log_probs.repeat_interleave(counts.long(), dim=0)
+    torch.testing.assert_close(
+        semantic_agreement(log_probs, unembedding, 4, counts),
+        semantic_agreement(repeated, unembedding, 4),
+    )
+
+
+def test_certain_of_one_token_is_full_agreement(unembedding):
+    log_probs = torch.full((S, 1, V), -200.0)
+    log_probs[:, 0, 3] = 0
+    assert semantic_agreement(log_probs, unembedding, 4).item() == pytest.approx(1)
+
+
+def test_certain_of_opposite_tokens_is_no_agreement():
+    """Cosine -1 is clipped to 0."""
+    unembedding = torch.tensor([[1.0, 0], [-1.0, 0]])
+    log_probs = torch.tensor([[[0.0, -200.0]], [[-200.0, 0.0]]])
+    assert semantic_agreement(log_probs, unembedding, 1).item() == 0
+
+
+def test_certain_of_synonyms_is_agreement():
+    """Two tokens with parallel rows of the output projection count as one."""
+    unembedding = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
+    log_probs = torch.tensor([[[0.0, -200.0]], [[-200.0, 0.0]]])
+    assert semantic_agreement(log_probs, unembedding, 1).item() == pytest.approx(1)
+
+
+def test_a_zero_row_agrees_with_itself_alone(log_probs, unembedding):
+    unembedding[4] = 0
+    assert torch.isfinite(semantic_agreement(log_probs, unembedding, 8)).all()
+    assert cosines(unembedding)[4].abs().max() == 0
+
+
+def test_one_mask_has_no_pair(log_probs, unembedding):
+    with pytest.raises(ValueError, match="at least 2 masks"):
+        semantic_agreement(log_probs[:1], unembedding, 4)
+
+
+def test_top_k_below_one(log_probs, unembedding):
+    with pytest.raises(ValueError, match=r"top_k \(K\) must be at least 1"):
+        semantic_agreement(log_probs, unembedding, 0)

@@ -1,0 +1,63 @@
+import math
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import adaptive_gate, response_diversity
+from tests import reference
+
+
+def test_equals_the_loop_over_pairs():
+    embeddings = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    assert response_diversity(embeddings) == pytest.approx(
+        reference.response_diversity(embeddings), abs=1e-9
+    )
+
+
+def test_known_diversities():
+    assert response_diversity(torch.ones(4, 3)) == pytest.approx(0, abs=1e-12)
+    assert response_diversity(torch.eye(4)) == pytest.approx(1)
+    assert response_diversity(torch.tensor([[1.0, 0], [-2.0, 0]])) == pytest.approx(2)
+
+
+def test_length_of_an_embedding_does_not_matter():
+    embeddings = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    scaled = embeddings * torch.tensor([1e-4, 1, 7, 100, 6e4])[:, None]
+    assert response_diversity(scaled) == pytest.approx(response_diversity(embeddings), abs=1e-6)
+
+
+def test_large_bfloat16_states_do_not_overflow():
+    """Any float16 dot product of these would be infinite."""
+    states = torch.full((3, 2560), 300.0, dtype=torch.bfloat16)
+    assert response_diversity(states) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_responses", [0, 1])
+def test_fewer_than_two_responses(num_responses):
+    with pytest.raises(ValueError, match="at least 2 responses"):
+        response_diversity(torch.ones(num_responses, 3))
+
+
+def test_non_finite_embeddings():
+    with pytest.raises(FloatingPointError, match="NaN or infinity"):
+        response_diversity(torch.tensor([[1.0, float("inf")], [1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.1, 0.3, 0.7, 2.0])
+def test_gate_is_the_logistic(diversity):
+    expected = 1 / (1 + math.exp(-10 * (0.3 - diversity)))
+    assert adaptive_gate(diversity) == pytest.approx(expected)
+
+
+def test_gate_by_hand():
+    assert adaptive_gate(0.3, 0.3, 10) == 0.5
+    assert adaptive_gate(0.0, 0.3, 10) == pytest.approx(0.9525741)
+    assert adaptive_gate(1.0, 0.3, 10) < 1e-3
+    assert adaptive_gate(0.0, 0.3, 1e6) == 1
+    assert adaptive_gate(2.0, 0.3, 1e6) == 0
+
+
+@pytest.mark.parametrize("diversity", [float("nan"), float("inf")])
+def test_gate_of_no_number(diversity):
+    with pytest.raises(ValueError, match="diversity must be finite"):
+        adaptive_gate(diversity)

@@ -1,0 +1,113 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import (
+    disagreement,
+    mutual_information,
+    top_k_coverage,
+    union_support,
+)
+from tests import reference
+
+S, T, V = 6, 3, 40
+
+
+@pytest.fixture
+def log_probs() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return (3 * torch.randn(S, T, V, generator=generator)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 8, V, 3 * V])
+def test_equals_plain_loops(log_probs, top_k):
+    fast = mutual_information(log_probs, top_k)
+    slow = reference.mutual_information(log_probs, min(top_k, V))
+    assert fast.tolist() == pytest.approx(slow, abs=1e-6)
+
+
+def test_top_v_is_no_truncation(log_probs):
+    p = log_probs.double().exp()
+    mean = p.mean(0)
+    exact = -(mean * mean.log()).sum(-1) + (p * p.log()).sum(-1).mean(0)
+    torch.testing.assert_close(mutual_information(log_probs, V), exact, atol=1e-6, rtol=0)
+
+
+def test_truncation_loses_information(log_probs):
+    """Merging tokens into a tail bin can only lower mutual information."""
+    values = [mutual_information(log_probs, k) for k in (1, 4, 16, V)]
+    for smaller, larger in itertools.pairwise(values):
+        assert (smaller <= larger + 1e-9).all()
+
+
+def test_mean_divergence_from_the_mean_is_mutual_information(log_probs):
+    found = disagreement(union_support(log_probs, 8))
+    torch.testing.assert_close(found.divergence_from_mean.mean(0), found.mutual_information)
+    torch.testing.assert_close(found.entropy_of_mean - found.mean_entropy, found.mutual_information)
+
+
+def test_bounds(log_probs):
+    values = mutual_information(log_probs, 8)
+    assert (values >= 0).all()
+    assert (values <= math.log(S)).all()
+
+
+def test_equal_distributions_carry_none(log_probs):
+    assert mutual_information(log_probs[:1].expand(S, T, V), 8).abs().max() < 1e-12
+
+
+def test_disjoint_certainties_reach_ln_s():
+    """S one-hot distributions on S different tokens disagree as far as can be."""
+    log_probs = torch.full((S, 1, V), -200.0)
+    log_probs[torch.arange(S), 0, torch.arange(S)] = 0
+    assert mutual_information(log_probs, 1).item() == pytest.approx(math.log(S), abs=1e-12)
+
+
+def test_counts_stand_for_repeated_masks(log_probs):
+    counts = torch.tensor([3.0, 1, 1, 2, 1, 4])
+    repeated = log_probs.repeat_interleave(counts.long(), dim=0)
+    torch.testing.assert_close(
+        mutual_information(log_probs, 5, counts), mutual_information(repeated, 5)
+    )
+
+
+def test_order_of_masks_does_not_matter(log_probs):
+    torch.testing.assert_close(
+        mutual_information(log_probs, 5), mutual_information(log_probs.flip(0), 5)
+    )
+
+
+def test_union_support_partitions_the_mass(log_probs):
+    support = union_support(log_probs, 4)
+    torch.testing.assert_close(
+        support.probs.sum(-1) + support.tail, torch.ones(S, T, dtype=torch.float64)
+    )
+    torch.testing.assert_close(support.top_probs.sum(-1), torch.ones(S, T, dtype=torch.float64))
+    for t in range(T):
+        union = {i for s in range(S) for i in log_probs[s, t].topk(4).indices.tolist()}
+        assert set(support.token_ids[t][support.valid[t]].tolist()) == union
+        assert not support.probs[:, t, ~support.valid[t]].any()
+
+
+def test_top_k_coverage(log_probs):
+    coverage = top_k_coverage(log_probs, (1, 8, 64))
+    assert coverage.shape == (S, T, 3)
+    torch.testing.assert_close(coverage[..., 0], log_probs.double().exp().amax(-1))
+    eight = log_probs.double().exp().sort(dim=-1, descending=True).values[..., :8].sum(-1)
+    torch.testing.assert_close(coverage[..., 1], eight)
+    torch.testing.assert_close(coverage[..., 2], torch.ones(S, T, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_below_one(log_probs, top_k):
+    with pytest.raises(ValueError, match=r"top_k \(K\) must be at least 1"):
+        mutual_information(log_probs, top_k)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_input_raises(log_probs, value):
+    log_probs[2, 1, 5] = value
+    with pytest.raises(FloatingPointError, match="NaN or infinity"):
+        mutual_information(log_probs, 8)

@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import mask_seed, sample_head_masks
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_zeros_and_ones_at_the_mask_rate():
+    masks = sample_head_masks(4000, 32, 0.15, generator())
+    assert masks.shape == (4000, 32)
+    assert set(masks.unique().tolist()) == {0.0, 1.0}
+    rate = 1 - masks.mean().item()
+    standard_error = math.sqrt(0.15 * 0.85 / masks.numel())
+    assert abs(rate - 0.15) < 4 * standard_error
+    # Heads are independent: the number masked together is binomial.
+    masked = (1 - masks).sum(1)
+    assert abs(masked.var().item() / (32 * 0.15 * 0.85) - 1) < 0.1
+
+
+@pytest.mark.parametrize("heads", [3, 9, 32])
+def test_more_masks_extend_fewer(heads):
+    few = sample_head_masks(40, heads, 0.15, generator())
+    many = sample_head_masks(300, heads, 0.15, generator())
+    assert torch.equal(many[:40], few)
+
+
+def test_same_generator_state_same_masks():
+    assert torch.equal(
+        sample_head_masks(40, 32, 0.15, generator(3)), sample_head_masks(40, 32, 0.15, generator(3))
+    )
+    assert not torch.equal(
+        sample_head_masks(40, 32, 0.15, generator(3)), sample_head_masks(40, 32, 0.15, generator(4))
+    )
+
+
+@pytest.mark.parametrize("rate", [0, 1, -0.1, 1.5])
+def test_rate_outside_the_open_interval(rate):
+    with pytest.raises(ValueError, match=r"mask_rate \(p\) must lie in \(0, 1\)"):
+        sample_head_masks(40, 32, rate, generator())
+
+
+@pytest.mark.parametrize("num_samples", [1, 0, -3])
+def test_too_few_masks(num_samples):
+    with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2"):
+        sample_head_masks(num_samples, 32, 0.15, generator())
+
+
+def test_no_heads():
+    with pytest.raises(ValueError, match=r"num_heads \(H\) must be at least 1"):
+        sample_head_masks(40, 0, 0.15, generator())
+
+
+def test_mask_seed_depends_on_all_it_should():
+    seed = mask_seed(0, 19, [5, 6, 7])
+    assert seed == mask_seed(0, 19, [5, 6, 7])
+    others = {
+        mask_seed(1, 19, [5, 6, 7]),
+        mask_seed(0, 20, [5, 6, 7]),
+        mask_seed(0, 19, [5, 6, 8]),
+        mask_seed(0, 19, [6, 5, 7]),
+    }
+    assert len(others) == 4
+    assert seed not in others
+    assert 0 <= seed < 2**63
+
+
+def test_mask_seed_is_the_same_on_every_machine():
+    # A changed value would silently redraw the masks of every published run.
+    assert mask_seed(0, 19, [1, 2, 3]) == 6731509327771676214

@@ -1,0 +1,197 @@
+"""What does not depend on the family: errors, memory, and the model left as it was."""
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.model import (
+    attention_of,
+    check_replay,
+    response_embeddings,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+    subnetwork_log_probs,
+    suffix,
+)
+from tests.conftest import PROMPT_LENGTH
+from tests.families import tiny_model
+
+
+def masks(num_masks: int = 12) -> torch.Tensor:
+    return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(0))
+
+
+def hooks_of(model) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
+
+
+def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input_ids, monkeypatch):
+    evaluated = []
+    original = suffix.run_suffix
+
+    def counting(model, unmasked, layer, chunk):
+        evaluated.append(chunk.clone())
+        return original(model, unmasked, layer, chunk)
+
+    monkeypatch.setattr(suffix, "run_suffix", counting)
+    drawn = torch.tensor(
+        [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
+    )
+    with scoring_session(llama):
+        unmasked = run_unmasked(llama, input_ids, PROMPT_LENGTH, [2])
+        found = run_subnetworks(llama, unmasked, 2, drawn)
+    assert sorted(torch.cat(evaluated).tolist()) == [[0, 1, 1, 1], [1, 1, 0, 1]]
+    assert found.counts.sum() == 6
+    assert found.counts[found.index].tolist() == [2, 3, 1, 3, 2, 3]
+    torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
+
+
+def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monkeypatch):
+    whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+    original = suffix.run_suffix
+    sizes = []
+
+    def scarce(model, unmasked, layer, chunk):
+        sizes.append(len(chunk))
+        if len(chunk) > 2:
+            raise torch.OutOfMemoryError("simulated")
+        return original(model, unmasked, layer, chunk)
+
+    monkeypatch.setattr(suffix, "run_suffix", scarce)
+    in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+    torch.testing.assert_close(in_pieces, whole, atol=1e-5, rtol=0)
+    assert sizes[0] > 2
+    # Nothing that succeeded was run again.
+    assert sum(size for size in sizes if size <= 2) == len(masks().unique(dim=0))
+    assert hooks_of(llama) == 0
+
+
+def test_out_of_memory_with_a_single_mask_is_raised(llama, input_ids, monkeypatch):
+    def never(*_):
+        raise torch.OutOfMemoryError("simulated")
+
+    monkeypatch.setattr(suffix, "run_suffix", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+
+
+def test_model_is_left_as_found(input_ids):
+    model = tiny_model("gemma3-mixed")
+    model.train()
+    model.gradient_checkpointing_enable()
+    model.model.layers[1].mlp.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    hooks = hooks_of(model)
+    subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), attention="sdpa")
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert attention_of(model) == "eager"
+    assert hooks_of(model) == hooks
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_model_is_left_as_found_after_an_exception(input_ids, monkeypatch):
+    model = tiny_model("llama").train()
+
+    def fail(*_):
+        raise RuntimeError("half way")
+
+    monkeypatch.setattr(model.model.layers[3].mlp, "forward", fail)
+    with pytest.raises(RuntimeError, match="half way"):
+        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), attention="sdpa")
+    assert all(module.training for module in model.modules())
+    assert attention_of(model) == "eager"
+    assert hooks_of(model) == 0
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", fail)
+    with pytest.raises(RuntimeError, match="half way"), scoring_session(model):
+        response_embeddings(model, input_ids[:3], [[4]])
+    assert hooks_of(model) == 0
+
+
+def test_dropout_of_a_training_model_is_off(input_ids):
+    model = tiny_model("gpt2", resid_pdrop=0.5, attn_pdrop=0.5).train()
+    first = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+    assert torch.equal(first, subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks()))
+
+
+def test_attention_a_model_lacks(input_ids):
+    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM cannot use .* 'sdpa'"):
+        subnetwork_log_probs(
+            tiny_model("gemma2-softcap"), input_ids, PROMPT_LENGTH, 2, masks(), attention="sdpa"
+        )
+
+
+def test_empty_response(llama, input_ids):
+    with pytest.raises(ValueError, match="response is empty"):
+        subnetwork_log_probs(llama, input_ids, len(input_ids), 2, masks())
+
+
+def test_empty_prompt(llama, input_ids):
+    with pytest.raises(ValueError, match="prompt must have at least one token"):
+        subnetwork_log_probs(llama, input_ids, 0, 2, masks())
+
+
+def test_sequence_beyond_the_context_window(llama):
+    with pytest.raises(ValueError, match=r"129 tokens long.*context window of 128"):
+        subnetwork_log_probs(llama, torch.ones(129, dtype=torch.long), 5, 2, masks())
+
+
+@pytest.mark.parametrize("layer", [-1, 4])
+def test_layer_out_of_range(llama, input_ids, layer):
+    with pytest.raises(ValueError, match=rf"layer must be in \[0, 3\].*got {layer}"):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, layer, masks())
+
+
+def test_masks_of_the_wrong_width(llama, input_ids):
+    with pytest.raises(ValueError, match=r"shape \(S, H = 4\).*got \(3, 2\)"):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.ones(3, 2))
+
+
+def test_masks_that_are_not_masks(llama, input_ids):
+    with pytest.raises(ValueError, match="1 \\(keep\\) and 0 \\(mask\\) only"):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.full((3, 4), 0.5))
+
+
+def test_boolean_masks_are_masks(llama, input_ids):
+    torch.testing.assert_close(
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks().bool()),
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks()),
+    )
+
+
+def test_non_finite_logits(input_ids):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[7] = float("nan")
+    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.*NaN or infinite logits"):
+        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+
+
+def test_a_family_entry_that_does_not_fit_is_noticed(input_ids, monkeypatch):
+    """A model whose last layer does more on the way out than replaying it shows."""
+    model = tiny_model("llama")
+    original = model.model.forward
+
+    def doctored(*args, **kwargs):
+        output = original(*args, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * 2
+        return output
+
+    monkeypatch.setattr(model.model, "forward", doctored)
+    with scoring_session(model):
+        unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [2])
+        with pytest.raises(RuntimeError, match="does not fit this model"):
+            check_replay(model, unmasked, 2)
+
+
+def test_bfloat16(input_ids):
+    """Half precision: finite, and close to the full-precision scores."""
+    exact = subnetwork_log_probs(tiny_model("qwen3-qk-norm"), input_ids, PROMPT_LENGTH, 2, masks())
+    half = tiny_model("qwen3-qk-norm").to(torch.bfloat16)
+    rough = subnetwork_log_probs(half, input_ids, PROMPT_LENGTH, 2, masks())
+    assert rough.dtype == torch.float32
+    assert (rough - exact).abs().mean() < 0.1

@@ -1,0 +1,265 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lm_polygraph.stat_calculators import GreedyProbsCalculator
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
+from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
+from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
+from lm_polygraph_asmi.statistics import masked_head_stats
+from tests.tiny_lm import whitebox
+
+TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
+PER_TOKEN = ["asmi_mi_d60", "asmi_agreement_d60", "asmi_mean_entropy_d60", "asmi_entropy"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return whitebox()
+
+
+def greedy(model, texts, max_new_tokens=6):
+    calculator = GreedyProbsCalculator(output_attentions=False, output_hidden_states=False)
+    return calculator({}, texts, model, max_new_tokens)
+
+
+def run(model, texts, calculator=None, **stats):
+    calculator = calculator or MaskedHeadsCalculator()
+    return calculator({**greedy(model, texts), **stats}, texts, model)
+
+
+def test_statistics_follow_from_the_log_probs(model):
+    calculator = MaskedHeadsCalculator(top_k=8, details=True)
+    stats = greedy(model, TEXTS[:1])
+    found = {k: v[0] for k, v in calculator(stats, TEXTS[:1], model).items()}
+    prompt = model.tokenize(TEXTS[:1])["input_ids"][0]
+    response = torch.tensor(stats["greedy_tokens"][0])
+    masks = torch.from_numpy(found["asmi_masks_d60"]).float()
+    assert masks.shape == (47, 4)
+    log_probs = subnetwork_log_probs(
+        model.model, torch.cat([prompt, response]), len(prompt), 2, masks
+    )
+    weight = unembedding(model.model)
+    support = maths.union_support(log_probs, 8)
+    expected = maths.disagreement(support)
+    p = log_probs.double().exp()
+    own = subnetwork_log_probs(
+        model.model, torch.cat([prompt, response]), len(prompt), 2, torch.ones(2, 4)
+    )[0].double()
+    top = p.mean(0).topk(8).indices
+    for name, value in {
+        "asmi_mi_d60": maths.mutual_information(log_probs, 8),
+        "asmi_agreement_d60": maths.semantic_agreement(log_probs, weight, 8),
+        "asmi_entropy_of_mean_d60": expected.entropy_of_mean,
+        "asmi_mean_entropy_d60": expected.mean_entropy,
+        "asmi_tail_mass_d60": support.tail.mean(0),
+        "asmi_coverage_d60": maths.top_k_coverage(log_probs, (1, 8, 16, 32, 64, 128, 256)).mean(0),
+        "asmi_top_token_d60": log_probs.argmax(-1),
+        "asmi_kl_d60": expected.divergence_from_mean,
+        "asmi_entropy": -(own.exp() * own).sum(-1),
+        "asmi_log_likelihood": own.gather(-1, response[:, None])[:, 0],
+        "asmi_candidates_d60": top,
+        "asmi_candidate_cosines_d60": maths.cosines(weight[top]),
+    }.items():
+        np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
+    # Neither side of the comparison is trivial.
+    assert found["asmi_mi_d60"].min() > 1e-3
+    assert found["asmi_tokens"].tolist() == response.tolist()
+    assert found["asmi_prompt_length"] == len(prompt)
+    assert found["asmi_seconds"] > 0
+
+
+def test_every_listed_statistic_is_written_and_no_other(model):
+    for details in (False, True):
+        calculator = MaskedHeadsCalculator(depths=[0.3, 0.6], details=details)
+        found = run(model, TEXTS[:1], calculator)
+        assert set(found) == set(masked_head_stats([0.3, 0.6], details))
+    assert set(run(model, TEXTS[:1])) == set(MaskedHeadsCalculator.meta_info()[0])
+
+
+def test_settings_are_saved(model):
+    used = run(model, TEXTS[:1])["asmi_settings_d60"][0]
+    assert used == {
+        "depth": 0.6,
+        "layer": 2,
+        "num_layers": 4,
+        "num_heads": 4,
+        "num_masks": 47,
+        "mask_rate": 0.09,
+        "top_k": 64,
+        "mask_sampler": "bernoulli",
+        "scope": "all",
+        "seed": 0,
+        "attention": "eager",
+    }
+    explicit = MaskedHeadsCalculator(
+        num_masks=7, mask_rate=0.3, top_k=5, seed=3, attention="sdpa", depths=[0.9]
+    )
+    used = run(model, TEXTS[:1], explicit)["asmi_settings_d90"][0]
+    expected = (3, 7, 0.3, 5, 3, "sdpa")
+    names = ("layer", "num_masks", "mask_rate", "top_k", "seed", "attention")
+    assert tuple(used[name] for name in names) == expected
+
+
+def test_batch_mates_and_order_change_nothing(model):
+    """Prompts of different lengths: in a batch the host pads them on the left."""
+    together = run(model, TEXTS)
+    reverse = run(model, TEXTS[::-1])
+    for name in PER_TOKEN:
+        for row, text in enumerate(TEXTS):
+            alone = run(model, [text])[name][0]
+            np.testing.assert_allclose(together[name][row], alone, atol=1e-5)
+            np.testing.assert_allclose(reverse[name][len(TEXTS) - 1 - row], alone, atol=1e-5)
+
+
+def test_padding_side_changes_nothing(model):
+    stats = greedy(model, TEXTS)
+    left = MaskedHeadsCalculator()(stats, TEXTS, model)
+    model.tokenizer.padding_side = "right"
+    try:
+        padded = model.tokenize(TEXTS)["input_ids"].tolist()
+        right = MaskedHeadsCalculator()({**stats, "input_tokens": padded}, TEXTS, model)
+    finally:
+        model.tokenizer.padding_side = "left"
+    for name in PER_TOKEN:
+        for a, b in zip(left[name], right[name], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_rerun_is_identical_and_a_seed_matters(model):
+    first, second = run(model, TEXTS[:1]), run(model, TEXTS[:1])
+    redrawn = run(model, TEXTS[:1], MaskedHeadsCalculator(seed=1))
+    np.testing.assert_array_equal(first["asmi_mi_d60"][0], second["asmi_mi_d60"][0])
+    assert not np.allclose(first["asmi_mi_d60"][0], redrawn["asmi_mi_d60"][0])
+
+
+def test_memory_budget_changes_nothing(model):
+    roomy = run(model, TEXTS[:1], MaskedHeadsCalculator(details=True))
+    tight = run(model, TEXTS[:1], MaskedHeadsCalculator(details=True, memory_budget=1))
+    assert set(roomy) == set(tight)
+    for name, values in roomy.items():
+        if isinstance(values[0], np.ndarray):
+            assert values[0].shape == tight[name][0].shape
+            np.testing.assert_allclose(values[0], tight[name][0], atol=1e-5, err_msg=name)
+
+
+def test_depths_share_a_run_and_equal_separate_ones(model):
+    both = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[0.3, 0.9]))
+    for depth, label in ((0.3, "d30"), (0.9, "d90")):
+        alone = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[depth]))
+        np.testing.assert_allclose(
+            both[f"asmi_mi_{label}"][0], alone[f"asmi_mi_{label}"][0], atol=1e-6
+        )
+    assert not np.allclose(both["asmi_mi_d30"][0], both["asmi_mi_d90"][0])
+
+
+def test_masks_do_not_depend_on_top_k(model):
+    few = run(model, TEXTS[:1], MaskedHeadsCalculator(top_k=4, details=True))
+    many = run(model, TEXTS[:1], MaskedHeadsCalculator(top_k=256, details=True))
+    np.testing.assert_array_equal(few["asmi_masks_d60"][0], many["asmi_masks_d60"][0])
+    assert (few["asmi_mi_d60"][0] <= many["asmi_mi_d60"][0] + 1e-9).all()
+
+
+def test_bounds(model):
+    found = run(model, TEXTS)
+    for mi, agreement in zip(found["asmi_mi_d60"], found["asmi_agreement_d60"], strict=True):
+        assert ((mi >= 0) & (mi <= math.log(47))).all()
+        assert ((agreement >= 0) & (agreement <= 1)).all()
+
+
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_padding_behind_a_stop_string_is_no_answer(pad_is_eos):
+    """The host keeps what a batch adds behind a stop string; ASMI scores the answer alone."""
+    model = whitebox(stop_strings=["\n"], pad_is_eos=pad_is_eos)
+    tokenizer = model.tokenizer
+    answer = tokenizer(" Brask\n", add_special_tokens=False)["input_ids"]
+    longer = tokenizer(" in 1931 the passage\n", add_special_tokens=False)["input_ids"]
+    filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 4
+    calculator = MaskedHeadsCalculator()
+    stats = {"greedy_tokens": [answer + filling, longer]}
+    together = calculator(stats, TEXTS[:2], model)
+    alone = calculator({"greedy_tokens": [answer]}, TEXTS[:1], model)
+    assert together["asmi_tokens"][0].tolist() == answer
+    assert together["asmi_closing"] == [True, True]
+    np.testing.assert_array_equal(together["asmi_mi_d60"][0], alone["asmi_mi_d60"][0])
+
+
+def test_closing_token(model):
+    eos = model.tokenizer.eos_token_id
+    calculator = MaskedHeadsCalculator()
+    found = calculator({"greedy_tokens": [[5, 6, eos], [5, 6]]}, TEXTS[:2], model)
+    assert found["asmi_closing"] == [True, False]
+
+
+def test_one_token_response(model):
+    found = MaskedHeadsCalculator()({"greedy_tokens": [[7]]}, TEXTS[:1], model)
+    assert found["asmi_mi_d60"][0].shape == (1,)
+    assert np.isfinite(found["asmi_mi_d60"][0]).all()
+
+
+def test_empty_response(model):
+    with pytest.raises(ValueError, match="response is empty"):
+        MaskedHeadsCalculator()({"greedy_tokens": [[]]}, TEXTS[:1], model)
+
+
+def test_response_beyond_the_context_window(model):
+    with pytest.raises(ValueError, match="context window of 256"):
+        MaskedHeadsCalculator()({"greedy_tokens": [[7] * 256]}, TEXTS[:1], model)
+
+
+def test_missing_greedy_tokens(model):
+    with pytest.raises(KeyError, match="'greedy_tokens' is missing"):
+        MaskedHeadsCalculator()({}, TEXTS[:1], model)
+
+
+def test_prompt_that_was_tokenised_otherwise(model):
+    stats = greedy(model, TEXTS[:1]) | {"input_tokens": [[4, 4, 4]]}
+    with pytest.raises(ValueError, match="other ids alone than in its batch"):
+        MaskedHeadsCalculator()(stats, TEXTS[:1], model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depths": [0.6, 1.0]}, r"depth must lie in \(0, 1\)"),
+        ({"depths": [0]}, r"depth must lie in \(0, 1\)"),
+        ({"num_masks": 1}, r"num_masks \(S\) must be at least 2"),
+        ({"mask_rate": 1.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
+        ({"mask_rate": 0.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
+        ({"top_k": 0}, r"top_k \(K\) must be at least 1"),
+        ({"mask_sampler": "even"}, "mask_sampler must be 'bernoulli', got 'even'"),
+        ({"scope": "prompt"}, "scope must be 'all', got 'prompt'"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MaskedHeadsCalculator(**arguments)
+
+
+@pytest.mark.parametrize("kind", ["Seq2SeqLM", "vLLMCausalLM", "VisualLM", "Blackbox"])
+def test_models_without_reachable_heads_are_refused_at_once(kind):
+    environment = SimpleNamespace(model=SimpleNamespace(model_type=kind, model=None))
+    with pytest.raises(TypeError, match=f"model of type {kind}"):
+        load_stat_calculator({}, environment)
+
+
+def test_unknown_family_is_refused_at_once():
+    from transformers import BloomConfig, BloomForCausalLM
+
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
+    environment = SimpleNamespace(model=SimpleNamespace(model_type="CausalLM", model=bloom))
+    with pytest.raises(TypeError, match="BloomForCausalLM"):
+        load_stat_calculator({}, environment)
+
+
+def test_non_finite_logits_stop_the_run():
+    model = whitebox()
+    stats = greedy(model, TEXTS[:1])
+    with torch.no_grad():
+        model.model.lm_head.weight[7] = float("nan")
+    with pytest.raises(FloatingPointError, match="NaN or infinite logits"):
+        MaskedHeadsCalculator()(stats, TEXTS[:1], model)

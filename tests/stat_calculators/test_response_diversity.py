@@ -1,0 +1,69 @@
+import logging
+
+import pytest
+import torch
+from lm_polygraph.stat_calculators import SamplingGenerationCalculator
+
+from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.stat_calculators import ResponseDiversityCalculator
+from lm_polygraph_asmi.stat_calculators.response_diversity import NO_EVIDENCE
+from tests import reference
+from tests.tiny_lm import whitebox
+
+TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return whitebox()
+
+
+def brute_force(model, text: str, samples: list[list[int]]) -> float:
+    prompt = model.tokenize([text])["input_ids"][0]
+    embeddings = []
+    for sample in samples:
+        ids = torch.cat([prompt, torch.tensor(sample)])[None]
+        with torch.no_grad():
+            states = model.model(input_ids=ids, output_hidden_states=True).hidden_states
+        embeddings.append(states[2][0, -1])
+    return reference.response_diversity(torch.stack(embeddings))
+
+
+def test_equals_separate_passes_over_what_the_host_sampled(model):
+    torch.manual_seed(0)
+    samples = SamplingGenerationCalculator(samples_n=5)({}, TEXTS, model, 6)["sample_tokens"]
+    found = ResponseDiversityCalculator()({"sample_tokens": samples}, TEXTS, model)
+    expected = [
+        brute_force(model, text, tokens) for text, tokens in zip(TEXTS, samples, strict=True)
+    ]
+    assert found["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
+    assert min(expected) > 0.01
+    assert found["asmi_num_responses"] == [5, 5]
+
+
+def test_one_token_samples_are_embedded_at_their_token(model):
+    samples = [[5], [9]]
+    found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, TEXTS[:1], model)
+    assert found["asmi_diversity"][0] == pytest.approx(
+        brute_force(model, TEXTS[0], samples), abs=1e-5
+    )
+
+
+def test_equal_samples_have_no_diversity(model):
+    found = ResponseDiversityCalculator()({"sample_tokens": [[[5, 6]] * 3]}, TEXTS[:1], model)
+    assert found["asmi_diversity"][0] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("samples", [[], [[5, 6]], [[], [5], []]])
+def test_fewer_than_two_responses_shut_the_gate(model, samples, caplog):
+    with caplog.at_level(logging.WARNING, logger="lm_polygraph"):
+        found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, TEXTS[:1], model)
+    assert found["asmi_diversity"] == [NO_EVIDENCE]
+    assert found["asmi_num_responses"] == [sum(bool(s) for s in samples)]
+    assert adaptive_gate(NO_EVIDENCE) < 1e-3
+    assert "no pair to compare" in caplog.text
+
+
+def test_missing_samples(model):
+    with pytest.raises(KeyError, match="'sample_tokens' is missing"):
+        ResponseDiversityCalculator()({}, TEXTS[:1], model)

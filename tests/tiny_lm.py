@@ -1,0 +1,59 @@
+"""A tiny random language model with a real tokenizer, as LM-Polygraph wants it; no downloads."""
+
+from functools import cache
+from pathlib import Path
+
+from lm_polygraph.utils.generation_parameters import GenerationParameters
+from lm_polygraph.utils.model import WhiteboxModel
+from tokenizers import ByteLevelBPETokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tests.families import tiny_model
+
+TEXT = (
+    "The ferry Ondine was built in Brask in 1931. Who built it? A question about the passage. "
+    "Where do the blue kites start? The answer is in the passage: True or False, Yes or No.\n"
+)
+
+
+@cache
+def tokenizer(pad_is_eos: bool = False) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, 400 tokens, left padding, BOS in front of every text."""
+    bpe = ByteLevelBPETokenizer()
+    special = ["<pad>", "<s>", "</s>"]
+    bpe.train_from_iterator([TEXT] * 3, vocab_size=400, min_frequency=1, special_tokens=special)
+    from tokenizers.processors import TemplateProcessing
+
+    bpe._tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>" if pad_is_eos else "<pad>",
+        padding_side="left",
+        model_max_length=128,
+    )
+
+
+def whitebox(
+    family: str = "llama",
+    stop_strings: list[str] | None = None,
+    pad_is_eos: bool = False,
+    **overrides: object,
+) -> WhiteboxModel:
+    """A LM-Polygraph model around a tiny random one."""
+    tok = tokenizer(pad_is_eos)
+    model = tiny_model(family, vocab_size=len(tok), max_position_embeddings=256, **overrides)
+    model.generation_config.pad_token_id = tok.pad_token_id
+    parameters = GenerationParameters(stop_strings=stop_strings, temperature=0.5)
+    return WhiteboxModel(model, tok, "tiny", "CausalLM", parameters)
+
+
+def save(folder: Path, family: str = "llama") -> Path:
+    """Model and tokenizer as a folder for `from_pretrained`."""
+    model = whitebox(family)
+    model.model.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return folder

@@ -11,7 +11,7 @@
 
 from collections.abc import Sequence
 
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from lm_polygraph_asmi.configs_path import configs_path
 
@@ -20,16 +20,16 @@ def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> list[str]:
+def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
     from lm_polygraph_asmi.statistics import masked_head_stats
 
-    return masked_head_stats(depths, details)
+    return ListConfig(masked_head_stats(depths, details))
 
 
-def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> list[str]:
+def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
     from lm_polygraph_asmi.statistics import saved_stats
 
-    return saved_stats(depths, details)
+    return ListConfig(saved_stats(depths, details))
 
 
 def _squad(

@@ -45,15 +45,16 @@ def whitebox(
 ) -> WhiteboxModel:
     """A LM-Polygraph model around a tiny random one."""
     tok = tokenizer(pad_is_eos)
-    model = tiny_model(family, vocab_size=len(tok), max_position_embeddings=256, **overrides)
+    sizes = {"vocab_size": len(tok), "max_position_embeddings": 256} | overrides
+    model = tiny_model(family, **sizes)
     model.generation_config.pad_token_id = tok.pad_token_id
     parameters = GenerationParameters(stop_strings=stop_strings, temperature=0.5)
     return WhiteboxModel(model, tok, "tiny", "CausalLM", parameters)
 
 
-def save(folder: Path, family: str = "llama") -> Path:
+def save(folder: Path, family: str = "llama", **overrides: object) -> Path:
     """Model and tokenizer as a folder for `from_pretrained`."""
-    model = whitebox(family)
+    model = whitebox(family, **overrides)
     model.model.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     return folder

@@ -1,5 +1,6 @@
 """A saved LM-Polygraph run as plain tables."""
 
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,13 @@ def load_run(path: str | Path) -> Run:
             estimators or quality metrics do not cover the same examples.
     """
     file = manager_file(path)
-    content = torch.load(file, weights_only=False)
+    try:
+        content = torch.load(file, weights_only=False)
+        parts = {part: content[part] for part in ("estimations", "gen_metrics", "stats")}
+    except (pickle.UnpicklingError, EOFError, RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
     tables = {
-        part: {
-            name: values for (level, name), values in content[part].items() if level == "sequence"
-        }
+        part: {name: values for (level, name), values in parts[part].items() if level == "sequence"}
         for part in ("estimations", "gen_metrics")
     }
     lengths = {len(values) for table in tables.values() for values in table.values()}
@@ -76,4 +79,4 @@ def load_run(path: str | Path) -> Run:
         )
     scores = pd.DataFrame({str(name): values for name, values in tables["estimations"].items()})
     quality = pd.DataFrame({str(name): values for name, values in tables["gen_metrics"].items()})
-    return Run(file, scores, quality, dict(content["stats"]))
+    return Run(file, scores, quality, dict(parts["stats"]))

@@ -1,0 +1,103 @@
+import numpy as np
+import torch
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.cli import main
+
+SETTINGS = {
+    "depth": 0.6,
+    "layer": 18,
+    "num_layers": 30,
+    "num_heads": 9,
+    "num_masks": 56,
+    "mask_rate": 0.09,
+    "top_k": 64,
+    "mask_sampler": "bernoulli",
+    "scope": "all",
+    "seed": 0,
+    "attention": "sdpa",
+}
+
+
+def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.3)):
+    file = folder / f"ue_manager_seed{seed}"
+    content = {
+        "state": "Initialized",
+        "metrics": {},
+        "gen_metrics": {("sequence", "Rouge_rougeL"): list(quality)},
+        "estimations": {
+            ("sequence", "ASMI (60%, K=64)"): list(scores),
+            ("sequence", "Perplexity"): [3.0, 1.0, 2.0, 4.0],
+            ("token", "TokenEntropy"): [np.array([1.0, 2.0])],
+        },
+        "stats": {"asmi_settings_d60": [SETTINGS] * 4, "asmi_seconds": [9.0, 1.0, 2.0, 1.0]},
+    }
+    torch.save(content, file)
+    return file
+
+
+def test_a_run_as_tables(tmp_path):
+    save(tmp_path)
+    run = load_run(tmp_path)
+    assert list(run.scores) == ["ASMI (60%, K=64)", "Perplexity"]
+    assert run.quality["Rouge_rougeL"].tolist() == [1.0, 0.0, 1.0, 0.4]
+    assert run.settings() == [SETTINGS]
+    assert run.seconds() == 1.5
+
+
+def show(*paths):
+    result = CliRunner().invoke(main, ["results", *map(str, paths)], env={"COLUMNS": "120"})
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_table_in_the_terminal(tmp_path):
+    code, text = show(save(tmp_path))
+    assert code == 0
+    assert "PRR over 4 answers" in text
+    # Best first, the oracle's order at +1.
+    assert text.index("ASMI (60%, K=64)") < text.index("Perplexity")
+    assert "ASMI (60%, K=64) │ +1.00" in text
+    assert "Right answers (Rouge_rougeL at least 0.5): 50%" in text
+    assert "never compare with AlignScore" in text
+    assert "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64" in text
+
+
+def test_one_finite_mask_for_all_methods(tmp_path):
+    code, text = show(save(tmp_path, quality=(1.0, np.nan, 1.0, 0.4)))
+    assert code == 0
+    assert "PRR over 3 answers" in text
+    assert "1 answers without a finite score or quality left out" in text
+
+
+def test_all_answers_equally_good(tmp_path):
+    code, text = show(save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0)))
+    assert code == 0
+    assert "undefined" in text
+
+
+def test_unfinished_run(tmp_path):
+    code, text = show(save(tmp_path, scores=(0.1, 0.2)))
+    assert code == 1
+    assert "is incomplete" in text
+
+
+def test_no_run_in_the_folder(tmp_path):
+    code, text = show(tmp_path)
+    assert code == 1
+    assert "neither a manager file nor a folder that holds one" in text
+
+
+def test_several_seeds_in_the_folder(tmp_path):
+    save(tmp_path, 1), save(tmp_path, 2)
+    code, text = show(tmp_path)
+    assert code == 1
+    assert "several seeds, name one" in text
+
+
+def test_a_file_that_is_no_run(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    code, text = show(file)
+    assert code == 1
+    assert "not a run saved by LM-Polygraph" in text

@@ -1,0 +1,150 @@
+"""The estimators inside LM-Polygraph's own manager, on a tiny random model."""
+
+import numpy as np
+import pytest
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
+from lm_polygraph.estimators import Perplexity
+from lm_polygraph.generation_metrics import RougeMetric
+from lm_polygraph.stat_calculators import SamplingGenerationCalculator
+from lm_polygraph.ue_metrics import PredictionRejectionArea
+from lm_polygraph.utils.builder_enviroment_stat_calculator import (
+    BuilderEnvironmentStatCalculator,
+)
+from lm_polygraph.utils.dataset import Dataset
+from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
+from lm_polygraph.utils.manager import UEManager
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
+from lm_polygraph_asmi.statistics import DIVERSITY, masked_head_stats, saved_stats
+from tests.tiny_lm import whitebox
+
+TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]
+TARGETS = ["Brask", "the answer", "True", "passage"]
+
+
+def calculators(stats: list[str] | None = None, **config) -> list[StatCalculatorContainer]:
+    depths = config.get("depths", [0.6])
+    return [
+        *register_default_stat_calculators("Whitebox", output_attentions=False),
+        StatCalculatorContainer(
+            name="MaskedHeadsCalculator",
+            builder="lm_polygraph_asmi.stat_calculators.masked_heads",
+            cfg=OmegaConf.create(config),
+            stats=masked_head_stats(depths) if stats is None else stats,
+            dependencies=["greedy_tokens"],
+        ),
+        StatCalculatorContainer(
+            name="ResponseDiversityCalculator",
+            builder="lm_polygraph_asmi.stat_calculators.response_diversity",
+            cfg=OmegaConf.create({}),
+            stats=list(DIVERSITY),
+            dependencies=["sample_tokens"],
+        ),
+    ]
+
+
+def manager(model, estimators, available=None, batch_size=1, **arguments) -> UEManager:
+    return UEManager(
+        data=Dataset(TEXTS, TARGETS, batch_size),
+        model=model,
+        estimators=estimators,
+        builder_env_stat_calc=BuilderEnvironmentStatCalculator(model),
+        available_stat_calculators=available or calculators(),
+        generation_metrics=[RougeMetric("rougeL")],
+        ue_metrics=[PredictionRejectionArea()],
+        processors=[],
+        ignore_exceptions=False,
+        verbose=False,
+        max_new_tokens=5,
+        **arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return whitebox()
+
+
+def test_scores_are_means_of_the_saved_tokens(model):
+    run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=saved_stats())
+    run()
+    information, agreement = run.stats["asmi_mi_d60"], run.stats["asmi_agreement_d60"]
+    scores = {name: values for (_, name), values in run.estimations.items()}
+    np.testing.assert_allclose(
+        scores["ASMI (60%, K=64)"], [values.mean() for values in information]
+    )
+    np.testing.assert_allclose(
+        scores["Sem-ASMI (60%, K=64)"],
+        [(mi * (1 - a)).mean() for mi, a in zip(information, agreement, strict=True)],
+    )
+    gate = 1 / (1 + np.exp(-10 * (0.3 - np.array(run.stats["asmi_diversity"]))))
+    np.testing.assert_allclose(
+        scores["Adapt-ASMI (60%, K=64)"],
+        [
+            (mi * (1 - alpha * a)).mean()
+            for mi, a, alpha in zip(information, agreement, gate, strict=True)
+        ],
+    )
+    missing = set(saved_stats()) - set(run.stats)
+    assert not missing
+    assert all(len(run.stats[name]) == len(TEXTS) for name in saved_stats())
+
+
+def test_tokens_counted_are_those_of_perplexity(model):
+    run = manager(model, [ASMI(), Perplexity()], save_stats=["asmi_tokens"])
+    run()
+    assert [len(t) for t in run.stats["asmi_tokens"]] == [
+        len(t) for t in run.stats["greedy_tokens"]
+    ]
+
+
+def test_batch_size_does_not_change_the_scores(model):
+    one, four = (manager(model, [SemASMI()], batch_size=size) for size in (1, 4))
+    one(), four()
+    key = ("sequence", "Sem-ASMI (60%, K=64)")
+    np.testing.assert_allclose(one.estimations[key], four.estimations[key], atol=1e-6)
+
+
+def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("samples were drawn")
+
+    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refuse)
+    manager(model, [ASMI(), SemASMI()])()
+    with pytest.raises(AssertionError, match="samples were drawn"):
+        manager(model, [AdaptASMI()])()
+
+
+def test_four_depths_and_three_variants_in_one_run(model):
+    depths = [0.05, 0.2, 0.6, 0.9]  # four layers of four
+    estimators = [kind(depth=d) for d in depths for kind in (ASMI, SemASMI, AdaptASMI)]
+    run = manager(model, estimators, calculators(depths=depths))
+    run()
+    assert len(run.estimations) == 12
+    by_depth = [run.estimations["sequence", str(ASMI(depth=d))] for d in depths]
+    assert len({tuple(scores) for scores in by_depth}) == 4
+
+
+def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model):
+    incomplete = [s for s in masked_head_stats() if s != "asmi_agreement_d60"]
+    with pytest.raises(Exception, match="Cant find stat calculator for: asmi_agreement_d60"):
+        manager(model, [SemASMI()], calculators(stats=incomplete))
+
+
+def test_a_depth_that_is_not_scored_is_named_before_the_run(model):
+    with pytest.raises(Exception, match="Cant find stat calculator for: asmi_mi_d90"):
+        manager(model, [ASMI(depth=0.9)])
+
+
+def test_adapt_asmi_without_a_sampling_calculator(model):
+    available = [c for c in calculators() if "sample_tokens" not in c.stats]
+    with pytest.raises(Exception, match="Cant find stat calculator for: sample_tokens"):
+        manager(model, [AdaptASMI()], available)
+
+
+def test_other_settings_than_asked_for_stop_the_run(model):
+    with pytest.raises(ValueError, match="give both the same settings"):
+        manager(model, [ASMI()], calculators(num_masks=7, mask_rate=0.2))()

@@ -1,0 +1,254 @@
+"""Configs found from anywhere, in both kinds of install, and whole runs of polygraph_eval."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hydra import compose, initialize
+from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi.model import attention_of
+from lm_polygraph_asmi.statistics import saved_stats
+from tests import tiny_lm
+from tests.test_squad import QUESTION, write
+
+BASELINES = 17
+RUNS = ["asmi_demo", "asmi_coqa"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    """A working directory that knows nothing of this repository, and no environment variable."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HYDRA_CONFIG", raising=False)
+    return tmp_path
+
+
+def composed(name: str, *overrides: str):
+    with initialize(version_base=None, config_path=None):
+        return compose(name, overrides=list(overrides))
+
+
+def polygraph_eval(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+    script = Path(sys.executable).with_name("polygraph_eval")
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False
+    )
+    assert not check or done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_shipped_config_composes_and_names_things_that_exist(name):
+    # The demo's weights are an extra package.
+    overrides = ["model.path=anywhere"] if name == "asmi_demo" else []
+    config = composed(name, *overrides)
+    OmegaConf.resolve(config)
+    assert Path(config.model.path_to_load_script).is_file()
+    assert Path(config.process_output_fn.path).is_file()
+    assert config.batch_size == 1
+    assert config.save_stats == saved_stats()
+    masked_heads = config.stat_calculators[1]
+    assert set(masked_heads.stats) < set(saved_stats())
+    estimators = [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
+    names = [str(e) for e in estimators]
+    assert len(set(names)) == len(names)
+    ours = ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
+    assert names[-3:] == ours
+    if name == "asmi_coqa":
+        assert len(names) == BASELINES + 3
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", RUNS)
+def test_every_generation_parameter_is_pinned(name):
+    from lm_polygraph.utils.generation_parameters import GenerationParameters
+
+    pinned = composed(name).generation_params
+    # max_new_tokens there serves estimate_uncertainty alone; runs have a key of their own.
+    assert set(pinned) == set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
+    assert pinned.do_sample is False
+    assert pinned.temperature == 0.5
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_one_knob_sets_calculator_estimators_and_saved_statistics():
+    config = composed("asmi_coqa", "asmi.depth=0.9", "asmi.calculator.top_k=256")
+    assert config.stat_calculators[1].cfg.depths == [0.9]
+    assert "asmi_mi_d90" in config.stat_calculators[1].stats
+    assert "asmi_mi_d90" in config.save_stats
+    assert config.estimators[-1].cfg.depth == 0.9
+    assert config.estimators[-1].cfg.top_k == 256
+
+
+def test_load_script_leaves_remote_code_off_and_sets_attention(tmp_path):
+    from lm_polygraph.utils.common import load_external_module
+
+    script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
+    folder = tiny_lm.save(tmp_path)
+    model = script.load_model(str(folder), dtype="bfloat16", device_map=None)
+    assert attention_of(model) == "eager"
+    assert str(model.dtype) == "torch.bfloat16"
+    assert not model.training
+    assert script.load_tokenizer(str(folder)).padding_side == "left"
+    sources = [p.read_text() for p in configs_path().rglob("*.yaml")]
+    assert not any("trust_remote_code: true" in source for source in sources)
+
+
+def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere):
+    """A plain install, from the wheel this checkout builds."""
+    repository = Path(__file__).parents[1]
+    run = {"check": True, "capture_output": True, "text": True}
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(elsewhere)],
+        cwd=repository,
+        **run,
+    )
+    (wheel,) = elsewhere.glob("*.whl")
+    site = elsewhere / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], **run)
+    code = (
+        "from hydra import compose, initialize\n"
+        "with initialize(version_base=None, config_path=None):\n"
+        "    config = compose('asmi_coqa')\n"
+        "print(config.model.path_to_load_script, len(config.estimators))\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(site)}, **run
+    )
+    script, estimators = printed.stdout.split()
+    assert Path(script).is_relative_to(site)
+    assert Path(script).is_file()
+    assert int(estimators) == BASELINES + 3
+
+
+def test_configs_are_found_in_this_editable_install():
+    url = distribution("lm-polygraph-asmi").read_text("direct_url.json") or ""
+    if '"editable": true' not in url.replace('":true', '": true'):
+        pytest.skip("the package under test is not an editable install")
+    assert configs_path() == Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    rows = [QUESTION._replace(id=str(i), answer=a) for i, a in enumerate(["red", "None", "007"])]
+    return write(tmp_path_factory.mktemp("data") / "questions.json", rows)
+
+
+def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, questions):
+    done = polygraph_eval(
+        "--config-name",
+        "asmi_demo",
+        f"model.path={tiny}",
+        "model.load_model_args.gguf_file=null",
+        "model.load_tokenizer_args.gguf_file=null",
+        f"squad_file={questions}",
+        "prompt_style=paper",
+        "max_new_tokens=4",
+        f"hydra.run.dir={elsewhere}/run",
+    )
+    run = load_run(elsewhere / "run")
+    assert run.scores.shape == (3, 9)
+    assert np.isfinite(run.scores.to_numpy()).all()
+    assert run.stats["target_texts"] == ["red", "None", "007"]
+    assert set(saved_stats()) <= set(run.stats)
+    assert run.settings()[0]["attention"] == "sdpa"
+    # A quiet console with a progress bar, and the whole log in the run folder.
+    assert "3/3" in done.stderr
+    assert "NEW BATCH" not in done.stdout + done.stderr
+    assert "NEW BATCH" in (elsewhere / "run" / "polygraph_eval.log").read_text()
+    from click.testing import CliRunner
+
+    from lm_polygraph_asmi.cli import main
+
+    shown = CliRunner().invoke(main, ["results", str(elsewhere / "run")])
+    assert shown.exit_code == 0
+    assert "RAUQ" in shown.output
+
+
+USERS_LOAD_SCRIPT = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def load_model(model_path: str, device_map: str):
+    return AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager").eval()
+
+
+def load_tokenizer(model_path: str):
+    return AutoTokenizer.from_pretrained(model_path, padding_side="left")
+"""
+
+USERS_CONFIG = {
+    "hydra": {"run": {"dir": "${cache_path}/run"}},
+    "defaults": [{"model": "mine"}, "_self_"],
+    "cache_path": "./workdir",
+    "save_path": "${hydra:run.dir}",
+    "task": "qa",
+    "instruct": False,
+    "dataset": "questions.csv",
+    "text_column": "input",
+    "label_column": "output",
+    "train_split": "train",
+    "eval_split": "test",
+    "max_new_tokens": 4,
+    "load_from_disk": False,
+    "generation_params": {"stop_strings": ["\n"]},
+    "subsample_eval_dataset": -1,
+    "generation_metrics": [{"name": "RougeMetric", "args": ["rougeL"]}],
+    "ignore_exceptions": False,
+    "batch_size": 1,
+    "seed": [1],
+    "output_attentions": False,
+    "stat_calculators": ["auto"],
+    "estimators": [{"name": "Perplexity"}],
+}
+
+
+def readme_snippet() -> dict:
+    """The YAML block of the README that adds ASMI to a user's own config."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = [part.split("```")[0] for part in readme.split("```yaml\n")[1:]]
+    (block,) = [b for b in blocks if "MaskedHeadsCalculator" in b]
+    return yaml.safe_load(block)
+
+
+def test_the_readmes_two_entries_in_a_users_own_config(elsewhere, tiny):
+    (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
+    configs = elsewhere / "conf"
+    (configs / "model").mkdir(parents=True)
+    (configs / "load.py").write_text(USERS_LOAD_SCRIPT)
+    model = {
+        "path": str(tiny),
+        "type": "CausalLM",
+        "path_to_load_script": "load.py",
+        "load_model_args": {"device_map": "cpu"},
+        "load_tokenizer_args": {},
+    }
+    (configs / "model" / "mine.yaml").write_text(yaml.safe_dump(model))
+    snippet = readme_snippet()
+    config = dict(USERS_CONFIG)
+    for key in ("estimators", "stat_calculators"):
+        added = [entry for entry in snippet[key] if entry not in config[key]]
+        assert len(added) == 1
+        config[key] = [*config[key], *added]
+    (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
+    polygraph_eval("--config-dir", str(configs), "--config-name", "mine_eval")
+    run = load_run(elsewhere / "workdir" / "run")
+    assert list(run.scores) == ["Perplexity", "Sem-ASMI (60%, K=64)"]
+    assert (run.scores["Sem-ASMI (60%, K=64)"] > 0).all()

@@ -15,10 +15,14 @@ def attention_of(model: PreTrainedModel) -> str:
 
 def _switch_attention(model: PreTrainedModel, attention: str) -> None:
     reason: Exception | None = None
-    try:
-        model.set_attn_implementation(attention)
-    except (ValueError, ImportError) as error:
-        reason = error
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        # Some transformers releases switch all the same and drop the soft-capping in silence.
+        reason = ValueError("its attention scores are soft-capped")
+    else:
+        try:
+            model.set_attn_implementation(attention)
+        except (ValueError, ImportError) as error:
+            reason = error
     if reason is not None or attention_of(model) != attention:
         raise ValueError(
             f"{type(model).__name__} cannot use the attention implementation {attention!r}: set "

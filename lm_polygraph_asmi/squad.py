@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
+from lm_polygraph_asmi.validation import check_at_least_one
+
 DEMO_DATA = Path(__file__).parent / "data" / "demo_qa.json"
 
 
@@ -134,6 +136,7 @@ def cached_dataset(
 
     Under `$XDG_CACHE_HOME` or `~/.cache`, named by a hash of all prompts and answers.
     """
+    check_at_least_one("limit", limit)
     questions = spread(read_squad(file or DEMO_DATA), limit)
     dataset = build_dataset(questions, style, closed_book)
     content = json.dumps(dataset.to_dict()).encode()

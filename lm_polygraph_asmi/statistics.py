@@ -46,6 +46,7 @@ ON_REQUEST = {
 DIVERSITY = {
     "asmi_diversity": "div(x) of the sampled responses, higher = more diverse",
     "asmi_num_responses": "sampled responses with at least one token",
+    "asmi_diversity_seconds": "seconds spent on embedding them; drawing them is the host's time",
 }
 
 

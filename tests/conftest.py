@@ -24,7 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", params=list(CONFIGS))
 def family_model(request: pytest.FixtureRequest):
     """Every known family in turn."""
-    return tiny_model(request.param)
+    model = tiny_model(request.param)
+    model.tiny_name = request.param
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hydra import compose, initialize
+from hydra import compose, initialize, initialize_config_dir
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 
@@ -89,6 +89,25 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
     assert "asmi_mi_d90" in config.save_stats
     assert config.estimators[-1].cfg.depth == 0.9
     assert config.estimators[-1].cfg.top_k == 256
+    gated = composed("asmi_coqa", "asmi.adapt_estimator.tau=0.5", "asmi.num_samples=4")
+    assert "tau" not in gated.estimators[-2].cfg
+    assert gated.estimators[-1].cfg.tau == 0.5
+    assert gated.stat_calculators[-1].cfg.samples_n == 4
+
+
+def test_the_groups_stand_alone_in_a_users_config(elsewhere):
+    """Without a node `asmi` they give the defaults, as the README says."""
+    (elsewhere / "mine.yaml").write_text(
+        "defaults:\n  - estimators: asmi\n  - stat_calculators: asmi\n"
+    )
+    with initialize_config_dir(version_base=None, config_dir=str(elsewhere)):
+        config = compose("mine")
+    OmegaConf.resolve(config)
+    names = [str(FactoryEstimator()(e.name, e.cfg)) for e in config.estimators]
+    assert names == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
+    assert config.stat_calculators[1].cfg == {}
+    assert "asmi_mi_d60" in config.stat_calculators[1].stats
+    assert config.stat_calculators[-1].cfg.samples_n == 10
 
 
 def test_load_script_leaves_remote_code_off_and_sets_attention(tmp_path):
@@ -118,19 +137,17 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere):
     site = elsewhere / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(site), str(wheel)], **run)
-    code = (
-        "from hydra import compose, initialize\n"
-        "with initialize(version_base=None, config_path=None):\n"
-        "    config = compose('asmi_coqa')\n"
-        "print(config.model.path_to_load_script, len(config.estimators))\n"
+    script = Path(sys.executable).with_name("polygraph_eval")
+    shown = subprocess.run(
+        [sys.executable, str(script), "--config-name", "asmi_coqa", "--cfg", "job", "--resolve"],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        **run,
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(site)}, **run
-    )
-    script, estimators = printed.stdout.split()
-    assert Path(script).is_relative_to(site)
-    assert Path(script).is_file()
-    assert int(estimators) == BASELINES + 3
+    config = yaml.safe_load(shown.stdout)
+    load_script = Path(config["model"]["path_to_load_script"])
+    assert load_script.is_relative_to(site)
+    assert load_script.is_file()
+    assert len(config["estimators"]) == BASELINES + 3
 
 
 def test_configs_are_found_in_this_editable_install():

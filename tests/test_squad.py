@@ -112,3 +112,9 @@ def test_the_demo_set_is_sound():
             (answer,) = qa["answers"]
             start = answer["answer_start"]
             assert paragraph["context"][start : start + len(answer["text"])] == answer["text"]
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_no_questions_asked_for(limit):
+    with pytest.raises(ValueError, match="limit must be at least 1 or null"):
+        cached_dataset(None, "demo", False, limit)

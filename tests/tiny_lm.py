@@ -33,7 +33,8 @@ def tokenizer(pad_is_eos: bool = False) -> PreTrainedTokenizerFast:
         eos_token="</s>",
         pad_token="</s>" if pad_is_eos else "<pad>",
         padding_side="left",
-        model_max_length=128,
+        model_max_length=1024,
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 

@@ -36,32 +36,30 @@ class Run:
         return float(np.median(seconds)) if seconds else None
 
 
-def manager_file(path: str | Path) -> Path:
-    """The manager file itself, or the only one inside a run folder.
+def manager_files(path: str | Path) -> list[Path]:
+    """The manager file itself, or all inside a run folder, one per seed.
 
     Raises:
         FileNotFoundError: no such file, or none in the folder.
-        ValueError: several seeds in the folder.
     """
     path = Path(path)
-    if path.is_file():
-        return path
-    found = sorted(path.glob("ue_manager_seed*"))
+    found = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not found:
         raise FileNotFoundError(f"{path} is neither a manager file nor a folder that holds one")
-    if len(found) > 1:
-        raise ValueError(f"{path} holds several seeds, name one: {[f.name for f in found]}")
-    return found[0]
+    return found
 
 
 def load_run(path: str | Path) -> Run:
     """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
 
     Raises:
-        FileNotFoundError, ValueError: see `manager_file`; also for unfinished runs, whose
-            estimators or quality metrics do not cover the same examples.
+        FileNotFoundError: no such file, or none in the folder.
+        ValueError: a folder with several seeds, a file of another kind, or an unfinished run,
+            whose estimators and quality metrics do not cover the same examples.
     """
-    file = manager_file(path)
+    file, *others = manager_files(path)
+    if others:
+        raise ValueError(f"{path} holds several seeds; name one of the files in it")
     try:
         content = torch.load(file, weights_only=False)
         parts = {part: content[part] for part in ("estimations", "gen_metrics", "stats")}

@@ -55,6 +55,9 @@ def notes(run: Run, metric: str) -> str:
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."
         )
+    drawn = run.stats.get("asmi_num_responses")
+    if drawn:
+        lines.append(f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers (median).")
     seconds = run.seconds()
     if seconds is not None:
         lines.append(f"ASMI took {seconds:.1f} s an answer (median).")

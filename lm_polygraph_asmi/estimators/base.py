@@ -8,6 +8,12 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.statistics import at_depth, require
+from lm_polygraph_asmi.validation import (
+    check_depth,
+    check_mask_rate,
+    check_num_masks,
+    check_top_k,
+)
 
 
 class MaskedHeadsEstimator(Estimator):
@@ -23,16 +29,17 @@ class MaskedHeadsEstimator(Estimator):
     Args:
         depth: relative depth of the masked layer, in (0, 1).
         top_k: K, tokens kept per distribution.
-        num_masks: S; None is the number derived from the model's heads (`operating_point`).
-        mask_rate: p; None as above.
+        num_masks: S; None is the number derived from the model's heads and p (`operating_point`).
+        mask_rate: p; None is the rate derived from the model's heads.
         mask_sampler: how masks are drawn.
         scope: positions at which heads are masked.
         seed: base seed of the masks.
         closing_token: False leaves the closing token out of the mean. An answer that consists of
-            its closing token alone is then scored on that token.
+            its closing token alone is then scored on that token. Of a stop string that takes
+            several tokens, only the last is left out.
 
     Raises:
-        ValueError: depth outside (0, 1) or K below 1.
+        ValueError: depth or p outside (0, 1), K below 1, or S below 2.
     """
 
     symbol: str
@@ -48,10 +55,12 @@ class MaskedHeadsEstimator(Estimator):
         seed: int = 0,
         closing_token: bool = True,
     ) -> None:
-        if not 0 < depth < 1:
-            raise ValueError(f"depth must lie in (0, 1), such as 0.6, got {depth}")
-        if top_k < 1:
-            raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+        check_depth(depth)
+        check_top_k(top_k)
+        if num_masks is not None:
+            check_num_masks(num_masks)
+        if mask_rate is not None:
+            check_mask_rate(mask_rate)
         self.depth = depth
         self.closing_token = closing_token
         self.expected: dict[str, Any] = {
@@ -105,11 +114,10 @@ class MaskedHeadsEstimator(Estimator):
         return np.array(scores)
 
     def _check_settings(self, used: dict[str, Any]) -> None:
-        expected = dict(self.expected)
-        if expected["num_masks"] is None or expected["mask_rate"] is None:
-            derived = operating_point(used["num_heads"])
-            expected["num_masks"] = expected["num_masks"] or derived.num_masks
-            expected["mask_rate"] = expected["mask_rate"] or derived.mask_rate
+        point = operating_point(
+            used["num_heads"], self.expected["num_masks"], self.expected["mask_rate"]
+        )
+        expected = self.expected | point._asdict()
         different = {k: v for k, v in expected.items() if used[k] != v}
         if different:
             raise ValueError(

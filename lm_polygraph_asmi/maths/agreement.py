@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lm_polygraph_asmi.maths.information import mask_weights
-from lm_polygraph_asmi.maths.support import UnionSupport, union_support
+from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union_support
 
 
 def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
@@ -57,10 +57,8 @@ def semantic_agreement(
         counts: how often each mask was drawn; by default once each.
 
     Raises:
-        ValueError: K below 1, or fewer than two masks drawn.
+        ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
         FloatingPointError: NaN or infinite log-probabilities.
     """
-    num_drawn = len(log_probs) if counts is None else int(counts.sum())
-    if num_drawn < 2:
-        raise ValueError(f"agreement needs at least 2 masks (S), got {num_drawn}")
+    check_log_probs(log_probs, counts)
     return agreement_on_support(union_support(log_probs, top_k), unembedding, counts)

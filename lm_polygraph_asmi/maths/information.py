@@ -1,5 +1,6 @@
 """Entropies and mutual information of an ensemble of subnetworks, in nats."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.special import entr
 
-from lm_polygraph_asmi.maths.support import UnionSupport, union_support
+from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union_support
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = Non
     # p log(p / p_bar) with 0 log 0 = 0; p_bar > 0 wherever p > 0.
     divergence = (torch.xlogy(reduced, reduced) - torch.xlogy(reduced, mean)).sum(-1)
     return Disagreement(
-        # The difference is >= 0 (concavity); rounding may take it a hair below.
-        mutual_information=(entropy_of_mean - mean_entropy).clamp_min(0),
+        # In [0, ln S] but for rounding.
+        mutual_information=(entropy_of_mean - mean_entropy).clamp(0, math.log(len(reduced))),
         entropy_of_mean=entropy_of_mean,
         mean_entropy=mean_entropy,
         divergence_from_mean=divergence.clamp_min(0),
@@ -73,7 +74,8 @@ def mutual_information(
         counts: how often each mask was drawn; by default once each.
 
     Raises:
-        ValueError: K below 1.
+        ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
         FloatingPointError: NaN or infinite log-probabilities.
     """
+    check_log_probs(log_probs, counts)
     return disagreement(union_support(log_probs, top_k), counts).mutual_information

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lm_polygraph_asmi.validation import check_mask_rate, check_num_masks
+
 
 def sample_head_masks(
     num_samples: int, num_heads: int, mask_rate: float, generator: torch.Generator
@@ -20,17 +22,10 @@ def sample_head_masks(
     Raises:
         ValueError: fewer than two masks, no heads, or a rate outside (0, 1).
     """
-    if num_samples < 2:
-        raise ValueError(
-            f"num_masks (S) must be at least 2, got {num_samples}: a single subnetwork cannot "
-            "disagree with another"
-        )
+    check_num_masks(num_samples)
+    check_mask_rate(mask_rate)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
-    if not 0 < mask_rate < 1:
-        raise ValueError(
-            f"mask_rate (p) must lie in (0, 1), got {mask_rate}: 0 keeps every head, 1 keeps none"
-        )
     uniform = torch.rand(num_samples, num_heads, generator=generator, device=generator.device)
     return (uniform >= mask_rate).to(uniform.dtype)
 

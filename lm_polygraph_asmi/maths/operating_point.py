@@ -10,7 +10,7 @@ GRID = 0.01
 
 
 class OperatingPoint(NamedTuple):
-    """A mask rate and the number of masks that goes with it."""
+    """A mask rate p and the number of masks S that goes with it."""
 
     mask_rate: float
     num_masks: int
@@ -25,15 +25,12 @@ def masks_for_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) 
 
 
 @cache
-def operating_point(
-    num_heads: int, failure: float = 0.05, degradation: float = 0.05
-) -> OperatingPoint:
-    """Cheapest admissible (p, S): the largest p that keeps the model working, then S by coverage.
+def largest_mask_rate(num_heads: int, degradation: float = 0.05) -> float:
+    """Largest p that keeps the model working: few heads masked at once, with high probability.
 
-    p is taken on a grid of 0.01 such that, exactly, P(more than floor(H / 4) heads masked at once)
-    <= `degradation`; S as in `masks_for_coverage`. 32 heads give (0.15, 40), the paper's point; 9
-    give (0.09, 56), 4 give (0.09, 47). Source: appendix "Derivation of the Coverage-Fidelity
-    Constraints", with the exact binomial where its equation "app-fidelity" uses a Gaussian.
+    On a grid of 0.01 such that, exactly, P(more than floor(H / 4) heads masked at once) <=
+    `degradation`. Source: appendix "Derivation of the Coverage-Fidelity Constraints" of the paper,
+    with the exact binomial where its equation "app-fidelity" uses a Gaussian.
 
     Raises:
         ValueError: fewer than 4 heads, where a quarter of the heads is less than one.
@@ -42,13 +39,23 @@ def operating_point(
     if tolerated < 1:
         raise ValueError(
             f"no mask rate satisfies the fidelity bound for {num_heads} heads (a quarter is less "
-            "than one head): set mask_rate and num_masks yourself"
+            "than one head): set mask_rate yourself"
         )
-    steps = range(1, round(1 / GRID))
-    admissible = [
-        step * GRID
-        for step in steps
-        if binom.cdf(tolerated, num_heads, step * GRID) >= 1 - degradation
-    ]
-    mask_rate = round(max(admissible), 2)
-    return OperatingPoint(mask_rate, masks_for_coverage(num_heads, mask_rate, failure))
+    grid = [step * GRID for step in range(1, round(1 / GRID))]
+    admissible = [p for p in grid if binom.cdf(tolerated, num_heads, p) >= 1 - degradation]
+    return round(max(admissible), 2)
+
+
+def operating_point(
+    num_heads: int, num_masks: int | None = None, mask_rate: float | None = None
+) -> OperatingPoint:
+    """Cheapest admissible (p, S) for H heads; what is given stays, what is None is derived.
+
+    p is `largest_mask_rate`, S the fewest `masks_for_coverage` at that p. 32 heads give (0.15, 40),
+    the paper's point; 9 give (0.09, 56), 4 give (0.09, 47).
+
+    Raises:
+        ValueError: p is to be derived for fewer than 4 heads.
+    """
+    rate = largest_mask_rate(num_heads) if mask_rate is None else mask_rate
+    return OperatingPoint(rate, num_masks or masks_for_coverage(num_heads, rate))

@@ -4,8 +4,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from lm_polygraph_asmi.validation import check_num_masks, check_top_k
+
+NORMALISED = 1e-3
+"""Largest |log of the total mass| that rounding explains."""
+
+
+def check_log_probs(
+    log_probs: Float[Tensor, "S T V"], counts: Float[Tensor, " S"] | None = None
+) -> None:
+    """Raise unless these are log-probabilities of at least two subnetworks.
+
+    Raises:
+        ValueError: fewer than two masks drawn, or rows that do not sum to one (logits, say).
+        FloatingPointError: NaN or plus infinity.
+    """
+    check_num_masks(len(log_probs) if counts is None else int(counts.sum()))
+    total = log_probs.logsumexp(-1)
+    if total.isnan().any() or total.isposinf().any():
+        raise FloatingPointError(
+            "log-probabilities hold NaN or infinity: the masked model overflowed. Load it in "
+            "bfloat16 or float32 rather than float16"
+        )
+    if (total.abs() > NORMALISED).any():
+        raise ValueError(
+            f"log_probs must be natural log-probabilities whose rows sum to one, got a row of log "
+            f"mass {total.flatten()[total.abs().argmax()].item():.3g}: apply log_softmax first"
+        )
 
 
 @dataclass(frozen=True)
@@ -13,18 +41,16 @@ class UnionSupport:
     """S distributions per position, on the union of their top-K tokens.
 
     Positions differ in the size of their union, so the last axis is padded to the largest; a
-    padded place has `valid` False, token id 0 and no mass. Double precision.
+    padded place has token id 0 and no mass. Double precision.
 
     Attributes:
         token_ids: the tokens of the union.
-        valid: True where `token_ids` holds a token of the union.
         probs: probabilities under the normalisation over the full vocabulary.
         tail: mass outside the union, >= 0.
         top_probs: each subnetwork's own top K, renormalised to one, 0 elsewhere (no tail).
     """
 
     token_ids: Int[Tensor, "T U"]
-    valid: Bool[Tensor, "T U"]
     probs: Float[Tensor, "S T U"]
     tail: Float[Tensor, "S T"]
     top_probs: Float[Tensor, "S T U"]
@@ -37,20 +63,13 @@ def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport
     bucket) and "Semantic agreement weighting" (top-K vectors renormalised over what is retained).
 
     Args:
-        log_probs: natural logarithms over the full vocabulary.
+        log_probs: natural logarithms over the full vocabulary; minus infinity is probability 0.
         top_k: K, tokens kept per subnetwork and position; a K above V means V.
 
     Raises:
         ValueError: K below 1.
-        FloatingPointError: NaN or infinite log-probabilities.
     """
-    if top_k < 1:
-        raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
-    if not torch.isfinite(log_probs).all():
-        raise FloatingPointError(
-            "log-probabilities hold NaN or infinity: the masked model overflowed. Load it in "
-            "bfloat16 or float32 rather than float16"
-        )
+    check_top_k(top_k)
     num_masks, num_positions, vocabulary = log_probs.shape
     kept, kept_ids = log_probs.topk(min(top_k, vocabulary), dim=-1)
 
@@ -74,7 +93,7 @@ def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport
     kept_places = torch.empty_like(place).scatter(-1, order, place)
     kept_places = kept_places.reshape(num_positions, num_masks, -1).permute(1, 0, 2)
     top_probs = torch.zeros_like(probs).scatter(-1, kept_places, kept.double().softmax(dim=-1))
-    return UnionSupport(token_ids, valid, probs, tail, top_probs)
+    return UnionSupport(token_ids, probs, tail, top_probs)
 
 
 def top_k_coverage(

@@ -52,7 +52,7 @@ def family_of(model: nn.Module) -> Family:
         raise TypeError(
             f"ASMI does not know the model class {name}. Known: {', '.join(sorted(FAMILIES))}. "
             "If it is a decoder-only transformers model whose attention heads are concatenated "
-            "before one output projection, add an entry before the run, for instance "
+            "before one output projection, add an entry, in the model's load script say: "
             f"lm_polygraph_asmi.model.FAMILIES[{name!r}] = Family(layers='model.layers', "
             "output_projection='self_attn.o_proj', final_norm='model.norm'); encoder-decoder "
             "models and models served by vLLM expose no such layers and cannot be scored"

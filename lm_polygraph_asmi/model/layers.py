@@ -1,13 +1,12 @@
 """Modules and sizes of a model, found through the family table and public transformers calls."""
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.families import family_of
+from lm_polygraph_asmi.validation import check_depth
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -34,6 +33,13 @@ def num_heads(model: PreTrainedModel) -> int:
     return model.config.get_text_config().num_attention_heads
 
 
+def heads_width(model: PreTrainedModel) -> int:
+    """Width of the concatenated head outputs, the input of a layer's output projection."""
+    config = model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_attention_heads * head_dim
+
+
 def context_window(model: PreTrainedModel) -> int | None:
     """Longest sequence in tokens that the model's positions cover; None where it states none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -47,12 +53,8 @@ def target_layer(depth: float, num_layers: int) -> int:
     Raises:
         ValueError: depth outside (0, 1).
     """
-    if not 0 < depth < 1:
-        raise ValueError(
-            f"depth must lie in (0, 1), a share of the layers such as 0.6, got {depth}"
-        )
-    # Round half up: Python's round() would send a depth of exactly half a layer to the even one.
-    return min(math.floor(depth * num_layers + 0.5), num_layers - 1)
+    check_depth(depth)
+    return min(round(depth * num_layers), num_layers - 1)
 
 
 def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:

@@ -1,7 +1,16 @@
-"""How many masks fit into memory at once."""
+"""How much fits into memory at once, and what to do when it was too much."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.model.layers import heads_width
+
+log = logging.getLogger("lm_polygraph")
+Result = TypeVar("Result")
 
 CPU_BUDGET = 2**30
 
@@ -25,9 +34,31 @@ def suffix_bytes_per_mask(model: PreTrainedModel, num_tokens: int) -> int:
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
-    head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-    heads = config.num_attention_heads * head_dim
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
-    per_token = 4 * hidden + max(4 * heads, 3 * intermediate)
+    per_token = 4 * hidden + max(4 * heads_width(model), 3 * intermediate)
     scores = 3 * config.num_attention_heads * num_tokens
     return num_tokens * (per_token + scores) * model.dtype.itemsize
+
+
+def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Result]:
+    """Results of `run` on consecutive slices of range(total), in order.
+
+    On a CUDA out-of-memory the slices are halved and the work goes on where it stopped, so nothing
+    computed is lost.
+
+    Raises:
+        torch.OutOfMemoryError: even a single item does not fit.
+    """
+    done: list[Result] = []
+    start, chunk = 0, max(1, min(total, chunk))
+    while start < total:
+        try:
+            done.append(run(slice(start, start + chunk)))
+            start += chunk
+        except torch.OutOfMemoryError:
+            if chunk == 1:
+                raise
+            chunk = (chunk + 1) // 2
+            torch.cuda.empty_cache()
+            log.warning("ASMI ran out of device memory and goes on in pieces of %d", chunk)
+    return done

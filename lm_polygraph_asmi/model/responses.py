@@ -46,9 +46,12 @@ def response_embeddings(
     inside `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
 
     Raises:
-        ValueError: an empty response, an empty prompt, or a sequence beyond the context window.
+        ValueError: an empty response, an empty prompt, a sequence beyond the context window, or a
+            model of one layer.
     """
     layer = num_layers(model) // 2
+    if layer == 0:
+        raise ValueError("response embeddings need a model of at least two layers, got one")
     for response in responses:
         sequence = torch.cat([prompt_ids.cpu(), torch.tensor(response, dtype=torch.long)])
         validate_sequence(model, sequence, len(prompt_ids))

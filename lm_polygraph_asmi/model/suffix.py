@@ -1,6 +1,5 @@
 """The masked passes: the layers from the target layer on, once per head mask."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,16 +12,15 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.model.layers import (
     decoder_layers,
     final_norm,
+    heads_width,
     num_heads,
     num_layers,
     output_projection,
     readout,
 )
-from lm_polygraph_asmi.model.memory import default_budget, suffix_bytes_per_mask
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks, suffix_bytes_per_mask
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
-
-log = logging.getLogger("lm_polygraph")
 
 # Largest difference in a log-probability between a replayed and an ordinary pass that the
 # floating-point type explains.
@@ -46,18 +44,26 @@ class Subnetworks:
 
 
 @contextmanager
-def masked_heads(projection: nn.Module, masks: Shaped[Tensor, "B H"]) -> Iterator[None]:
-    """Multiply each batch row's head outputs by its mask before the output projection.
+def masked_heads(
+    model: PreTrainedModel, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Iterator[None]:
+    """Multiply each batch row's head outputs by its mask before the layer's output projection.
 
     Every position is masked and nothing is rescaled, as in the paper.
     """
+    width = heads_width(model)
 
     def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         heads = args[0]
+        if heads.shape[-1] != width:
+            raise RuntimeError(
+                f"the output projection takes {heads.shape[-1]} inputs, the heads make {width}: "
+                "its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
+            )
         mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
         return (heads * mask[:, None, :], *args[1:])
 
-    handle = projection.register_forward_pre_hook(hook)
+    handle = output_projection(model, layer).register_forward_pre_hook(hook)
     try:
         yield
     finally:
@@ -69,35 +75,10 @@ def run_suffix(
 ) -> Float[Tensor, "B T D"]:
     """Final states at the response positions under each mask, all masks in one batch."""
     hidden = unmasked.layer_inputs[layer].expand(len(masks), -1, -1)
-    with masked_heads(output_projection(model, layer), masks):
+    with masked_heads(model, layer, masks):
         for index in range(layer, num_layers(model)):
             hidden = unmasked.layer_calls[index].replay(decoder_layers(model)[index], hidden)
     return final_norm(model)(hidden[:, unmasked.predicting])
-
-
-def _run_in_chunks(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    layer: int,
-    masks: Shaped[Tensor, "B H"],
-    memory_budget: int | None,
-) -> Float[Tensor, "B T D"]:
-    budget = memory_budget or default_budget(model.device)
-    per_mask = suffix_bytes_per_mask(model, len(unmasked.input_ids))
-    chunk = max(1, min(len(masks), budget // per_mask))
-    done: list[Tensor] = []
-    start = 0
-    while start < len(masks):
-        try:
-            done.append(run_suffix(model, unmasked, layer, masks[start : start + chunk]))
-            start += chunk
-        except torch.OutOfMemoryError:
-            if chunk == 1:
-                raise
-            chunk = (chunk + 1) // 2
-            torch.cuda.empty_cache()
-            log.warning("ASMI ran out of device memory; going on with %d masks at a time", chunk)
-    return torch.cat(done)
 
 
 def run_subnetworks(
@@ -121,7 +102,7 @@ def run_subnetworks(
         ValueError: masks of the wrong shape, or not of zeros and ones.
     """
     heads = num_heads(model)
-    if masks.ndim != 2 or masks.shape[1] != heads:
+    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
             f"masks must have shape (S, H = {heads}), one column per query head, got "
             f"{tuple(masks.shape)}"
@@ -133,8 +114,13 @@ def run_subnetworks(
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
     if not unmasked_rows.all():
-        hidden[~unmasked_rows] = _run_in_chunks(
-            model, unmasked, layer, distinct[~unmasked_rows], memory_budget
+        masked = distinct[~unmasked_rows]
+        budget = memory_budget or default_budget(model.device)
+        chunk = budget // suffix_bytes_per_mask(model, len(unmasked.input_ids))
+        hidden[~unmasked_rows] = torch.cat(
+            in_chunks(
+                lambda part: run_suffix(model, unmasked, layer, masked[part]), len(masked), chunk
+            )
         )
     return Subnetworks(hidden, counts.float(), index)
 
@@ -172,8 +158,8 @@ def subnetwork_log_probs(
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer])
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
-        log_probs = readout(model, subnetworks.hidden)[subnetworks.index.to(model.device)]
-    return log_probs.clone()
+        log_probs = readout(model, subnetworks.hidden)
+    return log_probs[subnetworks.index.to(log_probs.device)]
 
 
 def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:
@@ -187,7 +173,9 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
     """
     keep_all = torch.ones(1, num_heads(model))
     replayed = readout(model, run_suffix(model, unmasked, layer, keep_all)[0])
-    output = model(input_ids=unmasked.input_ids[None].to(model.device), use_cache=False)
+    output = model(
+        input_ids=unmasked.input_ids[None].to(model.device), use_cache=False, return_dict=True
+    )
     ordinary = output.logits[0, unmasked.predicting].float().log_softmax(-1)
     difference = (replayed - ordinary.to(replayed.device)).abs().max().item()
     if not difference <= REPLAY_TOLERANCE.get(model.dtype, REPLAY_TOLERANCE_HALF):

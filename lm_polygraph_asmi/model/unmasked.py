@@ -76,6 +76,12 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
             f"the response is empty: {len(input_ids)} tokens, {prompt_length} of them prompt. "
             "There is no token to score"
         )
+    vocabulary = model.config.get_text_config().vocab_size
+    if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:
+        raise ValueError(
+            f"token ids must lie in [0, {vocabulary - 1}], the model's vocabulary, got "
+            f"{int(input_ids.min())} to {int(input_ids.max())}: is this the model's own tokenizer?"
+        )
     window = context_window(model)
     if window is not None and len(input_ids) > window:
         raise ValueError(

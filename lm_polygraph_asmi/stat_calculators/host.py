@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from lm_polygraph.utils.model import Model
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model import family_of
 
@@ -50,34 +50,42 @@ def prompt_ids(model: Model, text: str, row: int, stats: Mapping[str, Any]) -> I
     return ids
 
 
-def stop_strings(model: Model) -> list[str]:
-    """Strings that end a generation, as configured in `generation_params`."""
-    return list(getattr(model.generation_parameters, "stop_strings", None) or [])
+class Endings:
+    """What ends a generated answer, as configured in a LM-Polygraph model.
 
-
-def closes(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> bool:
-    """Whether the last token ends the answer: the end token, or the end of a stop string."""
-    if tokens[-1] == tokenizer.eos_token_id:
-        return True
-    return any(stop in tokenizer.decode(list(tokens)) for stop in stops)
-
-
-def response_ids(
-    tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, stops: list[str], batch_size: int
-) -> list[int]:
-    """A generated row as it would have come out of a batch of one.
-
-    In a larger batch a row that ended at a stop string goes on with padding until its longest
-    mate is done, and the host keeps that padding as if it were generated.
+    Args:
+        model: end tokens come from its tokenizer and its generation config, which may name
+            several; stop strings from `generation_params`.
     """
-    tokens = list(tokens)
-    if batch_size == 1 or not tokens:
+
+    def __init__(self, model: Model) -> None:
+        self.tokenizer = model.tokenizer
+        configured = model.model.generation_config.eos_token_id
+        several = configured if isinstance(configured, list) else [configured]
+        self.end_ids = {i for i in (*several, model.tokenizer.eos_token_id) if i is not None}
+        self.stop_strings = list(model.generation_parameters.stop_strings or [])
+
+    def closes(self, tokens: Sequence[int]) -> bool:
+        """Whether the last token ends the answer: an end token, or the end of a stop string."""
+        return tokens[-1] in self.end_ids or self._holds_stop_string(tokens)
+
+    def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
+        """A generated row as it would have come out of a batch of one.
+
+        In a larger batch a row that has ended goes on with padding until its longest mate is
+        done, and the host keeps that padding as if it were generated, unless it ended at
+        `tokenizer.eos_token_id`.
+        """
+        tokens = list(tokens)
+        if batch_size == 1:
+            return tokens
+        for length in range(1, len(tokens)):
+            if self.closes(tokens[:length]):
+                return tokens[:length]
         return tokens
-    if tokenizer.pad_token_id != tokenizer.eos_token_id:
-        while len(tokens) > 1 and tokens[-1] == tokenizer.pad_token_id:
-            tokens.pop()
-    for length in range(1, len(tokens)) if stops else ():
-        text = tokenizer.decode(tokens[:length])
-        if any(stop in text for stop in stops):
-            return tokens[:length]
-    return tokens
+
+    def _holds_stop_string(self, tokens: Sequence[int]) -> bool:
+        if not self.stop_strings:
+            return False
+        text = self.tokenizer.decode(list(tokens))
+        return any(stop in text for stop in self.stop_strings)

@@ -29,14 +29,8 @@ from lm_polygraph_asmi.model import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.memory import default_budget
-from lm_polygraph_asmi.stat_calculators.host import (
-    causal_model,
-    closes,
-    prompt_ids,
-    response_ids,
-    stop_strings,
-)
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks
+from lm_polygraph_asmi.stat_calculators.host import Endings, causal_model, prompt_ids
 from lm_polygraph_asmi.statistics import (
     CANDIDATES,
     COVERAGE_AT,
@@ -44,6 +38,13 @@ from lm_polygraph_asmi.statistics import (
     at_depth,
     masked_head_stats,
     require,
+)
+from lm_polygraph_asmi.validation import (
+    check_at_least_one,
+    check_depth,
+    check_mask_rate,
+    check_num_masks,
+    check_top_k,
 )
 
 log = logging.getLogger("lm_polygraph")
@@ -76,7 +77,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
     def __init__(
         self,
-        depths: Sequence[float] = (0.6,),
+        depths: Sequence[float] | float = (0.6,),
         num_masks: int | None = None,
         mask_rate: float | None = None,
         top_k: int = 64,
@@ -88,21 +89,24 @@ class MaskedHeadsCalculator(StatCalculator):
         details: bool = False,
     ) -> None:
         super().__init__()
+        depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
+        if not depths:
+            raise ValueError("depths must name at least one depth, such as [0.6]")
         for depth in depths:
-            target_layer(depth, 1)
-        if num_masks is not None and num_masks < 2:
-            raise ValueError(f"num_masks (S) must be at least 2, got {num_masks}")
-        if mask_rate is not None and not 0 < mask_rate < 1:
-            raise ValueError(f"mask_rate (p) must lie in (0, 1), got {mask_rate}")
-        if top_k < 1:
-            raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+            check_depth(depth)
+        if num_masks is not None:
+            check_num_masks(num_masks)
+        if mask_rate is not None:
+            check_mask_rate(mask_rate)
+        check_top_k(top_k)
+        check_at_least_one("memory_budget", memory_budget)
         for name, value, known in (
             ("mask_sampler", mask_sampler, "bernoulli"),
             ("scope", scope, "all"),
         ):
             if value != known:
                 raise ValueError(f"{name} must be {known!r}, got {value!r}")
-        self.depths = tuple(depths)
+        self.depths = depths
         self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
         self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
@@ -115,11 +119,7 @@ class MaskedHeadsCalculator(StatCalculator):
     def settings(self, model: PreTrainedModel, depth: float) -> Settings:
         """What this calculator uses on a model, derived values filled in."""
         heads, layers = num_heads(model), num_layers(model)
-        num_masks, mask_rate = self.num_masks, self.mask_rate
-        if num_masks is None or mask_rate is None:
-            derived = maths.operating_point(heads)
-            num_masks = num_masks or derived.num_masks
-            mask_rate = mask_rate or derived.mask_rate
+        mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
         return Settings(
             depth=depth,
             layer=target_layer(depth, layers),
@@ -149,15 +149,15 @@ class MaskedHeadsCalculator(StatCalculator):
             FloatingPointError: NaN or infinite logits.
         """
         transformer = causal_model(model)
-        stops = stop_strings(model)
+        endings = Endings(model)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
             prompt = prompt_ids(model, text, row, dependencies)
-            response = response_ids(tokens, model.tokenizer, stops, len(texts))
+            response = endings.response(tokens, len(texts))
             example = self.score(transformer, prompt, response)
-            example["asmi_closing"] = closes(response, model.tokenizer, stops)
+            example["asmi_closing"] = endings.closes(response)
             examples.append(example)
         return {name: [example[name] for example in examples] for name in examples[0]}
 
@@ -165,17 +165,18 @@ class MaskedHeadsCalculator(StatCalculator):
         self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
     ) -> dict[str, Any]:
         """All statistics of one prompt and response, `asmi_closing` apart."""
-        start = time.perf_counter()
         tokens = torch.tensor(response, dtype=prompt.dtype)
         input_ids = torch.cat([prompt.cpu(), tokens])
         by_depth = {depth: self.settings(model, depth) for depth in self.depths}
+        layers = [used.layer for used in by_depth.values()]
         with scoring_session(model, self.attention):
-            unmasked = run_unmasked(
-                model, input_ids, len(prompt), [used.layer for used in by_depth.values()]
-            )
             if self._checked is not model:
-                check_replay(model, unmasked, min(used.layer for used in by_depth.values()))
+                check_replay(
+                    model, run_unmasked(model, input_ids, len(prompt), layers), min(layers)
+                )
                 self._checked = model
+            start = time.perf_counter()
+            unmasked = run_unmasked(model, input_ids, len(prompt), layers)
             own = unmasked.log_probs(model).double()
             of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
             example = {
@@ -199,15 +200,20 @@ class MaskedHeadsCalculator(StatCalculator):
             used.num_masks, used.num_heads, used.mask_rate, torch.Generator().manual_seed(seed)
         )
         subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
-        # The distributions are (distinct masks, T, V): reduced a few positions at a time.
-        budget = self.memory_budget or default_budget(model.device)
+        # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
+        # few positions at a time.
         weight = unembedding(model)
-        bytes_per_position = 4 * len(subnetworks.hidden) * 4 * len(weight)
-        chunk = max(1, budget // bytes_per_position)
-        parts = [
-            self._reduce(readout(model, hidden), weight, subnetworks)
-            for hidden in subnetworks.hidden.split(chunk, dim=1)
-        ]
+        distinct, positions = subnetworks.hidden.shape[:2]
+        union = min(distinct * used.top_k, len(weight))
+        bytes_per_position = 16 * distinct * len(weight) + 16 * union**2
+        budget = self.memory_budget or default_budget(model.device)
+        parts = in_chunks(
+            lambda part: self._reduce(
+                readout(model, subnetworks.hidden[:, part]), weight, subnetworks
+            ),
+            positions,
+            budget // bytes_per_position,
+        )
         joined = {
             name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
             for name in parts[0]

@@ -1,6 +1,7 @@
 """The stat calculator of Adapt-ASMI's gate: diversity of the sampled responses."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,7 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.maths import response_diversity
 from lm_polygraph_asmi.model import response_embeddings, scoring_session
-from lm_polygraph_asmi.stat_calculators.host import (
-    causal_model,
-    prompt_ids,
-    response_ids,
-    stop_strings,
-)
+from lm_polygraph_asmi.stat_calculators.host import Endings, causal_model, prompt_ids
 from lm_polygraph_asmi.statistics import DIVERSITY, require
 
 log = logging.getLogger("lm_polygraph")
@@ -53,21 +49,18 @@ class ResponseDiversityCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """`asmi_diversity` and `asmi_num_responses`, one entry per example.
+        """The statistics in `statistics.DIVERSITY`, one entry per example.
 
         Fewer than two responses with a token give `NO_EVIDENCE`, with a warning.
         """
         transformer = causal_model(model)
-        stops = stop_strings(model)
-        diversities, numbers = [], []
+        endings = Endings(model)
+        diversities, numbers, seconds = [], [], []
         for row, (text, samples) in enumerate(
             zip(texts, require(dependencies, "sample_tokens"), strict=True)
         ):
-            responses = [
-                response_ids(tokens, model.tokenizer, stops, len(texts))
-                for tokens in samples
-                if len(tokens)
-            ]
+            start = time.perf_counter()
+            responses = [endings.response(tokens, len(texts)) for tokens in samples if len(tokens)]
             numbers.append(len(responses))
             if len(responses) < 2:
                 log.warning(
@@ -76,14 +69,20 @@ class ResponseDiversityCalculator(StatCalculator):
                     len(responses),
                     len(samples),
                 )
-                diversities.append(NO_EVIDENCE)
-                continue
-            with scoring_session(transformer, self.attention):
-                embeddings = response_embeddings(
-                    transformer, prompt_ids(model, text, row, dependencies), responses
-                )
-            diversities.append(response_diversity(embeddings))
-        return {"asmi_diversity": diversities, "asmi_num_responses": numbers}
+                diversity = NO_EVIDENCE
+            else:
+                with scoring_session(transformer, self.attention):
+                    embeddings = response_embeddings(
+                        transformer, prompt_ids(model, text, row, dependencies), responses
+                    )
+                diversity = response_diversity(embeddings)
+            diversities.append(diversity)
+            seconds.append(time.perf_counter() - start)
+        return {
+            "asmi_diversity": diversities,
+            "asmi_num_responses": numbers,
+            "asmi_diversity_seconds": seconds,
+        }
 
 
 def load_stat_calculator(

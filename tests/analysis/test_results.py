@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from click.testing import CliRunner
 
@@ -91,8 +92,11 @@ def test_no_run_in_the_folder(tmp_path):
 def test_several_seeds_in_the_folder(tmp_path):
     save(tmp_path, 1), save(tmp_path, 2)
     code, text = show(tmp_path)
-    assert code == 1
-    assert "several seeds, name one" in text
+    assert code == 0
+    assert "ue_manager_seed1" in text
+    assert "ue_manager_seed2" in text
+    with pytest.raises(ValueError, match="holds several seeds"):
+        load_run(tmp_path)
 
 
 def test_a_file_that_is_no_run(tmp_path):

@@ -146,6 +146,12 @@ def test_depth_outside_the_open_interval(depth):
         ASMI(depth=depth)
 
 
+@pytest.mark.parametrize("settings", [{"num_masks": 1}, {"mask_rate": 1.0}, {"mask_rate": 0}])
+def test_masks_out_of_range(settings):
+    with pytest.raises(ValueError, match=r"must (be at least 2|lie in \(0, 1\))"):
+        ASMI(**settings)
+
+
 def test_top_k_below_one():
     with pytest.raises(ValueError, match=r"top_k \(K\) must be at least 1"):
         SemASMI(top_k=0)

@@ -40,7 +40,7 @@ def test_counts_stand_for_repeated_masks(log_probs, unembedding):
 
 
 def test_certain_of_one_token_is_full_agreement(unembedding):
-    log_probs = torch.full((S, 1, V), -200.0)
+    log_probs = torch.full((S, 1, V), -torch.inf)
     log_probs[:, 0, 3] = 0
     assert semantic_agreement(log_probs, unembedding, 4).item() == pytest.approx(1)
 
@@ -48,14 +48,14 @@ def test_certain_of_one_token_is_full_agreement(unembedding):
 def test_certain_of_opposite_tokens_is_no_agreement():
     """Cosine -1 is clipped to 0."""
     unembedding = torch.tensor([[1.0, 0], [-1.0, 0]])
-    log_probs = torch.tensor([[[0.0, -200.0]], [[-200.0, 0.0]]])
+    log_probs = torch.eye(2)[:, None].log()
     assert semantic_agreement(log_probs, unembedding, 1).item() == 0
 
 
 def test_certain_of_synonyms_is_agreement():
     """Two tokens with parallel rows of the output projection count as one."""
     unembedding = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
-    log_probs = torch.tensor([[[0.0, -200.0]], [[-200.0, 0.0]]])
+    log_probs = torch.eye(2)[:, None].log()
     assert semantic_agreement(log_probs, unembedding, 1).item() == pytest.approx(1)
 
 
@@ -66,7 +66,7 @@ def test_a_zero_row_agrees_with_itself_alone(log_probs, unembedding):
 
 
 def test_one_mask_has_no_pair(log_probs, unembedding):
-    with pytest.raises(ValueError, match="at least 2 masks"):
+    with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2"):
         semantic_agreement(log_probs[:1], unembedding, 4)
 
 

@@ -60,9 +60,9 @@ def test_equal_distributions_carry_none(log_probs):
 
 def test_disjoint_certainties_reach_ln_s():
     """S one-hot distributions on S different tokens disagree as far as can be."""
-    log_probs = torch.full((S, 1, V), -200.0)
-    log_probs[torch.arange(S), 0, torch.arange(S)] = 0
+    log_probs = torch.eye(S)[:, None].log()
     assert mutual_information(log_probs, 1).item() == pytest.approx(math.log(S), abs=1e-12)
+    assert mutual_information(log_probs, S).item() <= math.log(S)
 
 
 def test_counts_stand_for_repeated_masks(log_probs):
@@ -87,8 +87,12 @@ def test_union_support_partitions_the_mass(log_probs):
     torch.testing.assert_close(support.top_probs.sum(-1), torch.ones(S, T, dtype=torch.float64))
     for t in range(T):
         union = {i for s in range(S) for i in log_probs[s, t].topk(4).indices.tolist()}
-        assert set(support.token_ids[t][support.valid[t]].tolist()) == union
-        assert not support.probs[:, t, ~support.valid[t]].any()
+        ids = support.token_ids[t].tolist()
+        assert set(ids[: len(union)]) == union
+        assert not support.probs[:, t, len(union) :].any()
+        torch.testing.assert_close(
+            support.probs[:, t, : len(union)], log_probs[:, t, ids[: len(union)]].double().exp()
+        )
 
 
 def test_top_k_coverage(log_probs):
@@ -106,7 +110,25 @@ def test_top_k_below_one(log_probs, top_k):
         mutual_information(log_probs, top_k)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_probability_zero_is_no_information(log_probs):
+    """Tokens no subnetwork can produce change nothing."""
+    padded = torch.cat([log_probs, torch.full((S, T, 9), -math.inf)], dim=-1)
+    torch.testing.assert_close(
+        mutual_information(padded, V + 9), mutual_information(log_probs, V), atol=1e-6, rtol=0
+    )
+
+
+def test_logits_are_refused(log_probs):
+    with pytest.raises(ValueError, match="apply log_softmax first"):
+        mutual_information(log_probs + 5, 8)
+
+
+def test_a_single_mask_is_refused(log_probs):
+    with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2, got 1"):
+        mutual_information(log_probs[:1], 8)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite_input_raises(log_probs, value):
     log_probs[2, 1, 5] = value
     with pytest.raises(FloatingPointError, match="NaN or infinity"):

@@ -34,5 +34,13 @@ def test_the_point_is_the_cheapest_admissible_corner(heads):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_too_few_heads(heads):
-    with pytest.raises(ValueError, match="set mask_rate and num_masks yourself"):
+    with pytest.raises(ValueError, match="set mask_rate yourself"):
         operating_point(heads)
+
+
+def test_what_is_given_stays_and_the_rest_follows():
+    assert operating_point(32, num_masks=80) == (0.15, 80)
+    # S is derived from the mask rate in force, not from the one it replaces.
+    assert operating_point(32, mask_rate=0.10) == (0.10, 62)
+    assert operating_point(2, mask_rate=0.5) == (0.5, 6)
+    assert operating_point(32, 7, 0.3) == (0.3, 7)

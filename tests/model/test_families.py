@@ -16,16 +16,22 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     target_layer,
 )
-from lm_polygraph_asmi.model.layers import output_projection
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
-from tests.families import CONFIGS, tiny_model
+from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model
 
 LAYER = 2
 
 
 def masks(num_masks: int = 9, seed: int = 0) -> torch.Tensor:
     return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(seed))
+
+
+def full_passes(model, input_ids, prompt_length, layer) -> torch.Tensor:
+    projection, axis = PROJECTIONS.get(model.tiny_name, LLAMA_LIKE)
+    return reference.subnetwork_log_probs(
+        model, projection.format(layer=layer), axis, input_ids, prompt_length, masks()
+    )
 
 
 def test_every_entry_of_the_table_has_a_tiny_model():
@@ -35,10 +41,7 @@ def test_every_entry_of_the_table_has_a_tiny_model():
 @pytest.mark.parametrize("layer", [0, LAYER, 3])
 def test_suffix_equals_full_passes(family_model, input_ids, layer):
     fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, masks())
-    projection = output_projection(family_model, layer)
-    slow = reference.subnetwork_log_probs(
-        family_model, projection, input_ids, PROMPT_LENGTH, masks()
-    )
+    slow = full_passes(family_model, input_ids, PROMPT_LENGTH, layer)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-2
@@ -54,13 +57,7 @@ def test_suffix_equals_full_passes_under_sdpa(family_model, input_ids):
     assert attention_of(family_model) == original
     family_model.set_attn_implementation("sdpa")
     try:
-        slow = reference.subnetwork_log_probs(
-            family_model,
-            output_projection(family_model, LAYER),
-            input_ids,
-            PROMPT_LENGTH,
-            masks(),
-        )
+        slow = full_passes(family_model, input_ids, PROMPT_LENGTH, LAYER)
     finally:
         family_model.set_attn_implementation(original)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
@@ -104,13 +101,7 @@ def test_response_embeddings_equal_separate_passes(family_model, input_ids):
 
 def test_one_token_response(family_model, input_ids):
     log_probs = subnetwork_log_probs(family_model, input_ids, len(input_ids) - 1, LAYER, masks())
-    slow = reference.subnetwork_log_probs(
-        family_model,
-        output_projection(family_model, LAYER),
-        input_ids,
-        len(input_ids) - 1,
-        masks(),
-    )
+    slow = full_passes(family_model, input_ids, len(input_ids) - 1, LAYER)
     assert log_probs.shape == (9, 1, 61)
     torch.testing.assert_close(log_probs, slow, atol=1e-5, rtol=0)
 
@@ -127,7 +118,7 @@ def test_unknown_family_is_refused_by_name(input_ids):
 
 @pytest.mark.parametrize(
     ("depth", "layers", "expected"),
-    [(0.6, 36, 22), (0.6, 32, 19), (0.6, 30, 18), (0.9, 32, 29), (0.99, 4, 3), (0.5, 5, 3)],
+    [(0.6, 36, 22), (0.6, 32, 19), (0.6, 30, 18), (0.9, 32, 29), (0.99, 4, 3), (0.5, 5, 2)],
 )
 def test_target_layer(depth, layers, expected):
     assert target_layer(depth, layers) == expected

@@ -1,10 +1,13 @@
 """What does not depend on the family: errors, memory, and the model left as it was."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
+    FAMILIES,
     attention_of,
     check_replay,
     response_embeddings,
@@ -186,6 +189,31 @@ def test_a_family_entry_that_does_not_fit_is_noticed(input_ids, monkeypatch):
         unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [2])
         with pytest.raises(RuntimeError, match="does not fit this model"):
             check_replay(model, unmasked, 2)
+
+
+def test_a_family_entry_that_names_another_module_is_noticed(input_ids, monkeypatch):
+    """Masking the inputs of the wrong projection would replay perfectly with all heads kept."""
+    wrong = replace(FAMILIES["LlamaForCausalLM"], output_projection="mlp.down_proj")
+    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", wrong)
+    with pytest.raises(RuntimeError, match=r"takes 48 inputs, the heads make 32.*FAMILIES"):
+        subnetwork_log_probs(tiny_model("llama"), input_ids, PROMPT_LENGTH, 2, masks())
+
+
+def test_tokens_outside_the_vocabulary(llama, input_ids):
+    input_ids[3] = 61
+    with pytest.raises(ValueError, match=r"token ids must lie in \[0, 60\]"):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks())
+
+
+def test_no_masks(llama, input_ids):
+    with pytest.raises(ValueError, match=r"masks must have shape"):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.ones(0, 4))
+
+
+def test_embeddings_of_a_one_layer_model(input_ids):
+    model = tiny_model("gpt2", n_layer=1)
+    with pytest.raises(ValueError, match="at least two layers"), scoring_session(model):
+        response_embeddings(model, input_ids[:3], [[4]])
 
 
 def test_bfloat16(input_ids):

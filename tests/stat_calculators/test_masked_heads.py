@@ -105,6 +105,10 @@ def test_settings_are_saved(model):
     assert tuple(used[name] for name in names) == expected
 
 
+def test_a_single_depth_needs_no_list(model):
+    assert "asmi_mi_d90" in run(model, TEXTS[:1], MaskedHeadsCalculator(depths=0.9))
+
+
 def test_batch_mates_and_order_change_nothing(model):
     """Prompts of different lengths: in a batch the host pads them on the left."""
     together = run(model, TEXTS)
@@ -188,6 +192,20 @@ def test_padding_behind_a_stop_string_is_no_answer(pad_is_eos):
     np.testing.assert_array_equal(together["asmi_mi_d60"][0], alone["asmi_mi_d60"][0])
 
 
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_a_second_end_token_ends_an_answer(pad_is_eos):
+    """Chat models end at tokens of their generation config, which the host does not look at."""
+    model = whitebox(pad_is_eos=pad_is_eos)
+    tokenizer = model.tokenizer
+    turn_end = 42
+    model.model.generation_config.eos_token_id = [tokenizer.eos_token_id, turn_end]
+    filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 2
+    stats = {"greedy_tokens": [[7, 8, turn_end, *filling], [7, 8, 9, 10, 11]]}
+    found = MaskedHeadsCalculator()(stats, TEXTS[:2], model)
+    assert found["asmi_tokens"][0].tolist() == [7, 8, turn_end]
+    assert found["asmi_closing"] == [True, False]
+
+
 def test_closing_token(model):
     eos = model.tokenizer.eos_token_id
     calculator = MaskedHeadsCalculator()
@@ -227,6 +245,9 @@ def test_prompt_that_was_tokenised_otherwise(model):
     [
         ({"depths": [0.6, 1.0]}, r"depth must lie in \(0, 1\)"),
         ({"depths": [0]}, r"depth must lie in \(0, 1\)"),
+        ({"depths": 60}, r"depth must lie in \(0, 1\)"),
+        ({"depths": []}, "at least one depth"),
+        ({"memory_budget": 0}, "memory_budget must be at least 1 or null"),
         ({"num_masks": 1}, r"num_masks \(S\) must be at least 2"),
         ({"mask_rate": 1.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
         ({"mask_rate": 0.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),

@@ -1,0 +1,38 @@
+"""Range checks of the settings, shared by everything that takes them."""
+
+
+def check_depth(depth: float) -> None:
+    """Raise ValueError unless `depth` is a share of the layers in (0, 1)."""
+    if not 0 < depth < 1:
+        raise ValueError(
+            f"depth must lie in (0, 1), a share of the layers such as 0.6, got {depth}"
+        )
+
+
+def check_top_k(top_k: int) -> None:
+    """Raise ValueError unless K is at least 1."""
+    if top_k < 1:
+        raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+
+
+def check_num_masks(num_masks: int) -> None:
+    """Raise ValueError unless S is at least 2."""
+    if num_masks < 2:
+        raise ValueError(
+            f"num_masks (S) must be at least 2, got {num_masks}: a single subnetwork has no other "
+            "to disagree with"
+        )
+
+
+def check_mask_rate(mask_rate: float) -> None:
+    """Raise ValueError unless p lies in (0, 1)."""
+    if not 0 < mask_rate < 1:
+        raise ValueError(
+            f"mask_rate (p) must lie in (0, 1), got {mask_rate}: 0 keeps every head, 1 keeps none"
+        )
+
+
+def check_at_least_one(name: str, value: int | None) -> None:
+    """Raise ValueError unless `value` is at least 1; None means a default."""
+    if value is not None and value < 1:
+        raise ValueError(f"{name} must be at least 1 or null, got {value}")

@@ -71,8 +71,8 @@ CONFIGS = {
 }
 
 
-# Where each model keeps the weight W_O of a layer, and the axis its head outputs come in on: written
-# out, not taken from the package, so that a wrong entry there cannot agree with itself.
+# Where each model keeps the weight W_O of a layer, and the axis its head outputs come in on. It is
+# written out, not taken from the package, so that a wrong entry there cannot agree with itself.
 PROJECTIONS = {
     "gpt-neox": ("gpt_neox.layers.{layer}.attention.dense", 1),
     "gpt2": ("transformer.h.{layer}.attn.c_proj", 0),

@@ -102,7 +102,7 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     )
     with initialize_config_dir(version_base=None, config_dir=str(elsewhere)):
         config = compose("mine")
-    OmegaConf.resolve(config)
+    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
     names = [str(FactoryEstimator()(e.name, e.cfg)) for e in config.estimators]
     assert names == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
     assert config.stat_calculators[1].cfg == {}

@@ -269,6 +269,7 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model)
     unembedding(model)
-    for depth in calculator.depths:
-        log.info("ASMI uses %s", calculator.settings(model, depth))
+    with scoring_session(model, calculator.attention):
+        for depth in calculator.depths:
+            log.info("ASMI uses %s", calculator.settings(model, depth))
     return calculator

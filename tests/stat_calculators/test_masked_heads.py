@@ -277,6 +277,12 @@ def test_unknown_family_is_refused_at_once():
         load_stat_calculator({}, environment)
 
 
+def test_attention_a_model_lacks_is_refused_at_once():
+    environment = SimpleNamespace(model=whitebox("gemma2-softcap"))
+    with pytest.raises(ValueError, match="set the option `attention` to null"):
+        load_stat_calculator({"attention": "sdpa"}, environment)
+
+
 def test_non_finite_logits_stop_the_run():
     model = whitebox()
     stats = greedy(model, TEXTS[:1])

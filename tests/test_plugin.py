@@ -89,7 +89,13 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
     assert "asmi_mi_d90" in config.save_stats
     assert config.estimators[-1].cfg.depth == 0.9
     assert config.estimators[-1].cfg.top_k == 256
-    gated = composed("asmi_coqa", "asmi.adapt_estimator.tau=0.5", "asmi.num_samples=4")
+    gated = composed(
+        "asmi_coqa",
+        "asmi.adapt_estimator.tau=0.5",
+        "asmi.num_samples=4",
+        "asmi.closing_token=false",
+    )
+    assert not any(e.cfg.closing_token for e in gated.estimators[-3:])
     assert "tau" not in gated.estimators[-2].cfg
     assert gated.estimators[-1].cfg.tau == 0.5
     assert gated.stat_calculators[-1].cfg.samples_n == 4
@@ -178,9 +184,9 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
         f"squad_file={questions}",
         "prompt_style=paper",
         "max_new_tokens=4",
-        f"hydra.run.dir={elsewhere}/run",
     )
-    run = load_run(elsewhere / "run")
+    (folder,) = elsewhere.glob("workdir/output/asmi_demo/*/*")
+    run = load_run(folder)
     assert run.scores.shape == (3, 9)
     assert np.isfinite(run.scores.to_numpy()).all()
     assert run.stats["target_texts"] == ["red", "None", "007"]
@@ -189,12 +195,12 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
     # A quiet console with a progress bar, and the whole log in the run folder.
     assert "3/3" in done.stderr
     assert "NEW BATCH" not in done.stdout + done.stderr
-    assert "NEW BATCH" in (elsewhere / "run" / "polygraph_eval.log").read_text()
+    assert "NEW BATCH" in (folder / "polygraph_eval.log").read_text()
     from click.testing import CliRunner
 
     from lm_polygraph_asmi.cli import main
 
-    shown = CliRunner().invoke(main, ["results", str(elsewhere / "run")])
+    shown = CliRunner().invoke(main, ["results", str(folder)])
     assert shown.exit_code == 0
     assert "RAUQ" in shown.output
 

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from lm_polygraph_asmi.analysis.prr import prr_with_error
 from lm_polygraph_asmi.analysis.results import Run
+from lm_polygraph_asmi.statistics import at_depth
 
 RIGHT = 0.5
 """Quality from which an answer counts as right."""
@@ -48,12 +49,19 @@ def notes(run: Run, metric: str) -> str:
         )
     if not finite.all():
         lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
+    if np.isclose(quality.min(), quality.max()):
+        lines.append("All answers are equally good (or bad): there are no errors to rank.")
     for used in run.settings():
         lines.append(
             f"ASMI at depth {used['depth']:.0%}: layer {used['layer']} of {used['num_layers']}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."
+        )
+        tokens = np.concatenate(run.stats[at_depth("asmi_mi", used["depth"])])
+        lines.append(
+            f"Masking response: MI_t of a token {tokens.mean():.4f} nats on average, "
+            f"{np.median(tokens):.4f} in the median."
         )
     drawn = run.stats.get("asmi_num_responses")
     if drawn:

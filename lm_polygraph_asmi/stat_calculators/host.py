@@ -63,7 +63,7 @@ class Endings:
         configured = model.model.generation_config.eos_token_id
         several = configured if isinstance(configured, list) else [configured]
         self.end_ids = {i for i in (*several, model.tokenizer.eos_token_id) if i is not None}
-        self.stop_strings = list(model.generation_parameters.stop_strings or [])
+        self.stop_strings = list(getattr(model.generation_parameters, "stop_strings", None) or [])
 
     def closes(self, tokens: Sequence[int]) -> bool:
         """Whether the last token ends the answer: an end token, or the end of a stop string."""

@@ -32,7 +32,16 @@ def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.
             ("sequence", "Perplexity"): [3.0, 1.0, 2.0, 4.0],
             ("token", "TokenEntropy"): [np.array([1.0, 2.0])],
         },
-        "stats": {"asmi_settings_d60": [SETTINGS] * 4, "asmi_seconds": [9.0, 1.0, 2.0, 1.0]},
+        "stats": {
+            "asmi_settings_d60": [SETTINGS] * 4,
+            "asmi_seconds": [9.0, 1.0, 2.0, 1.0],
+            "asmi_mi_d60": [
+                np.array([0.1]),
+                np.array([0.2, 0.9]),
+                np.array([0.0]),
+                np.array([0.2]),
+            ],
+        },
     }
     torch.save(content, file)
     return file
@@ -61,6 +70,7 @@ def test_table_in_the_terminal(tmp_path):
     assert "ASMI (60%, K=64) │ +1.00" in text
     assert "Right answers (Rouge_rougeL at least 0.5): 50%" in text
     assert "never compare with AlignScore" in text
+    assert "MI_t of a token 0.2800 nats on average, 0.2000 in the median" in text
     assert "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64" in text
 
 
@@ -75,6 +85,7 @@ def test_all_answers_equally_good(tmp_path):
     code, text = show(save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0)))
     assert code == 0
     assert "undefined" in text
+    assert "there are no errors to rank" in text
 
 
 def test_unfinished_run(tmp_path):

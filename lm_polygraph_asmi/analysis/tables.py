@@ -58,11 +58,13 @@ def notes(run: Run, metric: str) -> str:
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."
         )
-        tokens = np.concatenate(run.stats[at_depth("asmi_mi", used["depth"])])
-        lines.append(
-            f"Masking response: MI_t of a token {tokens.mean():.4f} nats on average, "
-            f"{np.median(tokens):.4f} in the median."
-        )
+        saved = run.stats.get(at_depth("asmi_mi", used["depth"]))
+        if saved:
+            tokens = np.concatenate(saved)
+            lines.append(
+                f"Masking response: MI_t of a token {tokens.mean():.4f} nats on average, "
+                f"{np.median(tokens):.4f} in the median."
+            )
     drawn = run.stats.get("asmi_num_responses")
     if drawn:
         lines.append(f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers (median).")

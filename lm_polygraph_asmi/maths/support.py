@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lm_polygraph_asmi.validation import check_num_masks, check_top_k
 
-NORMALISED = 1e-3
-"""Largest |log of the total mass| that rounding explains."""
+NORMALISED, NORMALISED_HALF = 1e-3, 0.1
+"""Largest |log of the total mass| that rounding explains, in 32 and in 16 bits."""
 
 
 def check_log_probs(
@@ -23,13 +23,14 @@ def check_log_probs(
         FloatingPointError: NaN or plus infinity.
     """
     check_num_masks(len(log_probs) if counts is None else int(counts.sum()))
-    total = log_probs.logsumexp(-1)
+    total = log_probs.float().logsumexp(-1)
+    tolerance = NORMALISED if log_probs.dtype.itemsize >= 4 else NORMALISED_HALF
     if total.isnan().any() or total.isposinf().any():
         raise FloatingPointError(
             "log-probabilities hold NaN or infinity: the masked model overflowed. Load it in "
             "bfloat16 or float32 rather than float16"
         )
-    if (total.abs() > NORMALISED).any():
+    if (total.abs() > tolerance).any():
         raise ValueError(
             f"log_probs must be natural log-probabilities whose rows sum to one, got a row of log "
             f"mass {total.flatten()[total.abs().argmax()].item():.3g}: apply log_softmax first"

@@ -123,6 +123,14 @@ def test_logits_are_refused(log_probs):
         mutual_information(log_probs + 5, 8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_floating_point_type_will_do(log_probs, dtype):
+    rounded = log_probs.to(dtype)
+    torch.testing.assert_close(
+        mutual_information(rounded, 8), mutual_information(log_probs, 8), atol=0.02, rtol=0
+    )
+
+
 def test_a_single_mask_is_refused(log_probs):
     with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2, got 1"):
         mutual_information(log_probs[:1], 8)

@@ -2,6 +2,7 @@
 
 - `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
   accepts scripts by absolute path only when its config was found by a plugin.
+- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none.
 - `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
 - `${asmi_squad:FILE,STYLE,CLOSED_BOOK,LIMIT}`: folder of a dataset built from a SQuAD-format
@@ -11,13 +12,18 @@
 
 from collections.abc import Sequence
 
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lm_polygraph_asmi.configs_path import configs_path
 
 
 def _path(relative: str) -> str:
     return str(configs_path() / relative)
+
+
+def _node(key: str, _root_: DictConfig) -> DictConfig:
+    node = OmegaConf.select(_root_, key)
+    return DictConfig({}) if node is None else node
 
 
 def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
@@ -53,6 +59,7 @@ def register_resolvers() -> None:
     """Make the resolvers known to OmegaConf; repeated calls do no harm."""
     for name, function in (
         ("asmi_path", _path),
+        ("asmi_node", _node),
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),
         ("asmi_squad", _squad),

@@ -104,11 +104,11 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     """Without a node `asmi` they give the defaults, as the README says."""
     (elsewhere / "mine.yaml").write_text(
-        "defaults:\n  - estimators: asmi\n  - stat_calculators: asmi\n"
+        "defaults:\n  - estimators: asmi\n  - stat_calculators: asmi\n  - _self_\n"
     )
     with initialize_config_dir(version_base=None, config_dir=str(elsewhere)):
         config = compose("mine")
-    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+    OmegaConf.resolve(config)  # what `--cfg job --resolve` does
     names = [str(FactoryEstimator()(e.name, e.cfg)) for e in config.estimators]
     assert names == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
     assert config.stat_calculators[1].cfg == {}

@@ -45,7 +45,7 @@ def notes(run: Run, metric: str) -> str:
     ]
     if metric.startswith("Rouge"):
         lines.append(
-            "Quality is ROUGE-L of normalised answers: never compare with AlignScore figures."
+            "Quality is ROUGE overlap with the reference: never compare with AlignScore figures."
         )
     if not finite.all():
         lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")

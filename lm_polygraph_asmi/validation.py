@@ -1,5 +1,7 @@
 """Range checks of the settings, shared by everything that takes them."""
 
+from collections.abc import Iterable
+
 
 def check_depth(depth: float) -> None:
     """Raise ValueError unless `depth` is a share of the layers in (0, 1)."""
@@ -36,3 +38,16 @@ def check_at_least_one(name: str, value: int | None) -> None:
     """Raise ValueError unless `value` is at least 1; None means a default."""
     if value is not None and value < 1:
         raise ValueError(f"{name} must be at least 1 or null, got {value}")
+
+
+def check_settings(
+    depths: Iterable[float], top_k: int, num_masks: int | None, mask_rate: float | None
+) -> None:
+    """Raise ValueError unless all are in range; an S or p of None is derived later."""
+    for depth in depths:
+        check_depth(depth)
+    check_top_k(top_k)
+    if num_masks is not None:
+        check_num_masks(num_masks)
+    if mask_rate is not None:
+        check_mask_rate(mask_rate)

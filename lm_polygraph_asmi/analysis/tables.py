@@ -27,9 +27,9 @@ def prr_table(run: Run, metric: str) -> Table:
     table.add_column("± SE", justify="right")
     for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
         style = "bold" if "ASMI" in name else None
-        value, error = (
-            ("undefined", "") if np.isnan(prr.value) else (f"{prr.value:+.2f}", f"{prr[1]:.2f}")
-        )
+        undefined = np.isnan(prr.value)
+        value = "undefined" if undefined else f"{prr.value:+.2f}"
+        error = "" if undefined else f"{prr.standard_error:.2f}"
         table.add_row(name, value, error, style=style)
     return table
 

@@ -8,12 +8,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.statistics import at_depth, require
-from lm_polygraph_asmi.validation import (
-    check_depth,
-    check_mask_rate,
-    check_num_masks,
-    check_top_k,
-)
+from lm_polygraph_asmi.validation import check_settings
 
 
 class MaskedHeadsEstimator(Estimator):
@@ -55,12 +50,7 @@ class MaskedHeadsEstimator(Estimator):
         seed: int = 0,
         closing_token: bool = True,
     ) -> None:
-        check_depth(depth)
-        check_top_k(top_k)
-        if num_masks is not None:
-            check_num_masks(num_masks)
-        if mask_rate is not None:
-            check_mask_rate(mask_rate)
+        check_settings([depth], top_k, num_masks, mask_rate)
         self.depth = depth
         self.closing_token = closing_token
         self.expected: dict[str, Any] = {

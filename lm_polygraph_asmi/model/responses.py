@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers
-from lm_polygraph_asmi.model.unmasked import validate_sequence
+from lm_polygraph_asmi.model.unmasked import split_hidden, validate_sequence
 
 
 class _Reached(Exception):
@@ -22,7 +22,7 @@ def _states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Te
     """hidden_states[layer] of an ordinary pass, without running the layers above."""
 
     def stop(_: nn.Module, args: tuple, kwargs: dict) -> None:
-        raise _Reached(args[0] if args else kwargs["hidden_states"])
+        raise _Reached(split_hidden(args, kwargs)[0])
 
     handle = decoder_layers(model)[layer].register_forward_pre_hook(stop, with_kwargs=True)
     try:
@@ -52,14 +52,12 @@ def response_embeddings(
     layer = num_layers(model) // 2
     if layer == 0:
         raise ValueError("response embeddings need a model of at least two layers, got one")
-    for response in responses:
-        sequence = torch.cat([prompt_ids.cpu(), torch.tensor(response, dtype=torch.long)])
-        validate_sequence(model, sequence, len(prompt_ids))
-    lengths = torch.tensor([len(response) for response in responses])
+    ids = [torch.tensor(response, dtype=torch.long) for response in responses]
+    for response in ids:
+        validate_sequence(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
+    lengths = torch.tensor([len(response) for response in ids])
     # Right padding needs no mask: under causal attention no token sees what follows it.
-    tokens = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(response) for response in responses], batch_first=True
-    )
+    tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     # A plain cache keeps the whole prompt; sliding windows are then imposed by the mask alone.
     cache = DynamicCache()
     device = model.device

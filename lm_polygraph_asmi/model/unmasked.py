@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -46,18 +45,22 @@ class UnmaskedPass:
 
     input_ids: Int[Tensor, " N"]
     prompt_length: int
-    layer_inputs: dict[int, Float[Tensor, "1 N D"]] = field(default_factory=dict)
-    layer_calls: dict[int, LayerCall] = field(default_factory=dict)
-    final_hidden: Float[Tensor, "T D"] = field(default_factory=lambda: torch.empty(0, 0))
+    layer_inputs: dict[int, Float[Tensor, "1 N D"]]
+    layer_calls: dict[int, LayerCall]
+    final_hidden: Float[Tensor, "T D"]
 
     @property
     def predicting(self) -> slice:
         """Positions whose output distribution predicts the response tokens."""
-        return slice(self.prompt_length - 1, len(self.input_ids) - 1)
+        return _predicting(self.input_ids, self.prompt_length)
 
     def log_probs(self, model: PreTrainedModel) -> Float[Tensor, "T V"]:
         """The model's own next-token log-probabilities at the response positions."""
         return readout(model, self.final_hidden)
+
+
+def _predicting(input_ids: Tensor, prompt_length: int) -> slice:
+    return slice(prompt_length - 1, len(input_ids) - 1)
 
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
@@ -90,7 +93,7 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
         )
 
 
-def _hidden_first(args: tuple, kwargs: dict) -> tuple[Tensor, LayerCall]:
+def split_hidden(args: tuple, kwargs: dict) -> tuple[Tensor, LayerCall]:
     """Split a decoder layer's arguments into its hidden states and the rest."""
     if args:
         return args[0], LayerCall(args[1:], dict(kwargs))
@@ -121,15 +124,15 @@ def run_unmasked(
             raise ValueError(
                 f"layer must be in [0, {total - 1}] for a {total}-layer model, got {layer}"
             )
-    unmasked = UnmaskedPass(input_ids, prompt_length)
+    layer_inputs: dict[int, Tensor] = {}
+    layer_calls: dict[int, LayerCall] = {}
     final: list[Tensor] = []
 
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            hidden, call = _hidden_first(args, kwargs)
-            unmasked.layer_calls[index] = call
+            hidden, layer_calls[index] = split_hidden(args, kwargs)
             if index in targets:
-                unmasked.layer_inputs[index] = hidden
+                layer_inputs[index] = hidden
 
         return hook
 
@@ -142,10 +145,5 @@ def run_unmasked(
         hooks.callback(handle.remove)
         # The base model stops before the output projection, which only T positions need.
         model.base_model(input_ids=input_ids[None].to(model.device), use_cache=False)
-    return UnmaskedPass(
-        input_ids,
-        prompt_length,
-        unmasked.layer_inputs,
-        unmasked.layer_calls,
-        final[0][0, unmasked.predicting],
-    )
+    final_hidden = final[0][0, _predicting(input_ids, prompt_length)]
+    return UnmaskedPass(input_ids, prompt_length, layer_inputs, layer_calls, final_hidden)

@@ -39,13 +39,7 @@ from lm_polygraph_asmi.statistics import (
     masked_head_stats,
     require,
 )
-from lm_polygraph_asmi.validation import (
-    check_at_least_one,
-    check_depth,
-    check_mask_rate,
-    check_num_masks,
-    check_top_k,
-)
+from lm_polygraph_asmi.validation import check_at_least_one, check_settings
 
 log = logging.getLogger("lm_polygraph")
 
@@ -92,13 +86,7 @@ class MaskedHeadsCalculator(StatCalculator):
         depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        for depth in depths:
-            check_depth(depth)
-        if num_masks is not None:
-            check_num_masks(num_masks)
-        if mask_rate is not None:
-            check_mask_rate(mask_rate)
-        check_top_k(top_k)
+        check_settings(depths, top_k, num_masks, mask_rate)
         check_at_least_one("memory_budget", memory_budget)
         for name, value, known in (
             ("mask_sampler", mask_sampler, "bernoulli"),

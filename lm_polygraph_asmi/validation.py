@@ -2,6 +2,12 @@
 
 from collections.abc import Iterable
 
+SCOPES = ("all", "response")
+"""Positions at which heads are masked: every one, or those that predict the response."""
+
+MASK_SAMPLERS = ("bernoulli", "balanced")
+"""How masks are drawn; see `maths.sample_head_masks`."""
+
 
 def check_depth(depth: float) -> None:
     """Raise ValueError unless `depth` is a share of the layers in (0, 1)."""
@@ -40,8 +46,28 @@ def check_at_least_one(name: str, value: int | None) -> None:
         raise ValueError(f"{name} must be at least 1 or null, got {value}")
 
 
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_scope(scope: str) -> None:
+    """Raise ValueError unless `scope` is one of `SCOPES`."""
+    _check_one_of("scope", scope, SCOPES)
+
+
+def check_mask_sampler(mask_sampler: str) -> None:
+    """Raise ValueError unless `mask_sampler` is one of `MASK_SAMPLERS`."""
+    _check_one_of("mask_sampler", mask_sampler, MASK_SAMPLERS)
+
+
 def check_settings(
-    depths: Iterable[float], top_k: int, num_masks: int | None, mask_rate: float | None
+    depths: Iterable[float],
+    top_k: int,
+    num_masks: int | None,
+    mask_rate: float | None,
+    mask_sampler: str,
+    scope: str,
 ) -> None:
     """Raise ValueError unless all are in range; an S or p of None is derived later."""
     for depth in depths:
@@ -51,3 +77,5 @@ def check_settings(
         check_num_masks(num_masks)
     if mask_rate is not None:
         check_mask_rate(mask_rate)
+    check_mask_sampler(mask_sampler)
+    check_scope(scope)

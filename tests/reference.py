@@ -10,19 +10,37 @@ import torch
 from torch import Tensor, nn
 
 
-def without_heads(model: nn.Module, projection: str, axis: int, mask: Tensor) -> nn.Module:
+class ByPosition(nn.Module):
+    """One projection at some positions of a sequence, another at the rest."""
+
+    def __init__(self, inside: nn.Module, outside: nn.Module, positions: slice) -> None:
+        super().__init__()
+        self.inside, self.outside, self.positions = inside, outside, positions
+
+    def forward(self, heads: Tensor) -> Tensor:
+        projected = self.outside(heads).clone()
+        projected[:, self.positions] = self.inside(heads)[:, self.positions]
+        return projected
+
+
+def without_heads(
+    model: nn.Module, projection: str, axis: int, mask: Tensor, positions: slice
+) -> nn.Module:
     """A copy of the model whose masked heads have no weight in the output projection of a layer.
 
     A head output multiplied by zero and a head whose rows of W_O are zero are the same thing; no
     hook is involved.
     """
     copied = copy.deepcopy(model)
-    weight = copied.get_submodule(projection).weight
+    parent, _, name = projection.rpartition(".")
+    whole = copied.get_submodule(projection)
+    weight = (masked := copy.deepcopy(whole)).weight
     width = weight.shape[axis] // len(mask)
     with torch.no_grad():
         for head, keep in enumerate(mask.tolist()):
             if not keep:
                 weight.narrow(axis, head * width, width).zero_()
+    setattr(copied.get_submodule(parent), name, ByPosition(masked, whole, positions))
     return copied
 
 
@@ -33,14 +51,17 @@ def subnetwork_log_probs(
     input_ids: Tensor,
     prompt_length: int,
     masks: Tensor,
+    scope: str = "all",
 ) -> Tensor:
     """S full passes, one mask after the other; (S, T, V)."""
+    predicting = slice(prompt_length - 1, len(input_ids) - 1)
+    positions = predicting if scope == "response" else slice(None)
     rows = []
     for mask in masks:
         with torch.no_grad():
-            masked = without_heads(model, projection, axis, mask)
+            masked = without_heads(model, projection, axis, mask, positions)
             logits = masked(input_ids=input_ids[None], use_cache=False).logits[0]
-        rows.append(logits[prompt_length - 1 : -1].float().log_softmax(-1))
+        rows.append(logits[predicting].float().log_softmax(-1))
     return torch.stack(rows)
 
 

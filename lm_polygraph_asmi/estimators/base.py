@@ -50,7 +50,7 @@ class MaskedHeadsEstimator(Estimator):
         seed: int = 0,
         closing_token: bool = True,
     ) -> None:
-        check_settings([depth], top_k, num_masks, mask_rate)
+        check_settings([depth], top_k, num_masks, mask_rate, mask_sampler, scope)
         self.depth = depth
         self.closing_token = closing_token
         self.expected: dict[str, Any] = {

@@ -19,6 +19,12 @@ def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
     return decoder_layers(model)[layer].get_submodule(family_of(model).output_projection)
 
 
+def attention_module(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The module that ends in the output projection."""
+    path, _, _ = family_of(model).output_projection.rpartition(".")
+    return decoder_layers(model)[layer].get_submodule(path)
+
+
 def final_norm(model: PreTrainedModel) -> nn.Module:
     return model.get_submodule(family_of(model).final_norm)
 

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.layers import heads_width
+from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
 Result = TypeVar("Result")
@@ -26,18 +27,27 @@ def default_budget(device: torch.device) -> int:
     return CPU_BUDGET
 
 
-def suffix_bytes_per_mask(model: PreTrainedModel, num_tokens: int) -> int:
-    """Peak bytes of one layer's activations for one mask over `num_tokens` positions.
+def pass_bytes(model: PreTrainedModel, num_queries: int, num_keys: int) -> int:
+    """Peak bytes of one decoder layer's activations over `num_queries` positions in all.
 
-    A count of the tensors alive at once in a decoder layer: residual stream and norm output, the
-    attention projections, the gated MLP, and the score matrices of eager attention.
+    A count of the tensors alive at once: residual stream and norm output, the attention
+    projections, the gated MLP, and, under eager attention, the score matrices.
+
+    Args:
+        num_keys: how many positions each of them attends to.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
-    per_token = 4 * hidden + max(4 * heads_width(model), 3 * intermediate)
-    scores = 3 * config.num_attention_heads * num_tokens
-    return num_tokens * (per_token + scores) * model.dtype.itemsize
+    per_query = 4 * hidden + max(4 * heads_width(model), 3 * intermediate)
+    if attention_of(model) == "eager":
+        per_query += 3 * config.num_attention_heads * num_keys
+    return num_queries * (per_query * model.dtype.itemsize + num_keys)
+
+
+def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:
+    """How many of `total` items fit into `budget` bytes together; at least one."""
+    return max((n for n in range(1, total + 1) if bytes_of(n) <= budget), default=1)
 
 
 def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Result]:

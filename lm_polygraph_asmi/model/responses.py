@@ -7,28 +7,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers
-from lm_polygraph_asmi.model.unmasked import split_hidden, validate_sequence
-
-
-class _Reached(Exception):
-    """Carries the states out of a forward pass that need not go on."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
+from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
 def _states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Tensor:
     """hidden_states[layer] of an ordinary pass, without running the layers above."""
 
-    def stop(_: nn.Module, args: tuple, kwargs: dict) -> None:
-        raise _Reached(split_hidden(args, kwargs)[0])
+    def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        hidden, _ = LayerCall.split(module, args, kwargs)
+        raise Reached(hidden)
 
     handle = decoder_layers(model)[layer].register_forward_pre_hook(stop, with_kwargs=True)
     try:
         model.base_model(**inputs)
-    except _Reached as reached:
-        return reached.hidden
+    except Reached as reached:
+        (hidden,) = reached.tensors
+        return hidden
     finally:
         handle.remove()
     raise AssertionError("a decoder layer was never called")

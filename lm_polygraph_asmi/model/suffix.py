@@ -1,25 +1,30 @@
 """The masked passes: the layers from the target layer on, once per head mask."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.model.layer_call import MASKABLE, replaced_forward
 from lm_polygraph_asmi.model.layers import (
+    attention_module,
     decoder_layers,
     final_norm,
-    heads_width,
     num_heads,
     num_layers,
     output_projection,
     readout,
 )
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks, suffix_bytes_per_mask
-from lm_polygraph_asmi.model.session import scoring_session
+from lm_polygraph_asmi.model.memory import (
+    default_budget,
+    in_chunks,
+    largest_chunk,
+    pass_bytes,
+)
+from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
 
 # Largest difference in a log-probability between a replayed and an ordinary pass that the
@@ -43,42 +48,82 @@ class Subnetworks:
     index: Int[Tensor, " S"]
 
 
-@contextmanager
-def masked_heads(
-    model: PreTrainedModel, layer: int, masks: Shaped[Tensor, "B H"]
-) -> Iterator[None]:
-    """Multiply each batch row's head outputs by its mask before the layer's output projection.
+def masked_layer(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    positions: slice,
+) -> Float[Tensor, "B n D"]:
+    """What the target layer returns at some positions under each mask.
 
-    Every position is masked and nothing is rescaled, as in the paper.
+    Its attention is that of the unmasked pass: a mask multiplies the head outputs before the
+    output projection, without rescaling, and nothing in the layer that follows mixes positions.
     """
-    width = heads_width(model)
+    target, module = unmasked.targets[layer], decoder_layers(model)[layer]
+    heads = target.heads[:, positions]
+    mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
+    projection = output_projection(model, layer)
 
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        heads = args[0]
-        if heads.shape[-1] != width:
-            raise RuntimeError(
-                f"the output projection takes {heads.shape[-1]} inputs, the heads make {width}: "
-                "its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
-            )
-        mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
-        return (heads * mask[:, None, :], *args[1:])
+    def attention(*_: Any, **__: Any) -> tuple[Tensor, None]:
+        return projection(heads * mask[:, None, :]), None
 
-    handle = output_projection(model, layer).register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    with replaced_forward(attention_module(model, layer), attention):
+        hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
+        return unmasked.calls[layer].replay(module, hidden)
+
+
+def masked_everywhere(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """Last layer's output at the response positions, heads masked at every position.
+
+    The last layer makes keys and values at all positions and does the rest at T of them.
+    """
+    last = num_layers(model) - 1
+    if layer == last:
+        return masked_layer(model, unmasked, layer, masks, unmasked.predicting)
+    hidden = masked_layer(model, unmasked, layer, masks, slice(None))
+    for index in range(layer + 1, last):
+        hidden = unmasked.calls[index].replay(decoder_layers(model)[index], hidden)
+    call, module = unmasked.calls[last], decoder_layers(model)[last]
+    before, predicting = unmasked.before, unmasked.predicting
+    if before.stop == 0 or attention_of(model) not in MASKABLE:
+        return call.replay(module, hidden)[:, predicting]
+    past = call.keys_values(module, hidden[:, before], before)
+    return call.replay_after(
+        module, hidden[:, predicting], past, predicting, call.allowed(predicting)
+    )
+
+
+def masked_in_response(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """Last layer's output at the response positions, heads masked at these positions alone.
+
+    Keys and values before them are those of the unmasked pass, so all subnetworks stand behind
+    one another in a single sequence after them, each blind to the others.
+    """
+    hidden = masked_layer(model, unmasked, layer, masks, unmasked.predicting)
+    copies, length, width = hidden.shape
+    hidden = hidden.reshape(1, copies * length, width)
+    places = torch.arange(unmasked.predicting.start, unmasked.predicting.stop).repeat(copies)
+    for index in range(layer + 1, num_layers(model)):
+        call = unmasked.calls[index]
+        known, own = call.allowed(unmasked.predicting).split([unmasked.before.stop, length], dim=1)
+        allowed = torch.cat([known.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1)
+        hidden = call.replay_after(
+            decoder_layers(model)[index], hidden, unmasked.known[index], places, allowed
+        )
+    return hidden.reshape(copies, length, width)
 
 
 def run_suffix(
     model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
-    """Final states at the response positions under each mask, all masks in one batch."""
-    hidden = unmasked.layer_inputs[layer].expand(len(masks), -1, -1)
-    with masked_heads(model, layer, masks):
-        for index in range(layer, num_layers(model)):
-            hidden = unmasked.layer_calls[index].replay(decoder_layers(model)[index], hidden)
-    return final_norm(model)(hidden[:, unmasked.predicting])
+    """States after the final norm at the response positions, all masks in one pass."""
+    run = masked_in_response if unmasked.scope == "response" else masked_everywhere
+    return final_norm(model)(run(model, unmasked, layer, masks))
 
 
 def run_subnetworks(
@@ -90,8 +135,9 @@ def run_subnetworks(
 ) -> Subnetworks:
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
-    Call it inside `scoring_session`, with `layer` among the target layers of `unmasked`. The
-    result does not depend on the budget beyond rounding.
+    Heads are masked where the scope of `unmasked` says. Call it inside `scoring_session`, with
+    `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
+    rounding.
 
     Args:
         memory_budget: bytes the passes may use above weights and cached states; by default half of
@@ -99,7 +145,8 @@ def run_subnetworks(
             and nothing computed is lost.
 
     Raises:
-        ValueError: masks of the wrong shape, or not of zeros and ones.
+        ValueError: masks of the wrong shape or not of zeros and ones, or scope "response" under an
+            attention implementation that takes no explicit mask.
     """
     heads = num_heads(model)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
@@ -109,14 +156,27 @@ def run_subnetworks(
         )
     if not ((masks == 0) | (masks == 1)).all():
         raise ValueError("masks must hold 1 (keep) and 0 (mask) only")
+    if unmasked.scope == "response" and attention_of(model) not in MASKABLE:
+        raise ValueError(
+            f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
+            f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
+        )
     distinct, index, counts = masks.unique(dim=0, return_inverse=True, return_counts=True)
     unmasked_rows = distinct.all(dim=1)
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
     if not unmasked_rows.all():
         masked = distinct[~unmasked_rows]
+        positions = len(unmasked.input_ids) - 1
+
+        def bytes_of(chunk: int) -> int:
+            if unmasked.scope == "all":
+                return pass_bytes(model, chunk * positions, positions)
+            queries = chunk * (unmasked.predicting.stop - unmasked.predicting.start)
+            return pass_bytes(model, queries, unmasked.before.stop + queries)
+
         budget = memory_budget or default_budget(model.device)
-        chunk = budget // suffix_bytes_per_mask(model, len(unmasked.input_ids))
+        chunk = largest_chunk(len(masked), bytes_of, budget)
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
                 lambda part: run_suffix(model, unmasked, layer, masked[part]), len(masked), chunk
@@ -132,14 +192,16 @@ def subnetwork_log_probs(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     *,
+    scope: str = "all",
     attention: str | None = None,
     memory_budget: int | None = None,
 ) -> Float[Tensor, "S T V"]:
     """Next-token log-probabilities of S subnetworks over a fixed response, by teacher forcing.
 
     Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full forward
-    passes whose heads at `layer` are masked before the output projection at every position.
-    Source: Algorithm 1 of the paper, lines 2 to 6.
+    passes whose heads at `layer` are masked before the output projection at every position
+    (scope "all"; source: Algorithm 1 of the paper, lines 2 to 6), or only at the positions that
+    predict the response, input_ids[prompt_length - 1 : N - 1] (scope "response").
 
     Args:
         model: a transformers causal language model of a family in `FAMILIES`; left as found.
@@ -147,6 +209,7 @@ def subnetwork_log_probs(
         prompt_length: number of prompt tokens, at least 1.
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
+        scope: positions at which heads are masked, "all" or "response".
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 
@@ -156,7 +219,7 @@ def subnetwork_log_probs(
         FloatingPointError: NaN or infinite logits.
     """
     with scoring_session(model, attention):
-        unmasked = run_unmasked(model, input_ids, prompt_length, [layer])
+        unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
         log_probs = readout(model, subnetworks.hidden)
     return log_probs[subnetworks.index.to(log_probs.device)]

@@ -3,64 +3,75 @@
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.model.layer_call import KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
     decoder_layers,
     final_norm,
+    heads_width,
     num_layers,
+    output_projection,
     readout,
 )
+from lm_polygraph_asmi.validation import check_scope
 
 
 @dataclass(frozen=True)
-class LayerCall:
-    """What a decoder layer was called with, besides the hidden states."""
+class TargetInput:
+    """What enters a target layer and its output projection; N positions.
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    Attributes:
+        hidden: hidden states entering the layer.
+        heads: its concatenated head outputs, W = H times the width of a head.
+    """
 
-    def replay(self, layer: nn.Module, hidden: Tensor) -> Tensor:
-        """Call the layer again on other hidden states of any batch size."""
-        output = layer(hidden, *self.args, **self.kwargs)
-        return output[0] if isinstance(output, tuple) else output
+    hidden: Float[Tensor, "1 N D"]
+    heads: Float[Tensor, "1 N W"]
 
 
 @dataclass(frozen=True)
 class UnmaskedPass:
     """The unmasked forward pass of one example.
 
+    It runs over all tokens but the last, which predicts nothing that is scored.
+
     Attributes:
-        input_ids: prompt and response, N tokens.
-        prompt_length: number of prompt tokens; T = N - prompt_length.
-        layer_inputs: hidden states entering each requested target layer, (1, N, D).
-        layer_calls: the other arguments of every layer from the first target layer on.
+        input_ids: prompt and response, N + 1 tokens.
+        prompt_length: number of prompt tokens; T = N + 1 - prompt_length.
+        targets: for each target layer, what enters it.
+        calls: how the model called every layer from the first target layer on.
+        scope: where heads are to be masked, "all" or "response".
+        known: for scope "response", keys and values of the positions before the predicting ones,
+            for every layer above the first target layer.
         final_hidden: states after the final norm at the T positions that predict the response.
     """
 
-    input_ids: Int[Tensor, " N"]
+    input_ids: Int[Tensor, " tokens"]
     prompt_length: int
-    layer_inputs: dict[int, Float[Tensor, "1 N D"]]
-    layer_calls: dict[int, LayerCall]
+    targets: dict[int, TargetInput]
+    calls: dict[int, LayerCall]
+    scope: str
+    known: dict[int, KeysValues]
     final_hidden: Float[Tensor, "T D"]
 
     @property
+    def before(self) -> slice:
+        """Positions before those that predict the response."""
+        return slice(0, self.prompt_length - 1)
+
+    @property
     def predicting(self) -> slice:
-        """Positions whose output distribution predicts the response tokens."""
-        return _predicting(self.input_ids, self.prompt_length)
+        """Positions whose output distribution predicts the response tokens, the last T of N."""
+        return slice(self.prompt_length - 1, len(self.input_ids) - 1)
 
     def log_probs(self, model: PreTrainedModel) -> Float[Tensor, "T V"]:
         """The model's own next-token log-probabilities at the response positions."""
         return readout(model, self.final_hidden)
-
-
-def _predicting(input_ids: Tensor, prompt_length: int) -> slice:
-    return slice(prompt_length - 1, len(input_ids) - 1)
 
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
@@ -93,30 +104,29 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
         )
 
 
-def split_hidden(args: tuple, kwargs: dict) -> tuple[Tensor, LayerCall]:
-    """Split a decoder layer's arguments into its hidden states and the rest."""
-    if args:
-        return args[0], LayerCall(args[1:], dict(kwargs))
-    rest = dict(kwargs)
-    return rest.pop("hidden_states"), LayerCall((), rest)
-
-
 def run_unmasked(
     model: PreTrainedModel,
-    input_ids: Int[Tensor, " N"],
+    input_ids: Int[Tensor, " tokens"],
     prompt_length: int,
     target_layers: Iterable[int],
+    scope: str = "all",
 ) -> UnmaskedPass:
     """Run the model once and keep what suffixes from each of `target_layers` need.
 
     Call it inside `scoring_session`. The pass goes through the model's own forward method, so
     masks, windows and rotary positions are whatever the family makes them.
 
+    Args:
+        scope: positions at which heads will be masked, "all" or "response" (those that predict the
+            response).
+
     Raises:
-        ValueError: no prompt, an empty response, a sequence beyond the context window, or a layer
-            the model does not have.
+        ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
+            model does not have, or an unknown scope.
+        RuntimeError: the family table names a module that is not the output projection.
     """
     validate_sequence(model, input_ids, prompt_length)
+    check_scope(scope)
     targets = sorted(set(target_layers))
     total = num_layers(model)
     for layer in targets:
@@ -124,26 +134,62 @@ def run_unmasked(
             raise ValueError(
                 f"layer must be in [0, {total - 1}] for a {total}-layer model, got {layer}"
             )
-    layer_inputs: dict[int, Tensor] = {}
-    layer_calls: dict[int, LayerCall] = {}
+    first = targets[0] if targets else total
+    hidden: dict[int, Tensor] = {}
+    heads: dict[int, Tensor] = {}
+    calls: dict[int, LayerCall] = {}
+    known: dict[int, KeysValues] = {}
     final: list[Tensor] = []
 
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
-        def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            hidden, layer_calls[index] = split_hidden(args, kwargs)
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            states, calls[index] = LayerCall.split(module, args, kwargs)
             if index in targets:
-                layer_inputs[index] = hidden
+                hidden[index] = states
 
         return hook
 
+    def record_heads(index: int) -> Callable[[nn.Module, tuple], None]:
+        def hook(_: nn.Module, args: tuple) -> None:
+            heads[index] = args[0]
+
+        return hook
+
+    def record_known(key: Tensor, value: Tensor, index: int) -> KeysValues:
+        if scope == "response" and index > first:
+            before = slice(0, prompt_length - 1)
+            known[index] = key[:, :, before], value[:, :, before]
+        return key, value
+
     with ExitStack() as hooks:
-        for index in range(targets[0] if targets else total, total):
+        for index in range(first, total):
             module = decoder_layers(model)[index]
             handle = module.register_forward_pre_hook(record_layer(index), with_kwargs=True)
+            hooks.callback(handle.remove)
+        for index in targets:
+            handle = output_projection(model, index).register_forward_pre_hook(record_heads(index))
             hooks.callback(handle.remove)
         handle = final_norm(model).register_forward_hook(lambda *call: final.append(call[-1]))
         hooks.callback(handle.remove)
         # The base model stops before the output projection, which only T positions need.
-        model.base_model(input_ids=input_ids[None].to(model.device), use_cache=False)
-    final_hidden = final[0][0, _predicting(input_ids, prompt_length)]
-    return UnmaskedPass(input_ids, prompt_length, layer_inputs, layer_calls, final_hidden)
+        model.base_model(
+            input_ids=input_ids[None, :-1].to(model.device),
+            past_key_values=KeyValueTap(record_known),
+            use_cache=True,
+        )
+    width = heads_width(model)
+    for found in heads.values():
+        if found.shape[-1] != width:
+            raise RuntimeError(
+                f"the output projection takes {found.shape[-1]} inputs, the heads make {width}: "
+                "its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
+            )
+    return UnmaskedPass(
+        input_ids=input_ids,
+        prompt_length=prompt_length,
+        targets={index: TargetInput(hidden[index], heads[index]) for index in targets},
+        calls=calls,
+        scope=scope,
+        known=known,
+        final_hidden=final[0][0, prompt_length - 1 :],
+    )

@@ -86,14 +86,8 @@ class MaskedHeadsCalculator(StatCalculator):
         depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        check_settings(depths, top_k, num_masks, mask_rate)
+        check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
         check_at_least_one("memory_budget", memory_budget)
-        for name, value, known in (
-            ("mask_sampler", mask_sampler, "bernoulli"),
-            ("scope", scope, "all"),
-        ):
-            if value != known:
-                raise ValueError(f"{name} must be {known!r}, got {value!r}")
         self.depths = depths
         self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
         self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed

@@ -16,6 +16,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     target_layer,
 )
+from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model
@@ -27,10 +28,10 @@ def masks(num_masks: int = 9, seed: int = 0) -> torch.Tensor:
     return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(seed))
 
 
-def full_passes(model, input_ids, prompt_length, layer) -> torch.Tensor:
+def full_passes(model, input_ids, prompt_length, layer, scope) -> torch.Tensor:
     projection, axis = PROJECTIONS.get(model.tiny_name, LLAMA_LIKE)
     return reference.subnetwork_log_probs(
-        model, projection.format(layer=layer), axis, input_ids, prompt_length, masks()
+        model, projection.format(layer=layer), axis, input_ids, prompt_length, masks(), scope
     )
 
 
@@ -38,34 +39,57 @@ def test_every_entry_of_the_table_has_a_tiny_model():
     assert {type(tiny_model(name)).__name__ for name in CONFIGS} == set(FAMILIES)
 
 
+both_scopes = pytest.mark.parametrize("scope", SCOPES)
+
+
+@both_scopes
 @pytest.mark.parametrize("layer", [0, LAYER, 3])
-def test_suffix_equals_full_passes(family_model, input_ids, layer):
-    fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, masks())
-    slow = full_passes(family_model, input_ids, PROMPT_LENGTH, layer)
+def test_suffix_equals_full_passes(family_model, input_ids, layer, scope):
+    fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, masks(), scope=scope)
+    slow = full_passes(family_model, input_ids, PROMPT_LENGTH, layer, scope)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-2
 
 
-def test_suffix_equals_full_passes_under_sdpa(family_model, input_ids):
+@both_scopes
+def test_suffix_equals_full_passes_under_sdpa(family_model, input_ids, scope):
     if type(family_model).__name__ == "Gemma2ForCausalLM":
         pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
     original = attention_of(family_model)
     fast = subnetwork_log_probs(
-        family_model, input_ids, PROMPT_LENGTH, LAYER, masks(), attention="sdpa"
+        family_model, input_ids, PROMPT_LENGTH, LAYER, masks(), scope=scope, attention="sdpa"
     )
     assert attention_of(family_model) == original
     family_model.set_attn_implementation("sdpa")
     try:
-        slow = full_passes(family_model, input_ids, PROMPT_LENGTH, LAYER)
+        slow = full_passes(family_model, input_ids, PROMPT_LENGTH, LAYER, scope)
     finally:
         family_model.set_attn_implementation(original)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
 
 
-def test_all_ones_masks_reproduce_the_model(family_model, input_ids):
+@both_scopes
+@pytest.mark.parametrize("prompt_length", [1, 2, 16])
+def test_short_prompts_and_one_token_responses(family_model, input_ids, prompt_length, scope):
+    fast = subnetwork_log_probs(family_model, input_ids, prompt_length, LAYER, masks(), scope=scope)
+    slow = full_passes(family_model, input_ids, prompt_length, LAYER, scope)
+    assert fast.shape == (9, 17 - prompt_length, 61)
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+
+
+def test_the_scopes_differ(family_model, input_ids):
+    everywhere, in_response = (
+        subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
+        for scope in ("all", "response")
+    )
+    assert (everywhere - in_response).abs().max() > 1e-2
+
+
+@both_scopes
+def test_all_ones_masks_reproduce_the_model(family_model, input_ids, scope):
     log_probs = subnetwork_log_probs(
-        family_model, input_ids, PROMPT_LENGTH, LAYER, torch.ones(3, 4)
+        family_model, input_ids, PROMPT_LENGTH, LAYER, torch.ones(3, 4), scope=scope
     )
     with torch.no_grad():
         logits = family_model(input_ids=input_ids[None]).logits[0, PROMPT_LENGTH - 1 : -1]
@@ -73,15 +97,23 @@ def test_all_ones_masks_reproduce_the_model(family_model, input_ids):
         torch.testing.assert_close(row, logits.log_softmax(-1), atol=1e-5, rtol=0)
     assert mutual_information(log_probs, 61).abs().max() < 1e-9
     with scoring_session(family_model):
-        check_replay(
-            family_model, run_unmasked(family_model, input_ids, PROMPT_LENGTH, [LAYER]), LAYER
+        unmasked = run_unmasked(family_model, input_ids, PROMPT_LENGTH, [LAYER], scope)
+        check_replay(family_model, unmasked, LAYER)
+
+
+@both_scopes
+def test_one_mask_at_a_time_equals_all_at_once(family_model, input_ids, scope):
+    together, alone = (
+        subnetwork_log_probs(
+            family_model,
+            input_ids,
+            PROMPT_LENGTH,
+            LAYER,
+            masks(),
+            scope=scope,
+            memory_budget=budget,
         )
-
-
-def test_one_mask_at_a_time_equals_all_at_once(family_model, input_ids):
-    together = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, LAYER, masks())
-    alone = subnetwork_log_probs(
-        family_model, input_ids, PROMPT_LENGTH, LAYER, masks(), memory_budget=1
+        for budget in (None, 1)
     )
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
@@ -97,13 +129,6 @@ def test_response_embeddings_equal_separate_passes(family_model, input_ids):
         with torch.no_grad():
             states = family_model(input_ids=sequence[None], output_hidden_states=True).hidden_states
         torch.testing.assert_close(row, states[middle][0, -1], atol=1e-5, rtol=1e-5)
-
-
-def test_one_token_response(family_model, input_ids):
-    log_probs = subnetwork_log_probs(family_model, input_ids, len(input_ids) - 1, LAYER, masks())
-    slow = full_passes(family_model, input_ids, len(input_ids) - 1, LAYER)
-    assert log_probs.shape == (9, 1, 61)
-    torch.testing.assert_close(log_probs, slow, atol=1e-5, rtol=0)
 
 
 def test_unknown_family_is_refused_by_name(input_ids):

@@ -252,8 +252,8 @@ def test_prompt_that_was_tokenised_otherwise(model):
         ({"mask_rate": 1.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
         ({"mask_rate": 0.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
         ({"top_k": 0}, r"top_k \(K\) must be at least 1"),
-        ({"mask_sampler": "even"}, "mask_sampler must be 'bernoulli', got 'even'"),
-        ({"scope": "prompt"}, "scope must be 'all', got 'prompt'"),
+        ({"mask_sampler": "even"}, "mask_sampler must be one of 'bernoulli', 'balanced', got 'even'"),
+        ({"scope": "prompt"}, "scope must be one of 'all', 'response', got 'prompt'"),
     ],
 )
 def test_bad_arguments(arguments, message):

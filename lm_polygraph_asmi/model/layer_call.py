@@ -1,0 +1,167 @@
+"""Calling a decoder layer again: as the model called it, or at some positions over known keys.
+
+What leans on how transformers calls its layers stands here; `tests/model/test_families.py` checks
+it on every family and fails when a release changes it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of one layer, (B, key-value heads, positions, head width) each, rotated."""
+
+MASKABLE = ("eager", "sdpa")
+"""Attention implementations that take an explicit (queries, keys) mask."""
+
+
+class KeyValueTap(DynamicCache):
+    """A cache that stores nothing: a function sees each layer's new keys and values and answers."""
+
+    def __init__(self, answer: Callable[[Tensor, Tensor, int], KeysValues]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> KeysValues:
+        return self._answer(key_states, value_states, layer_idx)
+
+
+class Reached(Exception):
+    """Carries tensors out of a forward pass that need not go on."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let `module` do something else for a while; its hooks still run."""
+    own = module.__dict__.get("forward")  # there where accelerate has wrapped the class's
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """How the model called a decoder layer on its N positions, hidden states apart.
+
+    Attributes:
+        arguments: the other arguments by name.
+        num_positions: N.
+    """
+
+    arguments: dict[str, Any]
+    num_positions: int
+
+    @staticmethod
+    def split(layer: nn.Module, args: tuple, kwargs: dict) -> "tuple[Tensor, LayerCall]":
+        """The hidden states a layer is being called with, and the rest of the call."""
+        # Some families pass arguments by position; their names are the same everywhere.
+        signature = inspect.signature(type(layer).forward)
+        arguments = signature.bind(layer, *args, **kwargs).arguments
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(parameter.name, {})
+        _, hidden = (arguments.pop(name) for name in list(arguments)[:2])
+        return hidden, LayerCall(arguments, hidden.shape[1])
+
+    def replay(self, layer: nn.Module, hidden: Tensor) -> Tensor:
+        """Call the layer again on hidden states (B, N, D) of any batch size."""
+        return self._call(layer, hidden, self._with_cache(None))
+
+    def keys_values(self, layer: nn.Module, hidden: Tensor, positions: slice) -> KeysValues:
+        """What the layer attends to at n positions with hidden states (B, n, D); nothing more."""
+
+        def stop(key: Tensor, value: Tensor, _: int) -> KeysValues:
+            raise Reached(key, value)
+
+        arguments = self._with_cache(KeyValueTap(stop)) | self._at(positions)
+        try:
+            self._call(layer, hidden, arguments)
+        except Reached as reached:
+            key, value = reached.tensors
+            return key, value
+        raise AssertionError("a decoder layer did not pass its keys and values to the cache")
+
+    def replay_after(
+        self,
+        layer: nn.Module,
+        hidden: Tensor,
+        past: KeysValues,
+        positions: slice | Tensor,
+        allowed: Tensor,
+    ) -> Tensor:
+        """Call the layer on hidden states (B, n, D) at n positions that follow known ones.
+
+        Args:
+            past: keys and values of the known positions, of batch size B.
+            positions: place of each of the n among the N; places may repeat.
+            allowed: (n, known + n), which keys each of the n positions attends to.
+        """
+
+        def follow(key: Tensor, value: Tensor, _: int) -> KeysValues:
+            return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
+
+        arguments = self._with_cache(KeyValueTap(follow)) | self._at(positions)
+        return self._call(layer, hidden, arguments | {"attention_mask": self._mask(allowed)})
+
+    def allowed(self, positions: slice) -> Tensor:
+        """(n, N): which positions each of the n attends to: causal, and in the layer's window."""
+        mask = self.arguments.get("attention_mask")
+        if mask is None:
+            everything = torch.ones(self.num_positions, self.num_positions, dtype=torch.bool)
+            return everything.tril()[positions]
+        rows = mask[0, 0, positions]
+        return rows if rows.dtype == torch.bool else rows == 0
+
+    def _mask(self, allowed: Tensor) -> Tensor:
+        """`allowed` in the form this layer was given: boolean, or added to the scores."""
+        given = self.arguments.get("attention_mask")
+        mask = allowed[None, None]
+        if given is None or given.dtype == torch.bool:
+            return mask
+        return torch.zeros_like(mask, dtype=given.dtype).masked_fill(
+            ~mask, torch.finfo(given.dtype).min
+        )
+
+    def _with_cache(self, cache: KeyValueTap | None) -> dict[str, Any]:
+        return {
+            name: cache if isinstance(value, KeyValueTap) else value
+            for name, value in self.arguments.items()
+        }
+
+    def _at(self, positions: slice | Tensor) -> dict[str, Any]:
+        """The arguments that hold one entry per position (ids, rotary angles), at `positions`."""
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(pick, value))
+            axis = 0 if value.ndim == 1 else 1  # (N,), (1, N) or (1, N, head width)
+            if value.shape[axis] != self.num_positions:
+                return value
+            return value[positions] if axis == 0 else value[:, positions]
+
+        return {
+            name: pick(value)
+            for name, value in self.arguments.items()
+            if name != "attention_mask" and isinstance(value, Tensor | tuple)
+        }
+
+    @staticmethod
+    def _call(layer: nn.Module, hidden: Tensor, arguments: dict[str, Any]) -> Tensor:
+        output = layer(hidden, **arguments)
+        return output[0] if isinstance(output, tuple) else output

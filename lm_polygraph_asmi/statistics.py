@@ -83,8 +83,8 @@ class Settings:
         num_masks: S.
         mask_rate: p.
         top_k: K.
-        mask_sampler: how masks are drawn; "bernoulli".
-        scope: positions at which heads are masked; "all".
+        mask_sampler: how masks are drawn, "bernoulli" or "balanced".
+        scope: positions at which heads are masked, "all" or "response".
         seed: base seed of the masks.
         attention: attention implementation of all passes.
     """

@@ -8,26 +8,44 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import check_mask_rate, check_num_masks
+from lm_polygraph_asmi.validation import check_mask_rate, check_mask_sampler, check_num_masks
 
 
 def sample_head_masks(
-    num_samples: int, num_heads: int, mask_rate: float, generator: torch.Generator
+    num_samples: int,
+    num_heads: int,
+    mask_rate: float,
+    generator: torch.Generator,
+    sampler: str = "bernoulli",
 ) -> Float[Tensor, "S H"]:
-    """Independent Bernoulli masks: 1 keeps a head, 0 takes it away with probability `mask_rate`.
+    """Random head masks: 1 keeps a head, 0 takes it away; p = `mask_rate`.
 
-    The first rows do not depend on `num_samples`, so a larger S extends a smaller one.
-    Source: section "Attention subnetwork sampling" of the paper.
+    "bernoulli", the paper's: every head of every mask is masked independently with probability p.
+    The first rows do not depend on `num_samples`, so a larger S extends a smaller one. Source:
+    section "Attention subnetwork sampling" of the paper.
+
+    "balanced": every head is masked in floor(pS) or ceil(pS) of the S masks, the latter with the
+    probability that makes the mean pS; in which ones is random, and independent between heads.
+    From S >= 1/p on every head is masked at least once by construction, which the paper's coverage
+    bound (equation "app-coverage") grants with high probability and more masks. With fewer masks
+    than that, every head is masked exactly once, at a rate of 1/S above p.
 
     Raises:
-        ValueError: fewer than two masks, no heads, or a rate outside (0, 1).
+        ValueError: fewer than two masks, no heads, a rate outside (0, 1), or an unknown sampler.
     """
     check_num_masks(num_samples)
     check_mask_rate(mask_rate)
+    check_mask_sampler(sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
     uniform = torch.rand(num_samples, num_heads, generator=generator, device=generator.device)
-    return (uniform >= mask_rate).to(uniform.dtype)
+    if sampler == "bernoulli":
+        return (uniform >= mask_rate).to(uniform.dtype)
+    times, fraction = divmod(mask_rate * num_samples, 1)
+    once_more = torch.rand(num_heads, generator=generator, device=generator.device) < fraction
+    masked_times = (times + once_more).clamp_min(1)
+    rank = uniform.argsort(dim=0).argsort(dim=0)
+    return (rank >= masked_times).to(uniform.dtype)
 
 
 def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:

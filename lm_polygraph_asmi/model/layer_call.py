@@ -117,14 +117,15 @@ class LayerCall:
             return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
 
         arguments = self._with_cache(KeyValueTap(follow)) | self._at(positions)
-        return self._call(layer, hidden, arguments | {"attention_mask": self._mask(allowed)})
+        arguments["attention_mask"] = self._mask(allowed.to(hidden.device))
+        return self._call(layer, hidden, arguments)
 
     def allowed(self, positions: slice) -> Tensor:
         """(n, N): which positions each of the n attends to: causal, and in the layer's window."""
         mask = self.arguments.get("attention_mask")
         if mask is None:
-            everything = torch.ones(self.num_positions, self.num_positions, dtype=torch.bool)
-            return everything.tril()[positions]
+            every = torch.arange(self.num_positions)
+            return every <= every[positions, None]
         rows = mask[0, 0, positions]
         return rows if rows.dtype == torch.bool else rows == 0
 

@@ -25,6 +25,11 @@ def attention_module(model: PreTrainedModel, layer: int) -> nn.Module:
     return decoder_layers(model)[layer].get_submodule(path)
 
 
+def query_projection(model: PreTrainedModel, layer: int) -> nn.Module | None:
+    """The projection that makes queries alone; None where one projection makes keys as well."""
+    return getattr(attention_module(model, layer), "q_proj", None)
+
+
 def final_norm(model: PreTrainedModel) -> nn.Module:
     return model.get_submodule(family_of(model).final_norm)
 

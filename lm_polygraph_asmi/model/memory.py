@@ -13,11 +13,11 @@ from lm_polygraph_asmi.model.session import attention_of
 log = logging.getLogger("lm_polygraph")
 Result = TypeVar("Result")
 
-CPU_BUDGET = 2**30
+CPU_BUDGET = 2**29
 
 
 def default_budget(device: torch.device) -> int:
-    """Bytes for masked passes: half of the free device memory, or 1 GiB on a CPU.
+    """Bytes for masked passes: half of the free device memory, or 512 MiB on a CPU.
 
     Larger batches do not make a CPU faster, so its figure is small on purpose.
     """
@@ -27,22 +27,33 @@ def default_budget(device: torch.device) -> int:
     return CPU_BUDGET
 
 
-def pass_bytes(model: PreTrainedModel, num_queries: int, num_keys: int) -> int:
-    """Peak bytes of one decoder layer's activations over `num_queries` positions in all.
+def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
+    """Peak bytes of a decoder layer over `queries` positions that attend to `keys` each.
 
     A count of the tensors alive at once: residual stream and norm output, the attention
     projections, the gated MLP, and, under eager attention, the score matrices.
-
-    Args:
-        num_keys: how many positions each of them attends to.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     per_query = 4 * hidden + max(4 * heads_width(model), 3 * intermediate)
     if attention_of(model) == "eager":
-        per_query += 3 * config.num_attention_heads * num_keys
-    return num_queries * (per_query * model.dtype.itemsize + num_keys)
+        per_query += 3 * config.num_attention_heads * keys
+    return queries * per_query * model.dtype.itemsize
+
+
+def batch_bytes(model: PreTrainedModel, num_masks: int, positions: int) -> int:
+    """Peak bytes of one layer over a batch of sequences, one for each mask."""
+    return _layer_bytes(model, num_masks * positions, positions)
+
+
+def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: int) -> int:
+    """Peak bytes of one layer over the response positions of all masks, behind `known` keys."""
+    queries = num_masks * positions
+    keys = known + queries
+    joined = 4 * known * heads_width(model) * model.dtype.itemsize
+    attention_mask = 4 * queries * keys
+    return _layer_bytes(model, queries, keys) + joined + attention_mask
 
 
 def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:

@@ -1,5 +1,7 @@
 """The masked passes: the layers from the target layer on, once per head mask."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +15,19 @@ from lm_polygraph_asmi.model.layers import (
     attention_module,
     decoder_layers,
     final_norm,
+    heads_width,
     num_heads,
     num_layers,
     output_projection,
+    query_projection,
     readout,
 )
 from lm_polygraph_asmi.model.memory import (
+    batch_bytes,
     default_budget,
     in_chunks,
     largest_chunk,
-    pass_bytes,
+    packed_bytes,
 )
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
@@ -73,6 +78,18 @@ def masked_layer(
         return unmasked.calls[layer].replay(module, hidden)
 
 
+@contextmanager
+def without_queries(model: PreTrainedModel, layer: int) -> Iterator[None]:
+    """Spare the queries where only keys and values are wanted; they are zeros meanwhile."""
+    projection = query_projection(model, layer)
+    if projection is None:
+        yield
+        return
+    width = heads_width(model)
+    with replaced_forward(projection, lambda x: x.new_zeros(()).expand(*x.shape[:-1], width)):
+        yield
+
+
 def masked_everywhere(
     model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
@@ -90,7 +107,8 @@ def masked_everywhere(
     before, predicting = unmasked.before, unmasked.predicting
     if before.stop == 0 or attention_of(model) not in MASKABLE:
         return call.replay(module, hidden)[:, predicting]
-    past = call.keys_values(module, hidden[:, before], before)
+    with without_queries(model, last):
+        past = call.keys_values(module, hidden[:, before], before)
     return call.replay_after(
         module, hidden[:, predicting], past, predicting, call.allowed(predicting)
     )
@@ -141,7 +159,7 @@ def run_subnetworks(
 
     Args:
         memory_budget: bytes the passes may use above weights and cached states; by default half of
-            the free device memory (on a CPU: 1 GiB). On a CUDA out-of-memory the chunk is halved
+            the free device memory (on a CPU: 512 MiB). On a CUDA out-of-memory the chunk is halved
             and nothing computed is lost.
 
     Raises:
@@ -167,13 +185,12 @@ def run_subnetworks(
     hidden[unmasked_rows] = unmasked.final_hidden
     if not unmasked_rows.all():
         masked = distinct[~unmasked_rows]
-        positions = len(unmasked.input_ids) - 1
 
         def bytes_of(chunk: int) -> int:
             if unmasked.scope == "all":
-                return pass_bytes(model, chunk * positions, positions)
-            queries = chunk * (unmasked.predicting.stop - unmasked.predicting.start)
-            return pass_bytes(model, queries, unmasked.before.stop + queries)
+                return batch_bytes(model, chunk, unmasked.predicting.stop)
+            length = len(unmasked.final_hidden)
+            return packed_bytes(model, chunk, length, unmasked.before.stop)
 
         budget = memory_budget or default_budget(model.device)
         chunk = largest_chunk(len(masked), bytes_of, budget)
@@ -221,7 +238,13 @@ def subnetwork_log_probs(
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
-        log_probs = readout(model, subnetworks.hidden)
+        hidden = subnetworks.hidden
+        vocabulary = model.config.get_text_config().vocab_size
+        per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
+        budget = memory_budget or default_budget(model.device)
+        log_probs = torch.cat(
+            in_chunks(lambda part: readout(model, hidden[part]), len(hidden), budget // per_mask)
+        )
     return log_probs[subnetworks.index.to(log_probs.device)]
 
 

@@ -56,13 +56,14 @@ class MaskedHeadsCalculator(StatCalculator):
         num_masks: S, at least 2; None derives it from the model's heads (`maths.operating_point`).
         mask_rate: p, in (0, 1); None as above.
         top_k: K, tokens kept per distribution, at least 1.
-        mask_sampler: "bernoulli".
-        scope: "all", masks at every position (the paper's definition).
+        mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
+        scope: "all", masks at every position (the paper's definition), or "response", masks at the
+            positions that predict the response alone, at a fraction of the cost.
         seed: base seed; each example's masks follow from it, the layer and the token ids.
         attention: attention implementation of every pass made here, such as "sdpa"; None keeps
             the model's own (which RAUQ wants to be "eager").
         memory_budget: bytes for masked passes above the weights; None takes half of the free
-            device memory, or 1 GiB on a CPU.
+            device memory, or 512 MiB on a CPU.
         details: also return masks, per-mask KL and the top candidates.
 
     Raises:
@@ -153,12 +154,11 @@ class MaskedHeadsCalculator(StatCalculator):
         layers = [used.layer for used in by_depth.values()]
         with scoring_session(model, self.attention):
             if self._checked is not model:
-                check_replay(
-                    model, run_unmasked(model, input_ids, len(prompt), layers), min(layers)
-                )
+                unmasked = run_unmasked(model, input_ids, len(prompt), layers, self.scope)
+                check_replay(model, unmasked, min(layers))
                 self._checked = model
             start = time.perf_counter()
-            unmasked = run_unmasked(model, input_ids, len(prompt), layers)
+            unmasked = run_unmasked(model, input_ids, len(prompt), layers, self.scope)
             own = unmasked.log_probs(model).double()
             of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
             example = {
@@ -179,7 +179,11 @@ class MaskedHeadsCalculator(StatCalculator):
     ) -> dict[str, Any]:
         seed = maths.mask_seed(used.seed, used.layer, unmasked.input_ids.tolist())
         masks = maths.sample_head_masks(
-            used.num_masks, used.num_heads, used.mask_rate, torch.Generator().manual_seed(seed)
+            used.num_masks,
+            used.num_heads,
+            used.mask_rate,
+            torch.Generator().manual_seed(seed),
+            used.mask_sampler,
         )
         subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
         # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a

@@ -50,6 +50,45 @@ def test_too_few_masks(num_samples):
         sample_head_masks(num_samples, 32, 0.15, generator())
 
 
+@pytest.mark.parametrize(
+    ("num_masks", "rate"), [(7, 0.15), (10, 0.15), (40, 0.15), (80, 0.15), (56, 0.09), (3, 0.9)]
+)
+def test_balanced_masks_hit_every_head_equally_often(num_masks, rate):
+    masks = torch.stack(
+        [sample_head_masks(num_masks, 32, rate, generator(i), "balanced") for i in range(300)]
+    )
+    times = (1 - masks).sum(1)
+    expected = rate * num_masks
+    assert set(times.unique().tolist()) <= {math.floor(expected), math.ceil(expected)}
+    assert times.min() >= 1
+    # The mean is pS over draws, and in every mask a head is as likely to be masked as in another.
+    standard_error = 0.5 / math.sqrt(times.numel())
+    assert abs(times.mean().item() - expected) < 4 * standard_error + 1e-6
+    in_each_mask = (1 - masks).mean(dim=(0, 2))
+    assert (in_each_mask - rate).abs().max() < 5 * math.sqrt(rate * (1 - rate) / (300 * 32))
+
+
+def test_balanced_masks_are_otherwise_random():
+    masks = 1 - torch.stack(
+        [sample_head_masks(40, 32, 0.15, generator(i), "balanced") for i in range(100)]
+    )
+    # Heads are drawn independently: the number masked together varies as a binomial does.
+    assert abs(masks.sum(-1).var().item() / (32 * 0.15 * 0.85) - 1) < 0.1
+    assert not torch.equal(masks[0], masks[1])
+    again = sample_head_masks(40, 32, 0.15, generator(0), "balanced")
+    assert torch.equal(1 - again, masks[0])
+
+
+def test_too_few_balanced_masks_for_the_rate_still_cover_every_head():
+    masks = sample_head_masks(5, 32, 0.15, generator(), "balanced")
+    assert ((1 - masks).sum(0) == 1).all()
+
+
+def test_unknown_sampler():
+    with pytest.raises(ValueError, match="mask_sampler must be one of 'bernoulli', 'balanced'"):
+        sample_head_masks(40, 32, 0.15, generator(), "latin")
+
+
 def test_no_heads():
     with pytest.raises(ValueError, match=r"num_heads \(H\) must be at least 1"):
         sample_head_masks(40, 0, 0.15, generator())

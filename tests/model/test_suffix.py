@@ -17,6 +17,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     suffix,
 )
+from lm_polygraph_asmi.validation import SCOPES
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 
@@ -52,8 +53,9 @@ def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input
     torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
 
 
-def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monkeypatch):
-    whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+@pytest.mark.parametrize("scope", SCOPES)
+def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monkeypatch, scope):
+    whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
     original = suffix.run_suffix
     sizes = []
 
@@ -64,7 +66,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monk
         return original(model, unmasked, layer, chunk)
 
     monkeypatch.setattr(suffix, "run_suffix", scarce)
-    in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+    in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
     torch.testing.assert_close(in_pieces, whole, atol=1e-5, rtol=0)
     assert sizes[0] > 2
     # Nothing that succeeded was run again.
@@ -147,6 +149,11 @@ def test_sequence_beyond_the_context_window(llama):
 def test_layer_out_of_range(llama, input_ids, layer):
     with pytest.raises(ValueError, match=rf"layer must be in \[0, 3\].*got {layer}"):
         subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, layer, masks())
+
+
+def test_unknown_scope(llama, input_ids):
+    with pytest.raises(ValueError, match="scope must be one of 'all', 'response', got 'prompt'"):
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks(), scope="prompt")
 
 
 def test_masks_of_the_wrong_width(llama, input_ids):

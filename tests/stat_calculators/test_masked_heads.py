@@ -7,10 +7,11 @@ import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
+from lm_polygraph_asmi.model import subnetwork_log_probs, suffix, unembedding
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from lm_polygraph_asmi.statistics import masked_head_stats
+from lm_polygraph_asmi.validation import MASK_SAMPLERS, SCOPES
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
@@ -32,16 +33,25 @@ def run(model, texts, calculator=None, **stats):
     return calculator({**greedy(model, texts), **stats}, texts, model)
 
 
-def test_statistics_follow_from_the_log_probs(model):
-    calculator = MaskedHeadsCalculator(top_k=8, details=True)
+@pytest.mark.parametrize("budget", [None, 1])
+@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
+    calculator = MaskedHeadsCalculator(
+        top_k=8, details=True, scope=scope, mask_sampler=sampler, memory_budget=budget
+    )
     stats = greedy(model, TEXTS[:1])
     found = {k: v[0] for k, v in calculator(stats, TEXTS[:1], model).items()}
     prompt = model.tokenize(TEXTS[:1])["input_ids"][0]
     response = torch.tensor(stats["greedy_tokens"][0])
     masks = torch.from_numpy(found["asmi_masks_d60"]).float()
     assert masks.shape == (47, 4)
+    masked = (1 - masks).sum(0).tolist()
+    assert (set(masked) <= {4, 5}) == (sampler == "balanced")  # 0.09 * 47 = 4.23
+    settings = found["asmi_settings_d60"]
+    assert (settings["scope"], settings["mask_sampler"]) == (scope, sampler)
     log_probs = subnetwork_log_probs(
-        model.model, torch.cat([prompt, response]), len(prompt), 2, masks
+        model.model, torch.cat([prompt, response]), len(prompt), 2, masks, scope=scope
     )
     weight = unembedding(model.model)
     support = maths.union_support(log_probs, 8)
@@ -151,10 +161,11 @@ def test_memory_budget_changes_nothing(model):
             np.testing.assert_allclose(values[0], tight[name][0], atol=1e-5, err_msg=name)
 
 
-def test_depths_share_a_run_and_equal_separate_ones(model):
-    both = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[0.3, 0.9]))
+@pytest.mark.parametrize("scope", SCOPES)
+def test_depths_share_a_run_and_equal_separate_ones(model, scope):
+    both = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[0.3, 0.9], scope=scope))
     for depth, label in ((0.3, "d30"), (0.9, "d90")):
-        alone = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[depth]))
+        alone = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[depth], scope=scope))
         np.testing.assert_allclose(
             both[f"asmi_mi_{label}"][0], alone[f"asmi_mi_{label}"][0], atol=1e-6
         )
@@ -252,7 +263,10 @@ def test_prompt_that_was_tokenised_otherwise(model):
         ({"mask_rate": 1.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
         ({"mask_rate": 0.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
         ({"top_k": 0}, r"top_k \(K\) must be at least 1"),
-        ({"mask_sampler": "even"}, "mask_sampler must be one of 'bernoulli', 'balanced', got 'even'"),
+        (
+            {"mask_sampler": "even"},
+            "mask_sampler must be one of 'bernoulli', 'balanced', got 'even'",
+        ),
         ({"scope": "prompt"}, "scope must be one of 'all', 'response', got 'prompt'"),
     ],
 )
@@ -281,6 +295,12 @@ def test_attention_a_model_lacks_is_refused_at_once():
     environment = SimpleNamespace(model=whitebox("gemma2-softcap"))
     with pytest.raises(ValueError, match="set the option `attention` to null"):
         load_stat_calculator({"attention": "sdpa"}, environment)
+
+
+def test_scope_response_needs_an_explicit_mask(model, monkeypatch):
+    monkeypatch.setattr(suffix, "attention_of", lambda _: "flash_attention_2")
+    with pytest.raises(ValueError, match=r"'flash_attention_2' attention cannot.*'eager', 'sdpa'"):
+        run(model, TEXTS[:1], MaskedHeadsCalculator(scope="response"))
 
 
 def test_non_finite_logits_stop_the_run():

@@ -1,0 +1,63 @@
+"""Turn a bAbI task file into a dataset folder for LM-Polygraph, with the paper's BabiQA prompt.
+
+    python scripts/build_babi.py qa1_single-supporting-fact_test.txt FOLDER --limit 150
+    polygraph_eval --config-name asmi_demo dataset=FOLDER
+
+For machines without a dataset hub; with one, LM-Polygraph brings its own bAbI.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from datasets import Dataset
+
+# The benchmark's one-shot prompt, slips and all: paper, "Benchmark Prompts and Examples".
+PROMPT = (
+    "Imagine that you are only able to say a single word. Answer the question given a context. "
+    "You must only output the full name of the location the same way it is mentioned in the text. "
+    "Do not try to be polite of helpful.\n\n"
+    "Example:\n\n"
+    "Context:\nMary moved to the bathroom. John went to the hallway. Daniel went back to the "
+    "hallway. Sandra moved to the garden. John moved to the office. Sandra journeyed to the "
+    "bathroom. Mary moved to the hallway. Daniel travelled to the office. John went back to the "
+    "garden. John moved to the bedroom.\nQuestion:\nWhere is Sandra?\nAnswer:\nbathroom\n\n"
+    "Context:\n{context}\n\nQuestion:\n{question}\nAnswer:\n"
+)
+
+
+def read_babi(file: Path) -> Iterator[tuple[str, str]]:
+    """(prompt, answer) of every question, over the facts of its story so far.
+
+    Raises:
+        ValueError: a line that is neither a fact nor a question of a bAbI task.
+    """
+    facts: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        number, _, text = line.partition(" ")
+        if not number.isdigit():
+            raise ValueError(f"{file}: expected a numbered line of a bAbI task, got {line!r}")
+        if number == "1":
+            facts = []
+        if "|" not in text and "\t" not in text:
+            facts.append(text.strip())
+            continue
+        question, answer, *_ = text.replace("\t", "|").split("|")
+        yield PROMPT.format(context=" ".join(facts), question=question.strip()), answer.strip()
+
+
+@click.command(help=__doc__)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--limit", type=click.IntRange(1), help="Questions, evenly spaced over the file.")
+def main(file: Path, folder: Path, limit: int | None) -> None:
+    rows = list(read_babi(file))
+    if limit is not None and limit < len(rows):
+        rows = [rows[i * len(rows) // limit] for i in range(limit)]
+    prompts, answers = zip(*rows, strict=True)
+    Dataset.from_dict({"input": prompts, "output": answers}).save_to_disk(folder)
+    click.echo(f"{len(rows)} questions in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Score the answers of a finished run under both scopes and both mask samplers, and compare.
+
+    polygraph_eval --config-name asmi_demo estimators=asmi_only squad_file=FILE.json limit=150
+    python scripts/compare_masks.py workdir/output/asmi_demo/DATE/TIME
+
+The answers stay as they were; only masks are drawn anew. Every distinct mask of an answer is run
+once for all designs that drew it. Scores are kept in the run folder (compare_masks) as they are
+made, and a second start goes on where the first one stopped.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+import pandas as pd
+import torch
+from datasets import load_from_disk
+from diskcache import Cache
+from lm_polygraph.utils.common import load_external_module
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.analysis import (
+    Run,
+    cluster_interval,
+    load_run,
+    mean_rank_correlation,
+    normalised_prr,
+    rank_correlation,
+    redraw_stability,
+)
+from lm_polygraph_asmi.analysis.tables import RIGHT
+from lm_polygraph_asmi.model import (
+    num_heads,
+    num_layers,
+    readout,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+    target_layer,
+    unembedding,
+)
+from lm_polygraph_asmi.resolvers import register_resolvers
+from lm_polygraph_asmi.validation import MASK_SAMPLERS
+
+RATE, TOP_K, DEPTH = 0.15, 64, 0.6
+PAPER = ("bernoulli", 40)
+NUM_MASKS = (10, 20, 40, 80)
+REDRAWS = 5
+SCORES = ("ASMI", "Sem-ASMI")
+
+
+class Design(NamedTuple):
+    """How the masks of one score were drawn and where they were applied."""
+
+    scope: str
+    sampler: str
+    num_masks: int
+    redraw: int
+
+
+def designs(exact_redraws: int) -> list[Design]:
+    """All of the response scope; of the exact scope, the paper's own design."""
+    return [
+        *(Design("all", *PAPER, redraw) for redraw in range(exact_redraws)),
+        *(
+            Design("response", sampler, num_masks, redraw)
+            for sampler in MASK_SAMPLERS
+            for num_masks in NUM_MASKS
+            for redraw in range(REDRAWS)
+        ),
+    ]
+
+
+def load(folder: Path) -> tuple[Any, Any, Run, list[str]]:
+    """Model, tokenizer, results and cluster keys of a run made by polygraph_eval."""
+    register_resolvers()
+    config = OmegaConf.load(folder / ".hydra" / "config.yaml")
+    script = load_external_module(config.model.path_to_load_script)
+    model = script.load_model(config.model.path, **config.model.load_model_args)
+    tokenizer = script.load_tokenizer(config.model.path, **config.model.load_tokenizer_args)
+    run = load_run(folder)
+    rows = load_from_disk(config.dataset).to_dict()
+    # SQuAD is clustered by passage (the closed-book twin too), anything else by whole input.
+    key_of = dict(zip(rows["input"], rows.get("passage", rows["input"]), strict=True))
+    return model, tokenizer, run, [key_of[text] for text in run.stats["input_texts"]]
+
+
+def score_answer(
+    model: Any, prompt: list[int], answer: list[int], wanted: list[Design], attention: str
+) -> Iterator[dict[str, Any]]:
+    """Per-token MI and agreement of one answer under every design."""
+    input_ids = torch.tensor([*prompt, *answer])
+    layer, weight = target_layer(DEPTH, num_layers(model)), unembedding(model)
+    for scope in dict.fromkeys(design.scope for design in wanted):
+        of_scope = [design for design in wanted if design.scope == scope]
+        masks = []
+        for design in of_scope:
+            # The seed of the calculator with seed=redraw: what it would have drawn.
+            seed = maths.mask_seed(design.redraw, layer, input_ids.tolist())
+            generator = torch.Generator().manual_seed(seed)
+            masks.append(
+                maths.sample_head_masks(
+                    design.num_masks, num_heads(model), RATE, generator, design.sampler
+                )
+            )
+        with scoring_session(model, attention):
+            unmasked = run_unmasked(model, input_ids, len(prompt), [layer], scope)
+            subnetworks = run_subnetworks(model, unmasked, layer, torch.cat(masks))
+            log_probs = readout(model, subnetworks.hidden)
+        rows_of = subnetworks.index.split([design.num_masks for design in of_scope])
+        for design, rows in zip(of_scope, rows_of, strict=True):
+            distinct, counts = rows.unique(return_counts=True)
+            support = maths.union_support(log_probs[distinct], TOP_K)
+            found = maths.disagreement(support, counts.float())
+            agreement = maths.agreement_on_support(support, weight, counts.float())
+            yield design._asdict() | {
+                "mi": found.mutual_information.numpy(),
+                "agreement": agreement.numpy(),
+            }
+
+
+def score_run(
+    model: Any, tokenizer: Any, run: Run, kept: Cache, wanted: list[Design], attention: str
+) -> pd.DataFrame:
+    """A row per answer and design; answers that are kept already are not scored again."""
+    texts, tokens = run.stats["input_texts"], run.stats["asmi_tokens"]
+    rows = []
+    for answer, text in enumerate(tqdm(texts, desc="answers")):
+        key = (answer, attention, tuple(wanted))
+        if key not in kept:
+            prompt = tokenizer(text)["input_ids"]
+            if len(prompt) != run.stats["asmi_prompt_length"][answer]:
+                raise click.ClickException(f"prompt {answer} has other tokens than in the run")
+            kept[key] = list(
+                score_answer(model, prompt, tokens[answer].tolist(), wanted, attention)
+            )
+        rows += [{"answer": answer} | scored for scored in kept[key]]
+    table = pd.DataFrame(rows)
+    table["ASMI"] = table["mi"].map(np.mean)
+    table["Sem-ASMI"] = (table["mi"] * (1 - table["agreement"])).map(np.mean)
+    return table
+
+
+class Redraws:
+    """The scores of a run under all designs."""
+
+    def __init__(self, table: pd.DataFrame, quality: np.ndarray, clusters: list[str]) -> None:
+        self.by_design = dict(list(table.groupby(["scope", "sampler", "num_masks"])))
+        self.quality, self.clusters = quality, clusters
+
+    def scores(self, score: str, scope: str, sampler: str, num_masks: int) -> np.ndarray:
+        """(R, n), a row per redraw of the masks."""
+        chosen = self.by_design[scope, sampler, num_masks]
+        return chosen.pivot(index="redraw", columns="answer", values=score).to_numpy()
+
+    def tokens(self, scope: str) -> np.ndarray:
+        """MI of every token of every answer, first draw of the paper's masks."""
+        chosen = self.by_design[(scope, *PAPER)].query("redraw == 0")
+        return np.concatenate(chosen.sort_values("answer")["mi"].tolist())
+
+    def prr(self, score: np.ndarray, minus: np.ndarray | None = None) -> str:
+        """PRR, or the difference of two, with its interval over clusters."""
+
+        def statistic(rows: np.ndarray) -> float:
+            value = normalised_prr(score[rows], self.quality[rows])
+            if minus is None:
+                return value
+            return value - normalised_prr(minus[rows], self.quality[rows])
+
+        found = cluster_interval(statistic, self.clusters)
+        return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+
+
+def scope_table(redraws: Redraws) -> Table:
+    """Both scopes with the paper's masks."""
+    columns = []
+    for score in SCORES:
+        exact = redraws.scores(score, "all", *PAPER)
+        response = redraws.scores(score, "response", *PAPER)[: len(exact)]
+        pairs = list(product(range(len(exact)), repeat=2))
+        alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
+        columns.append(
+            {
+                "PRR, scope all": redraws.prr(exact[0]),
+                "PRR, scope response": redraws.prr(response[0]),
+                "difference, response - all": redraws.prr(response[0], minus=exact[0]),
+                "rank correlation of scopes, same masks": alike.diagonal().mean(),
+                "rank correlation of scopes, other masks": np.mean(
+                    [alike[i, j] for i, j in pairs if i != j]
+                ),
+                "rank correlation of redraws, scope all": mean_rank_correlation(exact),
+                "rank correlation of redraws, scope response": mean_rank_correlation(response),
+            }
+        )
+    shown = Table(title=f"Scopes: Bernoulli masks, p = {RATE}, S = {PAPER[1]}")
+    shown.add_column()
+    for score in SCORES:
+        shown.add_column(score, justify="right")
+    for label in columns[0]:
+        cells = [column[label] for column in columns]
+        shown.add_row(label, *(c if isinstance(c, str) else f"{c:.3f}" for c in cells))
+    tokens = rank_correlation(redraws.tokens("all"), redraws.tokens("response"))
+    shown.caption = f"Rank correlation of the scopes' token-level MI, same masks: {tokens:.3f}"
+    return shown
+
+
+def sampler_table(redraws: Redraws) -> Table:
+    """Redraw variability by sampler and S, response scope."""
+    shown = Table(title=f"Samplers: scope response, p = {RATE}, {REDRAWS} redraws")
+    shown.add_column("S", justify="right")
+    for sampler, score in product(MASK_SAMPLERS, SCORES):
+        shown.add_column(f"{sampler}\n{score}\nPRR ± sd", justify="right")
+        shown.add_column("\nrank\ncorr.", justify="right")
+    for num_masks in NUM_MASKS:
+        cells = []
+        for sampler, score in product(MASK_SAMPLERS, SCORES):
+            scores = redraws.scores(score, "response", sampler, num_masks)
+            found = redraw_stability(scores, redraws.quality)
+            cells += [f"{found.mean:+.3f} ± {found.sd:.3f}", f"{found.rank_correlation:.3f}"]
+        shown.add_row(str(num_masks), *cells)
+    return shown
+
+
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--exact-redraws", default=2, show_default=True, type=click.IntRange(2))
+@click.option("--attention", default="sdpa", show_default=True)
+def main(folder: Path, exact_redraws: int, attention: str) -> None:
+    model, tokenizer, run, clusters = load(folder)
+    with Cache(str(folder / "compare_masks")) as kept:
+        table = score_run(model, tokenizer, run, kept, designs(exact_redraws), attention)
+    redraws = Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
+    console = Console()
+    right = (redraws.quality >= RIGHT).mean()
+    console.print(
+        f"\n{run.path}: {len(clusters)} answers, {len(set(clusters))} clusters, quality "
+        f"{run.quality.columns[0]}, {right:.0%} right, p = {RATE}, K = {TOP_K}, depth {DEPTH:.0%}",
+        highlight=False,
+    )
+    console.print(scope_table(redraws))
+    console.print(sampler_table(redraws))
+
+
+if __name__ == "__main__":
+    main()

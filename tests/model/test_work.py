@@ -1,0 +1,102 @@
+"""How much the passes compute and hold, counted rather than timed."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lm_polygraph_asmi.model import (
+    num_layers,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+)
+from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
+from lm_polygraph_asmi.validation import SCOPES
+from tests.conftest import PROMPT_LENGTH
+from tests.families import SIZES, tiny_model
+from tests.peak_memory import PeakMemory
+
+D, W, KV, MLP = 32, 32, 16, 48
+QUERY, KEY_VALUE, OUTPUT, GATED_MLP = D * W, 2 * D * KV, W * D, 3 * D * MLP
+N, T = 16, 6
+DRAWN = torch.tensor([[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]])
+DISTINCT = 2  # of the four: one keeps all heads, one comes twice
+
+
+def test_the_sizes_counted_with_are_those_of_the_tiny_llama():
+    assert (SIZES["hidden_size"], SIZES["intermediate_size"]) == (D, MLP)
+    assert SIZES["num_key_value_heads"] * (D // SIZES["num_attention_heads"]) == KV
+
+
+def flops(model, input_ids, layer, scope) -> int:
+    """Multiply-adds of the masked passes alone, attention scores apart."""
+    with scoring_session(model):
+        unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
+        with FlopCounterMode(display=False) as counter:
+            run_subnetworks(model, unmasked, layer, DRAWN)
+    counted = counter.get_flop_counts()["Global"]
+    return sum(n for operation, n in counted.items() if "bmm" not in str(operation)) // 2
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_exact_scope_does_only_what_it_must(llama, input_ids, layer):
+    whole_layers = num_layers(llama) - 2 - layer
+    each_position = OUTPUT + GATED_MLP  # the target layer's attention is not run again
+    each_position += whole_layers * (QUERY + KEY_VALUE + OUTPUT + GATED_MLP)
+    each_position += KEY_VALUE  # of the last layer
+    each_response_position = QUERY + OUTPUT + GATED_MLP
+    if layer == 3:
+        each_position, each_response_position = 0, OUTPUT + GATED_MLP
+    expected = DISTINCT * (N * each_position + T * each_response_position)
+    assert flops(llama, input_ids, layer, "all") == expected
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_response_scope_runs_response_positions_alone(llama, input_ids, layer):
+    above = num_layers(llama) - 1 - layer
+    each = OUTPUT + GATED_MLP + above * (QUERY + KEY_VALUE + OUTPUT + GATED_MLP)
+    assert flops(llama, input_ids, layer, "response") == DISTINCT * T * each
+
+
+def test_several_depths_share_one_unmasked_pass(input_ids):
+    model = tiny_model("llama")
+    calls = []
+    model.model.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
+    with scoring_session(model):
+        unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [1, 2])
+        for layer in (1, 2):
+            run_subnetworks(model, unmasked, layer, DRAWN)
+    assert len(calls) == 1
+
+
+def test_the_memory_count_counts():
+    with PeakMemory() as memory:
+        ones = torch.ones(1000)
+        twos = ones + 1
+        del ones
+        view = twos[:10]
+        del twos
+        assert (memory.live, memory.peak) == (4000, 8000)
+        del view
+        assert memory.live == 0
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("masks_at_once", [1, 4])
+def test_peak_memory_stays_inside_the_budget(scope, attention, masks_at_once):
+    """A prompt of 2,000 tokens, six masks, and a budget for one or four of them at once."""
+    model = tiny_model("llama", attention, max_position_embeddings=4096)
+    prompt, response = 2000, 30
+    input_ids = torch.randint(3, 61, (prompt + response,))
+    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:6]
+    if scope == "all":
+        budget = batch_bytes(model, masks_at_once, prompt + response - 1)
+    else:
+        budget = packed_bytes(model, masks_at_once, response, prompt - 1)
+    with scoring_session(model):
+        unmasked = run_unmasked(model, input_ids, prompt, [1], scope)
+        with PeakMemory() as memory:
+            run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)
+    # Used, and not exceeded.
+    assert budget / 2 < memory.peak <= budget

@@ -22,9 +22,12 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def write(path, questions: list[Question]):
-    qas = [{"id": q.id, "question": q.question, "answers": [{"text": q.answer}]} for q in questions]
-    content = {"data": [{"paragraphs": [{"context": questions[0].passage, "qas": qas}]}]}
-    path.write_text(json.dumps(content))
+    paragraphs: dict[str, list] = {}
+    for q in questions:
+        qa = {"id": q.id, "question": q.question, "answers": [{"text": q.answer}]}
+        paragraphs.setdefault(q.passage, []).append(qa)
+    layout = [{"context": passage, "qas": qas} for passage, qas in paragraphs.items()]
+    path.write_text(json.dumps({"data": [{"paragraphs": layout}]}))
     return path
 
 

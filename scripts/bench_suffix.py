@@ -1,0 +1,375 @@
+"""Time ASMI's masked passes beside a plain implementation, the paper's Algorithm 1, and sampling.
+
+    python scripts/bench_suffix.py                                    # SmolLM2-135M, CPU, float32
+    python scripts/bench_suffix.py --model qwen3-4b --dtype bfloat16  # its shape, random weights
+
+All contenders see the same tokens and masks in one process, in turn, after their outputs have been
+checked against each other. Token ids are random: the work does not depend on them.
+"""
+
+import ctypes
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.model import (
+    num_heads,
+    num_layers,
+    readout,
+    run_unmasked,
+    scoring_session,
+    subnetwork_log_probs,
+    target_layer,
+    unembedding,
+)
+from lm_polygraph_asmi.model.layer_call import Reached
+from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_projection
+from lm_polygraph_asmi.smollm2 import GGUF_FILE, weights_folder
+
+SHAPES = {
+    "qwen3-4b": transformers.Qwen3Config(
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    ),
+    "llama-2-7b": transformers.LlamaConfig(),  # the defaults are its sizes
+    "tiny": transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        vocab_size=100,
+    ),
+}
+TOLERANCE = {torch.float32: 1e-3}
+TOLERANCE_HALF = 0.5
+SAMPLES = 10
+
+
+def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """SmolLM2, a shape with random weights, or any model that transformers finds under `name`."""
+    if name in SHAPES:
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).eval()
+    if name == "smollm2":
+        model = AutoModelForCausalLM.from_pretrained(
+            weights_folder(), gguf_file=GGUF_FILE, dtype=dtype
+        )
+    else:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    return model.to(device).eval()
+
+
+@contextmanager
+def masked_heads(
+    model: PreTrainedModel, layer: int, masks: Tensor, positions: slice
+) -> Iterator[None]:
+    """The obvious way: a hook multiplies the head outputs of each batch row by its mask."""
+
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        heads = args[0].expand(len(masks), -1, -1).clone()
+        mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
+        heads[:, positions] *= mask[:, None, :]
+        return (heads,)
+
+    handle = output_projection(model, layer).register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class Contenders:
+    """What is timed: every method is one way to get from an answer to its S x T distributions."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        prompt_length: int,
+        layer: int,
+        masks: Tensor,
+    ) -> None:
+        self.model, self.input_ids, self.prompt_length = model, input_ids, prompt_length
+        self.layer, self.masks = layer, masks
+        self.predicting = slice(prompt_length - 1, len(input_ids) - 1)
+        # Algorithm 1 starts from what layers were called with; recording that is not timed.
+        self.calls = run_unmasked(model, input_ids, prompt_length, [layer]).calls
+
+    def naive(self, positions: slice = slice(None)) -> Tensor:
+        """S whole passes, logits at every position."""
+        rows = []
+        for mask in self.masks:
+            with masked_heads(self.model, self.layer, mask[None], positions):
+                logits = self.model(input_ids=self.input_ids[None], use_cache=False).logits
+            rows.append(logits[0].float().log_softmax(-1)[self.predicting])
+        return torch.stack(rows)
+
+    def _suffix(self, prefix: Tensor, masks: Tensor) -> Tensor:
+        hidden = prefix.expand(len(masks), -1, -1)
+        layers = decoder_layers(self.model)
+        with masked_heads(self.model, self.layer, masks, slice(None)):
+            for index in range(self.layer, num_layers(self.model)):
+                hidden = self.calls[index].replay(layers[index], hidden)
+        return readout(self.model, final_norm(self.model)(hidden)[:, self.predicting.start :])
+
+    def _prefix(self) -> Tensor:
+        def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            raise Reached(args[0])
+
+        handle = decoder_layers(self.model)[self.layer].register_forward_pre_hook(stop)
+        try:
+            self.model(input_ids=self.input_ids[None, :-1], use_cache=False)
+        except Reached as reached:
+            return reached.tensors[0]
+        finally:
+            handle.remove()
+        raise AssertionError("the layer was never called")
+
+    def algorithm_1(self) -> Tensor:
+        """The paper's: prefix once, then the whole suffix for all drawn masks in one batch."""
+        return self._suffix(self._prefix(), self.masks)
+
+    def algorithm_1_one_by_one(self) -> Tensor:
+        """The same, one drawn mask after the other."""
+        prefix = self._prefix()
+        return torch.cat([self._suffix(prefix, mask[None]) for mask in self.masks])
+
+    def _ours(self, scope: str) -> Tensor:
+        return subnetwork_log_probs(
+            self.model, self.input_ids, self.prompt_length, self.layer, self.masks, scope=scope
+        )
+
+    def exact(self) -> Tensor:
+        return self._ours("all")
+
+    def response(self) -> Tensor:
+        return self._ours("response")
+
+    def _generate(self, **how: object) -> None:
+        length = len(self.input_ids) - self.prompt_length
+        self.model.generate(
+            self.input_ids[None, : self.prompt_length],
+            attention_mask=torch.ones_like(self.input_ids[None, : self.prompt_length]),
+            min_new_tokens=length,
+            max_new_tokens=length,
+            pad_token_id=0,
+            **how,
+        )
+
+    def samples(self) -> None:
+        """What Semantic Entropy needs."""
+        self._generate(do_sample=True, temperature=0.5, num_return_sequences=SAMPLES)
+
+    def greedy(self) -> None:
+        self._generate(do_sample=False)
+
+    def check(self) -> dict[str, float]:
+        """Largest difference in a log-probability from the naive passes of the same scope.
+
+        And, for scale, the largest between two masks.
+
+        Raises:
+            click.ClickException: it is more than rounding.
+        """
+        naive = self.naive()
+        effect = (naive - naive[:1]).abs().max().item()
+        differences = {
+            "algorithm 1": self.algorithm_1() - naive,
+            "algorithm 1, one by one": self.algorithm_1_one_by_one() - naive,
+            "exact": self.exact() - naive,
+            "response": self.response() - self.naive(self.predicting),
+        }
+        found = {name: d.abs().max().item() for name, d in differences.items()}
+        tolerance = TOLERANCE.get(self.model.dtype, TOLERANCE_HALF)
+        if not max(found.values()) <= tolerance:
+            raise click.ClickException(f"outputs differ by more than {tolerance}: {found}")
+        return found | {"between masks": effect}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    synchronise(device)
+    start = time.perf_counter()
+    run()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> float:
+    """Most memory `run` needs above what is held before it; NaN where the system cannot say.
+
+    On a GPU what PyTorch allocates, on a CPU the resident memory of the process (Linux).
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # give freed memory back, so that it counts anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
+    except OSError:
+        return float("nan")
+    before = _resident("VmRSS")
+    run()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Multiply-adds a second, times two, of a large square matrix product; the best of several."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = min(seconds(lambda: a @ b, device) for _ in range(10))
+    return 2 * size**3 / best
+
+
+def machine(device: torch.device) -> str:
+    """Processor and versions, for the caption."""
+    if device.type == "cuda":
+        processor = torch.cuda.get_device_name(device)
+    else:
+        info = Path("/proc/cpuinfo")
+        named = [
+            line.split(":")[1].strip()
+            for line in (info.read_text().splitlines() if info.exists() else [])
+            if line.startswith("model name")
+        ]
+        processor = f"{(named or [platform.processor()])[0]}, {torch.get_num_threads()} threads"
+        processor += f" of {os.cpu_count()} cores"
+    return f"{processor}; torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--model",
+    "name",
+    default="smollm2",
+    show_default=True,
+    help=f"{', '.join(SHAPES)}, smollm2, or a path or hub name.",
+)
+@click.option("--dtype", default="float32", show_default=True)
+@click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
+@click.option("--attention", default="sdpa", show_default=True)
+@click.option("--prompt-tokens", default=260, show_default=True, type=click.IntRange(1))
+@click.option("--response-tokens", default=4, show_default=True, type=click.IntRange(1))
+@click.option("--num-masks", default=40, show_default=True, type=click.IntRange(2))
+@click.option("--mask-rate", default=0.15, show_default=True)
+@click.option("--depth", default=0.6, show_default=True)
+@click.option("--top-k", default=64, show_default=True)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--seed", default=0, show_default=True)
+def main(
+    name: str,
+    dtype: str,
+    device: str,
+    attention: str,
+    prompt_tokens: int,
+    response_tokens: int,
+    num_masks: int,
+    mask_rate: float,
+    depth: float,
+    top_k: int,
+    repeats: int,
+    seed: int,
+) -> None:
+    console = Console()
+    model = load(name, getattr(torch, dtype), device)
+    place = model.device
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.config.vocab_size
+    input_ids = torch.randint(
+        vocabulary, (prompt_tokens + response_tokens,), generator=generator
+    ).to(place)
+    masks = maths.sample_head_masks(num_masks, num_heads(model), mask_rate, generator)
+    distinct = masks.unique(dim=0)
+    to_run = int((~distinct.all(dim=1)).sum())
+    layer = target_layer(depth, num_layers(model))
+    console.print(
+        f"{name}, {dtype}, {attention} attention: {prompt_tokens} prompt and {response_tokens} "
+        f"response tokens, layer {layer} of {num_layers(model)}, p = {mask_rate}, S = {num_masks}, "
+        f"of which {to_run} distinct and not all-ones\n{machine(place)}",
+        highlight=False,
+    )
+    with scoring_session(model, attention):
+        contenders = Contenders(model, input_ids, prompt_tokens, layer, masks)
+        differences = contenders.check()
+        log_probs = contenders.exact()
+
+        def statistics_alone() -> None:
+            maths.mutual_information(log_probs, top_k)
+            maths.semantic_agreement(log_probs, unembedding(model), top_k)
+
+        timed: dict[str, Callable[[], object]] = {
+            f"naive, {num_masks} passes": contenders.naive,
+            "Algorithm 1, batched": contenders.algorithm_1,
+            "Algorithm 1, one by one": contenders.algorithm_1_one_by_one,
+            "ours, exact": contenders.exact,
+            "ours, response": contenders.response,
+            f"{SAMPLES} samples": contenders.samples,
+            "greedy answer": contenders.greedy,
+            f"MI and A, K = {top_k}": statistics_alone,
+        }
+        taken: dict[str, list[float]] = {label: [] for label in timed}
+        # In turn, so that a slow moment of the machine hits all; the first round is the warm-up.
+        with tqdm(total=(repeats + 1) * len(timed), desc="rounds", leave=False) as progress:
+            for _ in range(repeats + 1):
+                for label, run in timed.items():
+                    taken[label].append(seconds(run, place))
+                    progress.update()
+        peaks = {label: peak_bytes(run, place) for label, run in timed.items()}
+        with FlopCounterMode(display=False) as counter:
+            contenders.exact()
+    medians = {label: statistics.median(times[1:]) for label, times in taken.items()}
+    rate = matmul_rate(model.dtype, place)
+    naive, _, _, exact, *_ = medians.values()
+    table = Table(title="Seconds an answer")
+    for column in ("", "median s", "naive / this", "peak MB"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, median in medians.items():
+        table.add_row(label, f"{median:.3f}", f"{naive / median:.1f}", f"{peaks[label] / 1e6:.0f}")
+    console.print(table)
+    worst = ", ".join(f"{label} {value:.1g}" for label, value in differences.items())
+    console.print(
+        f"Peak memory is above the weights. Largest difference in a log-probability, from naive "
+        f"passes and (for scale) between masks: {worst} nats.\n"
+        f"Exact scope: {counter.get_total_flops() / 1e9:.0f} GFLOP, "
+        f"{counter.get_total_flops() / exact / rate:.0%} of the measured matmul rate "
+        f"({rate / 1e9:.0f} GFLOP/s). Medians of {repeats} rounds after a warm-up.",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

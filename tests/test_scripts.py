@@ -1,0 +1,124 @@
+"""The scripts that measure, on models and data small enough for a test."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import torch
+from datasets import load_from_disk
+from lm_polygraph.utils.common import load_external_module
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.maths import sample_head_masks
+from tests import tiny_lm
+from tests.families import tiny_model
+from tests.test_plugin import polygraph_eval
+from tests.test_squad import QUESTION, write
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def run_script(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / name), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_benchmark():
+    shown = run_script("bench_suffix.py", "--model", "tiny", "--prompt-tokens", "20")
+    for contender in ("naive, 40 passes", "Algorithm 1, batched", "ours, response", "10 samples"):
+        assert contender in shown
+    assert "of the measured matmul rate" in shown
+
+
+@pytest.mark.parametrize(
+    "contender", ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
+)
+def test_benchmark_times_nothing_that_is_wrong(monkeypatch, contender):
+    bench = load_external_module(str(SCRIPTS / "bench_suffix.py"))
+    model = tiny_model("llama")
+    masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        contenders = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
+        found = contenders.check()
+        assert max(found[name] for name in found if name != "between masks") < 1e-5
+        assert found["between masks"] > 1e-2
+        right = getattr(contenders, contender)()
+        monkeypatch.setattr(contenders, contender, lambda: right.flip(0))
+        with pytest.raises(click.ClickException, match="outputs differ"):
+            contenders.check()
+
+
+BABI = """1 Mary went to the office.
+2 Where is Mary? |office|1
+3 John went to the garden.
+4 Where is John?\tgarden\t3
+1 Sandra moved to the hallway.
+2 Where is Sandra? |hallway|1
+"""
+
+
+def test_build_babi(tmp_path):
+    (tmp_path / "babi.txt").write_text(BABI)
+    run_script("build_babi.py", str(tmp_path / "babi.txt"), str(tmp_path / "babi"))
+    rows = load_from_disk(tmp_path / "babi")
+    assert rows["output"] == ["office", "garden", "hallway"]
+    end = (
+        "Mary went to the office. John went to the garden.\n\nQuestion:\nWhere is John?\nAnswer:\n"
+    )
+    assert rows["input"][1].endswith(f"Context:\n{end}")
+    assert "Mary went" not in rows["input"][2]
+
+
+def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    passages = [f"Passage {i}: the kite is {c}." for i, c in enumerate(["red", "blue", "green"])]
+    rows = [
+        QUESTION._replace(id=str(i), passage=passages[i % 3], answer=answer)
+        for i, answer in enumerate(["red", "Who", "a passage", "The kite", "in 1931", "question"])
+    ]
+    folder = tmp_path / "run"
+    polygraph_eval(
+        "--config-name",
+        "asmi_demo",
+        "estimators=asmi_only",
+        f"model.path={tiny_lm.save(tmp_path / 'tiny', max_position_embeddings=1024)}",
+        "model.load_model_args.gguf_file=null",
+        "model.load_tokenizer_args.gguf_file=null",
+        f"squad_file={write(tmp_path / 'questions.json', rows)}",
+        "prompt_style=paper",
+        "max_new_tokens=4",
+        "asmi.calculator.mask_rate=0.15",
+        "asmi.calculator.num_masks=40",
+        f"hydra.run.dir={folder}",
+    )
+    compare = load_external_module(str(SCRIPTS / "compare_masks.py"))
+    model, tokenizer, run, clusters = compare.load(folder)
+    assert len(set(clusters)) == 3
+    kept: dict = {}
+    table = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
+    assert len(kept) == len(rows)
+    redraws = compare.Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
+    for score in ("ASMI", "Sem-ASMI"):
+        (column,) = [name for name in run.scores if name.startswith(f"{score} (")]
+        exact = redraws.scores(score, "all", "bernoulli", 40)
+        np.testing.assert_allclose(exact[0], run.scores[column], rtol=1e-4, atol=1e-7)
+        assert not np.allclose(exact[0], exact[1], rtol=1e-2)
+        response = redraws.scores(score, "response", "bernoulli", 40)
+        assert response.shape == (5, len(rows))
+        assert not np.allclose(exact[0], response[0], rtol=1e-2)
+    assert compare.scope_table(redraws).row_count == 7
+    assert compare.sampler_table(redraws).row_count == len(compare.NUM_MASKS)
+    # A second start finds everything kept.
+    monkeypatch.setattr(compare, "score_answer", None)
+    again = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
+    assert again["ASMI"].equals(table["ASMI"])
+    assert load_run(folder).settings()[0]["scope"] == "all"

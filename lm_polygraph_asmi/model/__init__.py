@@ -10,7 +10,7 @@ from lm_polygraph_asmi.model.layers import (
 )
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
-from lm_polygraph_asmi.model.suffix import (
+from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
     check_replay,
     run_subnetworks,

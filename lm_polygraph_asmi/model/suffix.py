@@ -1,12 +1,11 @@
-"""The masked passes: the layers from the target layer on, once per head mask."""
+"""The masked passes: the layers from the target layer on, under head masks, in either scope."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,41 +15,12 @@ from lm_polygraph_asmi.model.layers import (
     decoder_layers,
     final_norm,
     heads_width,
-    num_heads,
     num_layers,
     output_projection,
     query_projection,
-    readout,
 )
-from lm_polygraph_asmi.model.memory import (
-    batch_bytes,
-    default_budget,
-    in_chunks,
-    largest_chunk,
-    packed_bytes,
-)
-from lm_polygraph_asmi.model.session import attention_of, scoring_session
-from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
-
-# Largest difference in a log-probability between a replayed and an ordinary pass that the
-# floating-point type explains.
-REPLAY_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-REPLAY_TOLERANCE_HALF = 0.5
-
-
-@dataclass(frozen=True)
-class Subnetworks:
-    """Final states of the distinct subnetworks of one example and layer.
-
-    Attributes:
-        hidden: states after the final norm at the T response positions, one row per distinct mask.
-        counts: how often each distinct mask was drawn; sums to S.
-        index: for each of the S drawn masks, its row.
-    """
-
-    hidden: Float[Tensor, "distinct T D"]
-    counts: Float[Tensor, " distinct"]
-    index: Int[Tensor, " S"]
+from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 
 def masked_layer(
@@ -142,131 +112,3 @@ def run_suffix(
     """States after the final norm at the response positions, all masks in one pass."""
     run = masked_in_response if unmasked.scope == "response" else masked_everywhere
     return final_norm(model)(run(model, unmasked, layer, masks))
-
-
-def run_subnetworks(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    layer: int,
-    masks: Shaped[Tensor, "S H"],
-    memory_budget: int | None = None,
-) -> Subnetworks:
-    """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
-
-    Heads are masked where the scope of `unmasked` says. Call it inside `scoring_session`, with
-    `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
-    rounding.
-
-    Args:
-        memory_budget: bytes the passes may use above weights and cached states; by default half of
-            the free device memory (on a CPU: 512 MiB). On a CUDA out-of-memory the chunk is halved
-            and nothing computed is lost.
-
-    Raises:
-        ValueError: masks of the wrong shape or not of zeros and ones, or scope "response" under an
-            attention implementation that takes no explicit mask.
-    """
-    heads = num_heads(model)
-    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
-        raise ValueError(
-            f"masks must have shape (S, H = {heads}), one column per query head, got "
-            f"{tuple(masks.shape)}"
-        )
-    if not ((masks == 0) | (masks == 1)).all():
-        raise ValueError("masks must hold 1 (keep) and 0 (mask) only")
-    if unmasked.scope == "response" and attention_of(model) not in MASKABLE:
-        raise ValueError(
-            f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
-            f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
-        )
-    distinct, index, counts = masks.unique(dim=0, return_inverse=True, return_counts=True)
-    unmasked_rows = distinct.all(dim=1)
-    hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
-    hidden[unmasked_rows] = unmasked.final_hidden
-    if not unmasked_rows.all():
-        masked = distinct[~unmasked_rows]
-
-        def bytes_of(chunk: int) -> int:
-            if unmasked.scope == "all":
-                return batch_bytes(model, chunk, unmasked.predicting.stop)
-            length = len(unmasked.final_hidden)
-            return packed_bytes(model, chunk, length, unmasked.before.stop)
-
-        budget = memory_budget or default_budget(model.device)
-        chunk = largest_chunk(len(masked), bytes_of, budget)
-        hidden[~unmasked_rows] = torch.cat(
-            in_chunks(
-                lambda part: run_suffix(model, unmasked, layer, masked[part]), len(masked), chunk
-            )
-        )
-    return Subnetworks(hidden, counts.float(), index)
-
-
-def subnetwork_log_probs(
-    model: PreTrainedModel,
-    input_ids: Int[Tensor, " N"],
-    prompt_length: int,
-    layer: int,
-    masks: Shaped[Tensor, "S H"],
-    *,
-    scope: str = "all",
-    attention: str | None = None,
-    memory_budget: int | None = None,
-) -> Float[Tensor, "S T V"]:
-    """Next-token log-probabilities of S subnetworks over a fixed response, by teacher forcing.
-
-    Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full forward
-    passes whose heads at `layer` are masked before the output projection at every position
-    (scope "all"; source: Algorithm 1 of the paper, lines 2 to 6), or only at the positions that
-    predict the response, input_ids[prompt_length - 1 : N - 1] (scope "response").
-
-    Args:
-        model: a transformers causal language model of a family in `FAMILIES`; left as found.
-        input_ids: one unpadded sequence, prompt and response.
-        prompt_length: number of prompt tokens, at least 1.
-        layer: index of the masked layer, from 0; see `target_layer`.
-        masks: 1 keeps a query head, 0 masks it.
-        scope: positions at which heads are masked, "all" or "response".
-        attention: attention implementation of all passes; by default the model's own.
-        memory_budget: bytes, see `run_subnetworks`.
-
-    Raises:
-        TypeError: an unknown model family.
-        ValueError: an argument out of range; the message says which.
-        FloatingPointError: NaN or infinite logits.
-    """
-    with scoring_session(model, attention):
-        unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
-        subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
-        hidden = subnetworks.hidden
-        vocabulary = model.config.get_text_config().vocab_size
-        per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
-        budget = memory_budget or default_budget(model.device)
-        log_probs = torch.cat(
-            in_chunks(lambda part: readout(model, hidden[part]), len(hidden), budget // per_mask)
-        )
-    return log_probs[subnetworks.index.to(log_probs.device)]
-
-
-def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:
-    """Raise unless replaying the suffix with all heads kept reproduces the model's own logits.
-
-    A cheap guard, once per run, against a model or a transformers release whose layers do more
-    than the family table says. Call it inside `scoring_session`.
-
-    Raises:
-        RuntimeError: the two differ by more than rounding.
-    """
-    keep_all = torch.ones(1, num_heads(model))
-    replayed = readout(model, run_suffix(model, unmasked, layer, keep_all)[0])
-    output = model(
-        input_ids=unmasked.input_ids[None].to(model.device), use_cache=False, return_dict=True
-    )
-    ordinary = output.logits[0, unmasked.predicting].float().log_softmax(-1)
-    difference = (replayed - ordinary.to(replayed.device)).abs().max().item()
-    if not difference <= REPLAY_TOLERANCE.get(model.dtype, REPLAY_TOLERANCE_HALF):
-        raise RuntimeError(
-            f"replaying {type(model).__name__} from layer {layer} changes a log-probability by "
-            f"{difference:.3g} nats. Its entry in lm_polygraph_asmi.model.FAMILIES does not fit "
-            "this model or this transformers release; please report it"
-        )

@@ -7,7 +7,7 @@ import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.model import subnetwork_log_probs, suffix, unembedding
+from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks, unembedding
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from lm_polygraph_asmi.statistics import masked_head_stats
@@ -298,7 +298,7 @@ def test_attention_a_model_lacks_is_refused_at_once():
 
 
 def test_scope_response_needs_an_explicit_mask(model, monkeypatch):
-    monkeypatch.setattr(suffix, "attention_of", lambda _: "flash_attention_2")
+    monkeypatch.setattr(subnetworks, "attention_of", lambda _: "flash_attention_2")
     with pytest.raises(ValueError, match=r"'flash_attention_2' attention cannot.*'eager', 'sdpa'"):
         run(model, TEXTS[:1], MaskedHeadsCalculator(scope="response"))
 

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
     subnetwork_log_probs,
+    subnetworks,
     suffix,
 )
 from lm_polygraph_asmi.validation import SCOPES
@@ -34,13 +35,13 @@ def hooks_of(model) -> int:
 
 def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input_ids, monkeypatch):
     evaluated = []
-    original = suffix.run_suffix
+    original = subnetworks.run_suffix
 
     def counting(model, unmasked, layer, chunk):
         evaluated.append(chunk.clone())
         return original(model, unmasked, layer, chunk)
 
-    monkeypatch.setattr(suffix, "run_suffix", counting)
+    monkeypatch.setattr(subnetworks, "run_suffix", counting)
     drawn = torch.tensor(
         [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
     )
@@ -56,7 +57,7 @@ def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input
 @pytest.mark.parametrize("scope", SCOPES)
 def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monkeypatch, scope):
     whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
-    original = suffix.run_suffix
+    original = subnetworks.run_suffix
     sizes = []
 
     def scarce(model, unmasked, layer, chunk):
@@ -65,7 +66,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monk
             raise torch.OutOfMemoryError("simulated")
         return original(model, unmasked, layer, chunk)
 
-    monkeypatch.setattr(suffix, "run_suffix", scarce)
+    monkeypatch.setattr(subnetworks, "run_suffix", scarce)
     in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
     torch.testing.assert_close(in_pieces, whole, atol=1e-5, rtol=0)
     assert sizes[0] > 2
@@ -78,7 +79,7 @@ def test_out_of_memory_with_a_single_mask_is_raised(llama, input_ids, monkeypatc
     def never(*_):
         raise torch.OutOfMemoryError("simulated")
 
-    monkeypatch.setattr(suffix, "run_suffix", never)
+    monkeypatch.setattr(subnetworks, "run_suffix", never)
     with pytest.raises(torch.OutOfMemoryError):
         subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
 
@@ -230,3 +231,30 @@ def test_bfloat16(input_ids):
     rough = subnetwork_log_probs(half, input_ids, PROMPT_LENGTH, 2, masks())
     assert rough.dtype == torch.float32
     assert (rough - exact).abs().mean() < 0.1
+
+
+def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monkeypatch):
+    whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
+    original = subnetworks.run_suffix
+    sizes = []
+
+    def counting(model, unmasked, layer, chunk):
+        sizes.append(len(chunk))
+        return original(model, unmasked, layer, chunk)
+
+    monkeypatch.setattr(subnetworks, "run_suffix", counting)
+    for packed, expected in ((12, 2), (5, 1)):
+        sizes.clear()
+        monkeypatch.setattr(subnetworks, "PACKED_POSITIONS", packed)
+        parts = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+        assert max(sizes) == expected
+
+
+def test_attention_without_an_explicit_mask_runs_the_last_layer_whole(
+    llama, input_ids, monkeypatch
+):
+    expected = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+    monkeypatch.setattr(suffix, "attention_of", lambda _: "flash_attention_2")
+    found = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.model.subnetworks import (
     run_subnetworks,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
+from lm_polygraph_asmi.model.unmasked import UnmaskedPass, check_scope_runs, run_unmasked
 
 __all__ = [
     "FAMILIES",
@@ -25,6 +25,7 @@ __all__ = [
     "UnmaskedPass",
     "attention_of",
     "check_replay",
+    "check_scope_runs",
     "family_of",
     "num_heads",
     "num_layers",

@@ -69,14 +69,23 @@ class LayerCall:
 
     @staticmethod
     def split(layer: nn.Module, args: tuple, kwargs: dict) -> "tuple[Tensor, LayerCall]":
-        """The hidden states a layer is being called with, and the rest of the call."""
+        """The hidden states a layer is being called with, and the rest of the call.
+
+        Raises:
+            RuntimeError: a layer that hides its arguments, as compiled ones do.
+        """
         # Some families pass arguments by position; their names are the same everywhere.
-        signature = inspect.signature(type(layer).forward)
-        arguments = signature.bind(layer, *args, **kwargs).arguments
+        signature = inspect.signature(layer.forward)
+        arguments = signature.bind(*args, **kwargs).arguments
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(parameter.name, {})
-        _, hidden = (arguments.pop(name) for name in list(arguments)[:2])
+        hidden = arguments.pop(next(iter(arguments), ""), None)
+        if not isinstance(hidden, Tensor):
+            raise RuntimeError(
+                f"{type(layer).__name__} does not say that its first argument is the hidden "
+                "states: is the model compiled? ASMI needs it as transformers loads it"
+            )
         return hidden, LayerCall(arguments, hidden.shape[1])
 
     def replay(self, layer: nn.Module, hidden: Tensor) -> Tensor:

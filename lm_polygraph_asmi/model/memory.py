@@ -19,7 +19,8 @@ CPU_BUDGET = 2**29
 def default_budget(device: torch.device) -> int:
     """Bytes for masked passes: half of the free device memory, or 512 MiB on a CPU.
 
-    Larger batches do not make a CPU faster, so its figure is small on purpose.
+    The one unmasked pass takes what it takes. Larger batches do not make a CPU faster, so its
+    figure is small on purpose.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -36,10 +37,12 @@ def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     config = model.config.get_text_config()
     hidden = config.hidden_size
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
-    per_query = 4 * hidden + max(4 * heads_width(model), 3 * intermediate)
+    per_query = 4 * hidden + max(6 * heads_width(model), 4 * intermediate)
+    per_query *= model.dtype.itemsize
     if attention_of(model) == "eager":
-        per_query += 3 * config.num_attention_heads * keys
-    return queries * per_query * model.dtype.itemsize
+        # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
+        per_query += max(10, 3 * model.dtype.itemsize) * config.num_attention_heads * keys
+    return queries * per_query
 
 
 def batch_bytes(model: PreTrainedModel, num_masks: int, positions: int) -> int:
@@ -76,10 +79,12 @@ def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Re
         try:
             done.append(run(slice(start, start + chunk)))
             start += chunk
+            continue
         except torch.OutOfMemoryError:
             if chunk == 1:
                 raise
-            chunk = (chunk + 1) // 2
-            torch.cuda.empty_cache()
-            log.warning("ASMI ran out of device memory and goes on in pieces of %d", chunk)
+        # Outside the handler, which would keep the failed piece's tensors alive.
+        chunk = (chunk + 1) // 2
+        torch.cuda.empty_cache()
+        log.warning("ASMI ran out of device memory and goes on in pieces of %d", chunk)
     return done

@@ -7,8 +7,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layer_call import MASKABLE
-from lm_polygraph_asmi.model.layers import num_heads, readout
+from lm_polygraph_asmi.model.layers import context_window, num_heads, readout
 from lm_polygraph_asmi.model.memory import (
     batch_bytes,
     default_budget,
@@ -16,19 +15,18 @@ from lm_polygraph_asmi.model.memory import (
     largest_chunk,
     packed_bytes,
 )
-from lm_polygraph_asmi.model.session import attention_of, scoring_session
+from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
-
-# Largest difference in a log-probability between a replayed and an ordinary pass that the
-# floating-point type explains.
-REPLAY_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-REPLAY_TOLERANCE_HALF = 0.5
-
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
 # others of its sequence, so longer ones cost more than the fewer passes save.
 PACKED_POSITIONS = 512
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Largest difference in a log-probability, in nats, that a floating-point type explains."""
+    return {torch.float64: 1e-6, torch.float32: 1e-3}.get(dtype, 0.5)
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,8 @@ def masks_per_pass(model: PreTrainedModel, unmasked: UnmaskedPass, total: int, b
     if unmasked.scope == "all":
         return largest_chunk(total, lambda n: batch_bytes(model, n, positions), budget)
     known = unmasked.before.stop
-    total = min(total, max(1, PACKED_POSITIONS // length))
+    longest = min(PACKED_POSITIONS, (context_window(model) or PACKED_POSITIONS) - known)
+    total = min(total, max(1, longest // length))
     return largest_chunk(total, lambda n: packed_bytes(model, n, length, known), budget)
 
 
@@ -75,8 +74,7 @@ def run_subnetworks(
             and nothing computed is lost.
 
     Raises:
-        ValueError: masks of the wrong shape or not of zeros and ones, or scope "response" under an
-            attention implementation that takes no explicit mask.
+        ValueError: masks of the wrong shape, or not of zeros and ones.
     """
     heads = num_heads(model)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
@@ -86,11 +84,6 @@ def run_subnetworks(
         )
     if not ((masks == 0) | (masks == 1)).all():
         raise ValueError("masks must hold 1 (keep) and 0 (mask) only")
-    if unmasked.scope == "response" and attention_of(model) not in MASKABLE:
-        raise ValueError(
-            f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
-            f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
-        )
     distinct, index, counts = masks.unique(dim=0, return_inverse=True, return_counts=True)
     unmasked_rows = distinct.all(dim=1)
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
@@ -124,7 +117,9 @@ def subnetwork_log_probs(
     Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full forward
     passes whose heads at `layer` are masked before the output projection at every position
     (scope "all"; source: Algorithm 1 of the paper, lines 2 to 6), or only at the positions that
-    predict the response, input_ids[prompt_length - 1 : N - 1] (scope "response").
+    predict the response, input_ids[prompt_length - 1 : N - 1] (scope "response"). The passes run
+    over the first N - 1 tokens; that is the same unless a model's rotary angles depend on the
+    length (LongRoPE, at the one length where it switches).
 
     Args:
         model: a transformers causal language model of a family in `FAMILIES`; left as found.
@@ -166,11 +161,11 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
     keep_all = torch.ones(1, num_heads(model))
     replayed = readout(model, run_suffix(model, unmasked, layer, keep_all)[0])
     output = model(
-        input_ids=unmasked.input_ids[None].to(model.device), use_cache=False, return_dict=True
+        input_ids=unmasked.input_ids[None, :-1].to(model.device), use_cache=False, return_dict=True
     )
     ordinary = output.logits[0, unmasked.predicting].float().log_softmax(-1)
     difference = (replayed - ordinary.to(replayed.device)).abs().max().item()
-    if not difference <= REPLAY_TOLERANCE.get(model.dtype, REPLAY_TOLERANCE_HALF):
+    if not difference <= rounding(model.dtype):
         raise RuntimeError(
             f"replaying {type(model).__name__} from layer {layer} changes a log-probability by "
             f"{difference:.3g} nats. Its entry in lm_polygraph_asmi.model.FAMILIES does not fit "

@@ -34,18 +34,23 @@ def masked_layer(
 
     Its attention is that of the unmasked pass: a mask multiplies the head outputs before the
     output projection, without rescaling, and nothing in the layer that follows mixes positions.
+    (Under parallel residuals the layer's MLP is the same for all masks too; it is run for each.)
     """
     target, module = unmasked.targets[layer], decoder_layers(model)[layer]
     heads = target.heads[:, positions]
     mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
     projection = output_projection(model, layer)
+    masking = projection.register_forward_pre_hook(lambda *_: (heads * mask[:, None, :],))
 
     def attention(*_: Any, **__: Any) -> tuple[Tensor, None]:
-        return projection(heads * mask[:, None, :]), None
+        return projection(heads), None
 
-    with replaced_forward(attention_module(model, layer), attention):
-        hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
-        return unmasked.calls[layer].replay(module, hidden)
+    try:
+        with replaced_forward(attention_module(model, layer), attention):
+            hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
+            return unmasked.calls[layer].replay(module, hidden)
+    finally:
+        masking.remove()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layer_call import KeysValues, KeyValueTap, LayerCall
+from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
     decoder_layers,
@@ -18,6 +18,7 @@ from lm_polygraph_asmi.model.layers import (
     output_projection,
     readout,
 )
+from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.validation import check_scope
 
 
@@ -104,6 +105,16 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
         )
 
 
+def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
+    """Raise ValueError unless the attention implementation in use can serve this scope."""
+    check_scope(scope)
+    if scope == "response" and attention_of(model) not in MASKABLE:
+        raise ValueError(
+            f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
+            f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
+        )
+
+
 def run_unmasked(
     model: PreTrainedModel,
     input_ids: Int[Tensor, " tokens"],
@@ -122,11 +133,12 @@ def run_unmasked(
 
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
-            model does not have, or an unknown scope.
-        RuntimeError: the family table names a module that is not the output projection.
+            model does not have, an unknown scope, or one the attention in use cannot serve.
+        RuntimeError: the family table names a module that is not the output projection, or the
+            model is compiled.
     """
     validate_sequence(model, input_ids, prompt_length)
-    check_scope(scope)
+    check_scope_runs(model, scope)
     targets = sorted(set(target_layers))
     total = num_layers(model)
     for layer in targets:
@@ -164,9 +176,13 @@ def run_unmasked(
     with ExitStack() as hooks:
         for index in range(first, total):
             module = decoder_layers(model)[index]
-            handle = module.register_forward_pre_hook(record_layer(index), with_kwargs=True)
+            # First in line: hooks of others run again when the layer is replayed.
+            handle = module.register_forward_pre_hook(
+                record_layer(index), with_kwargs=True, prepend=True
+            )
             hooks.callback(handle.remove)
         for index in targets:
+            # Last in line: a mask applies to what the projection gets in the end.
             handle = output_projection(model, index).register_forward_pre_hook(record_heads(index))
             hooks.callback(handle.remove)
         handle = final_norm(model).register_forward_hook(lambda *call: final.append(call[-1]))
@@ -178,11 +194,16 @@ def run_unmasked(
             use_cache=True,
         )
     width = heads_width(model)
-    for found in heads.values():
-        if found.shape[-1] != width:
+    for index in targets:
+        if index not in heads:
             raise RuntimeError(
-                f"the output projection takes {found.shape[-1]} inputs, the heads make {width}: "
-                "its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
+                f"the output projection of layer {index} was never called as a module: is the "
+                "model compiled? ASMI needs it as transformers loads it"
+            )
+        if heads[index].shape[-1] != width:
+            raise RuntimeError(
+                f"the output projection takes {heads[index].shape[-1]} inputs, the heads make "
+                f"{width}: its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
             )
     return UnmaskedPass(
         input_ids=input_ids,

@@ -20,6 +20,7 @@ from lm_polygraph_asmi.model import (
     UnmaskedPass,
     attention_of,
     check_replay,
+    check_scope_runs,
     num_heads,
     num_layers,
     readout,
@@ -256,6 +257,7 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     model = causal_model(environment.model)
     unembedding(model)
     with scoring_session(model, calculator.attention):
+        check_scope_runs(model, calculator.scope)
         for depth in calculator.depths:
             log.info("ASMI uses %s", calculator.settings(model, depth))
     return calculator

@@ -78,6 +78,14 @@ def test_short_prompts_and_one_token_responses(family_model, input_ids, prompt_l
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
 
 
+def test_a_long_response_to_a_short_prompt(family_model):
+    """All masks together are longer than the context window."""
+    input_ids = torch.randint(3, 61, (60,), generator=torch.Generator().manual_seed(1))
+    fast = subnetwork_log_probs(family_model, input_ids, 3, LAYER, masks(), scope="response")
+    slow = full_passes(family_model, input_ids, 3, LAYER, "response")
+    torch.testing.assert_close(fast, slow, atol=2e-5, rtol=0)
+
+
 def test_the_scopes_differ(family_model, input_ids):
     everywhere, in_response = (
         subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)

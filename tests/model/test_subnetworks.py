@@ -19,6 +19,7 @@ from lm_polygraph_asmi.model import (
     suffix,
 )
 from lm_polygraph_asmi.validation import SCOPES
+from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 
@@ -150,6 +151,32 @@ def test_sequence_beyond_the_context_window(llama):
 def test_layer_out_of_range(llama, input_ids, layer):
     with pytest.raises(ValueError, match=rf"layer must be in \[0, 3\].*got {layer}"):
         subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, layer, masks())
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
+    """Steering of heads, layers and their outputs: scored as the brute force finds it."""
+    model = tiny_model("llama")
+    layer = model.model.layers[2]
+    handles = [
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: (args[0] + 0.3,)),
+        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1),
+        layer.mlp.register_forward_hook(lambda *call: call[-1] + 0.2),
+        model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,)),
+    ]
+    fast = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), scope=scope)
+    slow = reference.subnetwork_log_probs(
+        model, "model.layers.2.self_attn.o_proj", 1, input_ids, PROMPT_LENGTH, masks(), scope
+    )
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    assert hooks_of(model) == len(handles)
+
+
+def test_compiled_layers_are_refused(input_ids):
+    model = tiny_model("llama")
+    model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
+    with pytest.raises(RuntimeError, match="is the model compiled"):
+        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
 
 
 def test_unknown_scope(llama, input_ids):

@@ -11,6 +11,8 @@ from lm_polygraph_asmi.model import (
     scoring_session,
 )
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
+from lm_polygraph_asmi.model.subnetworks import masks_per_pass
+from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.validation import SCOPES
 from tests.conftest import PROMPT_LENGTH
 from tests.families import SIZES, tiny_model
@@ -79,6 +81,27 @@ def test_the_memory_count_counts():
         assert (memory.live, memory.peak) == (4000, 8000)
         del view
         assert memory.live == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
+    input_ids = torch.randint(3, 61, (120,), generator=torch.Generator().manual_seed(1))
+    model = tiny_model(family_model.tiny_name).to(dtype)
+    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:4]
+    for attention in ("eager", "sdpa"):
+        if attention == "sdpa" and type(model).__name__ == "Gemma2ForCausalLM":
+            continue
+        with scoring_session(model, attention):
+            unmasked = run_unmasked(model, input_ids, 90, [1], scope)
+            together = masks_per_pass(model, unmasked, len(masks), 2**60)
+            with PeakMemory() as memory:
+                run_suffix(model, unmasked, 1, masks[:together])
+            if scope == "all":
+                counted = batch_bytes(model, together, 119)
+            else:
+                counted = packed_bytes(model, together, 30, 89)
+        assert counted / 4 < memory.peak <= counted, attention
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -9,12 +9,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from datasets import Dataset
 
 from lm_polygraph_asmi.validation import check_at_least_one
 
+Row = TypeVar("Row")
 DEMO_DATA = Path(__file__).parent / "data" / "demo_qa.json"
 
 
@@ -102,7 +103,7 @@ def _questions(content: dict) -> Iterator[Question]:
                 yield Question(str(qa["id"]), paragraph["context"], qa["question"], answer)
 
 
-def spread(questions: list[Question], limit: int | None) -> list[Question]:
+def spread(questions: list[Row], limit: int | None) -> list[Row]:
     """At most `limit` questions, evenly spaced over the file: the same ones every time."""
     if limit is None or limit >= len(questions):
         return questions

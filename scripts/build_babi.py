@@ -1,4 +1,4 @@
-"""Turn a bAbI task file into a dataset folder for LM-Polygraph, with the paper's BabiQA prompt.
+"""Turn a bAbI task file into a dataset folder for LM-Polygraph, with LM-Polygraph's BabiQA prompt.
 
     python scripts/build_babi.py qa1_single-supporting-fact_test.txt FOLDER --limit 150
     polygraph_eval --config-name asmi_demo dataset=FOLDER
@@ -12,7 +12,10 @@ from pathlib import Path
 import click
 from datasets import Dataset
 
-# The benchmark's one-shot prompt, slips and all: paper, "Benchmark Prompts and Examples".
+from lm_polygraph_asmi.squad import spread
+
+# The one-shot prompt of LM-Polygraph's own BabiQA (dataset builder babi_qa), slips and all; the
+# paper's appendix "Benchmark Prompts and Examples" prints an abridged form of it.
 PROMPT = (
     "Imagine that you are only able to say a single word. Answer the question given a context. "
     "You must only output the full name of the location the same way it is mentioned in the text. "
@@ -51,9 +54,7 @@ def read_babi(file: Path) -> Iterator[tuple[str, str]]:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--limit", type=click.IntRange(1), help="Questions, evenly spaced over the file.")
 def main(file: Path, folder: Path, limit: int | None) -> None:
-    rows = list(read_babi(file))
-    if limit is not None and limit < len(rows):
-        rows = [rows[i * len(rows) // limit] for i in range(limit)]
+    rows = spread(list(read_babi(file)), limit)
     prompts, answers = zip(*rows, strict=True)
     Dataset.from_dict({"input": prompts, "output": answers}).save_to_disk(folder)
     click.echo(f"{len(rows)} questions in {folder}")

@@ -8,7 +8,7 @@ once for all designs that drew it. Scores are kept in the run folder (compare_ma
 made, and a second start goes on where the first one stopped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,12 +30,12 @@ from lm_polygraph_asmi.analysis import (
     Run,
     cluster_interval,
     load_run,
-    mean_rank_correlation,
     normalised_prr,
     rank_correlation,
+    rank_correlations,
     redraw_stability,
 )
-from lm_polygraph_asmi.analysis.tables import RIGHT
+from lm_polygraph_asmi.analysis.tables import RIGHT, finite_rows
 from lm_polygraph_asmi.model import (
     num_heads,
     num_layers,
@@ -94,7 +94,7 @@ def load(folder: Path) -> tuple[Any, Any, Run, list[str]]:
 
 def score_answer(
     model: Any, prompt: list[int], answer: list[int], wanted: list[Design], attention: str
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[Design, dict[str, np.ndarray]]]:
     """Per-token MI and agreement of one answer under every design."""
     input_ids = torch.tensor([*prompt, *answer])
     layer, weight = target_layer(DEPTH, num_layers(model)), unembedding(model)
@@ -110,38 +110,49 @@ def score_answer(
                     design.num_masks, num_heads(model), RATE, generator, design.sampler
                 )
             )
+        found: dict[Design, list[tuple[np.ndarray, np.ndarray]]] = {d: [] for d in of_scope}
         with scoring_session(model, attention):
             unmasked = run_unmasked(model, input_ids, len(prompt), [layer], scope)
             subnetworks = run_subnetworks(model, unmasked, layer, torch.cat(masks))
-            log_probs = readout(model, subnetworks.hidden)
-        rows_of = subnetworks.index.split([design.num_masks for design in of_scope])
-        for design, rows in zip(of_scope, rows_of, strict=True):
-            distinct, counts = rows.unique(return_counts=True)
-            support = maths.union_support(log_probs[distinct], TOP_K)
-            found = maths.disagreement(support, counts.float())
-            agreement = maths.agreement_on_support(support, weight, counts.float())
-            yield design._asdict() | {
-                "mi": found.mutual_information.numpy(),
-                "agreement": agreement.numpy(),
-            }
+            rows_of = subnetworks.index.split([design.num_masks for design in of_scope])
+            # One token at a time: with many heads all masks differ, and vocabularies are large.
+            for token in range(len(answer)):
+                log_probs = readout(model, subnetworks.hidden[:, token : token + 1])
+                for design, rows in zip(of_scope, rows_of, strict=True):
+                    distinct, counts = rows.unique(return_counts=True)
+                    share = counts.float().to(log_probs.device)
+                    support = maths.union_support(log_probs[distinct], TOP_K)
+                    mi = maths.disagreement(support, share).mutual_information
+                    agreement = maths.agreement_on_support(support, weight, share)
+                    found[design].append((mi.cpu().numpy(), agreement.cpu().numpy()))
+        for design, tokens in found.items():
+            mi, agreement = map(np.concatenate, zip(*tokens, strict=True))
+            yield design, {"mi": mi, "agreement": agreement}
 
 
 def score_run(
-    model: Any, tokenizer: Any, run: Run, kept: Cache, wanted: list[Design], attention: str
+    model: Any,
+    tokenizer: Any,
+    run: Run,
+    kept: MutableMapping[Any, Any],
+    wanted: list[Design],
+    attention: str,
 ) -> pd.DataFrame:
-    """A row per answer and design; answers that are kept already are not scored again."""
+    """A row per answer and design; what is kept already is not scored again."""
     texts, tokens = run.stats["input_texts"], run.stats["asmi_tokens"]
     rows = []
     for answer, text in enumerate(tqdm(texts, desc="answers")):
-        key = (answer, attention, tuple(wanted))
-        if key not in kept:
+        keys = {d: (answer, attention, RATE, TOP_K, DEPTH, *d) for d in wanted}
+        missing = [design for design, key in keys.items() if key not in kept]
+        if missing:
             prompt = tokenizer(text)["input_ids"]
             if len(prompt) != run.stats["asmi_prompt_length"][answer]:
                 raise click.ClickException(f"prompt {answer} has other tokens than in the run")
-            kept[key] = list(
-                score_answer(model, prompt, tokens[answer].tolist(), wanted, attention)
-            )
-        rows += [{"answer": answer} | scored for scored in kept[key]]
+            for design, scores in score_answer(
+                model, prompt, tokens[answer].tolist(), missing, attention
+            ):
+                kept[keys[design]] = scores
+        rows += [{"answer": answer} | d._asdict() | kept[key] for d, key in keys.items()]
     table = pd.DataFrame(rows)
     table["ASMI"] = table["mi"].map(np.mean)
     table["Sem-ASMI"] = (table["mi"] * (1 - table["agreement"])).map(np.mean)
@@ -178,36 +189,42 @@ class Redraws:
         return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
+def pairs(correlations: np.ndarray) -> str:
+    """Mean correlation over pairs of redraws, and how many pairs."""
+    return f"{correlations.mean():.3f} ({correlations.size})"
+
+
+def compare_scopes(redraws: Redraws, score: str) -> dict[str, str]:
+    """Both scopes with the paper's masks; redraws with equal numbers share their masks."""
+    exact = redraws.scores(score, "all", *PAPER)
+    response = redraws.scores(score, "response", *PAPER)
+    alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
+    same = np.eye(*alike.shape, dtype=bool)
+    return {
+        "PRR, scope all": redraws.prr(exact[0]),
+        "PRR, scope response": redraws.prr(response[0]),
+        "difference, response - all": redraws.prr(response[0], minus=exact[0]),
+        "rank correlation of scopes, same masks": pairs(alike[same]),
+        "rank correlation of scopes, other masks": pairs(alike[~same]),
+        "rank correlation of redraws, scope all": pairs(rank_correlations(exact)),
+        "rank correlation of redraws, scope response": pairs(rank_correlations(response)),
+    }
+
+
 def scope_table(redraws: Redraws) -> Table:
-    """Both scopes with the paper's masks."""
-    columns = []
-    for score in SCORES:
-        exact = redraws.scores(score, "all", *PAPER)
-        response = redraws.scores(score, "response", *PAPER)[: len(exact)]
-        pairs = list(product(range(len(exact)), repeat=2))
-        alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
-        columns.append(
-            {
-                "PRR, scope all": redraws.prr(exact[0]),
-                "PRR, scope response": redraws.prr(response[0]),
-                "difference, response - all": redraws.prr(response[0], minus=exact[0]),
-                "rank correlation of scopes, same masks": alike.diagonal().mean(),
-                "rank correlation of scopes, other masks": np.mean(
-                    [alike[i, j] for i, j in pairs if i != j]
-                ),
-                "rank correlation of redraws, scope all": mean_rank_correlation(exact),
-                "rank correlation of redraws, scope response": mean_rank_correlation(response),
-            }
-        )
+    """`compare_scopes` for both scores."""
+    columns = [compare_scopes(redraws, score) for score in SCORES]
     shown = Table(title=f"Scopes: Bernoulli masks, p = {RATE}, S = {PAPER[1]}")
-    shown.add_column()
+    shown.add_column(no_wrap=True)
     for score in SCORES:
         shown.add_column(score, justify="right")
     for label in columns[0]:
-        cells = [column[label] for column in columns]
-        shown.add_row(label, *(c if isinstance(c, str) else f"{c:.3f}" for c in cells))
+        shown.add_row(label, *(column[label] for column in columns))
     tokens = rank_correlation(redraws.tokens("all"), redraws.tokens("response"))
-    shown.caption = f"Rank correlation of the scopes' token-level MI, same masks: {tokens:.3f}"
+    shown.caption = (
+        "In brackets: 95 % over clusters (first draw of masks); pairs of redraws.\n"
+        f"Rank correlation of the scopes' token-level MI, same masks: {tokens:.3f}"
+    )
     return shown
 
 
@@ -236,12 +253,18 @@ def main(folder: Path, exact_redraws: int, attention: str) -> None:
     model, tokenizer, run, clusters = load(folder)
     with Cache(str(folder / "compare_masks")) as kept:
         table = score_run(model, tokenizer, run, kept, designs(exact_redraws), attention)
-    redraws = Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
+    metric = run.quality.columns[0]
+    finite = finite_rows(run, metric)
+    redraws = Redraws(
+        table[finite[table["answer"]]],
+        run.quality.loc[finite, metric].to_numpy(),
+        [cluster for cluster, ok in zip(clusters, finite, strict=True) if ok],
+    )
     console = Console()
     right = (redraws.quality >= RIGHT).mean()
     console.print(
-        f"\n{run.path}: {len(clusters)} answers, {len(set(clusters))} clusters, quality "
-        f"{run.quality.columns[0]}, {right:.0%} right, p = {RATE}, K = {TOP_K}, depth {DEPTH:.0%}",
+        f"\n{run.path}: {finite.sum()} answers, {len(set(redraws.clusters))} clusters, "
+        f"quality {metric}, {right:.0%} right, p = {RATE}, K = {TOP_K}, depth {DEPTH:.0%}",
         highlight=False,
     )
     console.print(scope_table(redraws))

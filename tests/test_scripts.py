@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import load_from_disk
@@ -42,19 +43,23 @@ def test_benchmark():
 @pytest.mark.parametrize(
     "contender", ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
 )
-def test_benchmark_times_nothing_that_is_wrong(monkeypatch, contender):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_benchmark_times_nothing_that_is_wrong(monkeypatch, contender, dtype):
     bench = load_external_module(str(SCRIPTS / "bench_suffix.py"))
-    model = tiny_model("llama")
+    model = tiny_model("llama").to(dtype)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():
         contenders = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
         found = contenders.check()
-        assert max(found[name] for name in found if name != "between masks") < 1e-5
+        if dtype == torch.float32:
+            assert max(found[name] for name in found if name != "between masks") < 1e-5
         assert found["between masks"] > 1e-2
         right = getattr(contenders, contender)()
-        monkeypatch.setattr(contenders, contender, lambda: right.flip(0))
-        with pytest.raises(click.ClickException, match="outputs differ"):
-            contenders.check()
+        unmasked = contenders.scoring_pass().expand_as(right)
+        for wrong in (right.flip(0), right.flip(1), unmasked):
+            monkeypatch.setattr(contenders, contender, lambda wrong=wrong: wrong)
+            with pytest.raises(click.ClickException, match="outputs differ"):
+                contenders.check()
 
 
 BABI = """1 Mary went to the office.
@@ -105,7 +110,7 @@ def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
     assert len(set(clusters)) == 3
     kept: dict = {}
     table = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
-    assert len(kept) == len(rows)
+    assert len(kept) == len(rows) * len(compare.designs(2))
     redraws = compare.Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
     for score in ("ASMI", "Sem-ASMI"):
         (column,) = [name for name in run.scores if name.startswith(f"{score} (")]
@@ -115,10 +120,44 @@ def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
         response = redraws.scores(score, "response", "bernoulli", 40)
         assert response.shape == (5, len(rows))
         assert not np.allclose(exact[0], response[0], rtol=1e-2)
-    assert compare.scope_table(redraws).row_count == 7
-    assert compare.sampler_table(redraws).row_count == len(compare.NUM_MASKS)
     # A second start finds everything kept.
     monkeypatch.setattr(compare, "score_answer", None)
     again = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
     assert again["ASMI"].equals(table["ASMI"])
     assert load_run(folder).settings()[0]["scope"] == "all"
+
+
+def test_compare_masks_tables():
+    """Scores with known ranks: response redraw 0 ranks as scope all does, the others reversed."""
+    compare = load_external_module(str(SCRIPTS / "compare_masks.py"))
+    quality = np.arange(12.0)
+    right, wrong = -quality, quality
+    rows = []
+    for design in compare.designs(2):
+        scores = {"all": (right, right), "response": (right, wrong, wrong, wrong, wrong)}
+        if design.sampler == "balanced":
+            scores = {"response": (right,) * 5}
+        for answer, score in enumerate(scores[design.scope][design.redraw]):
+            mi = np.array([score + 20, score + 20])
+            rows.append(
+                {"answer": answer, "mi": mi, "ASMI": score, "Sem-ASMI": -score} | design._asdict()
+            )
+    redraws = compare.Redraws(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
+    found = compare.compare_scopes(redraws, "ASMI")
+    assert found["PRR, scope all"].startswith("+1.00 [+1.00, +1.00]")
+    assert found["PRR, scope response"].startswith("+1.00")
+    assert found["difference, response - all"] == "+0.00 [+0.00, +0.00]"
+    assert found["rank correlation of scopes, same masks"] == "0.000 (2)"  # of +1 and -1
+    assert found["rank correlation of scopes, other masks"] == "-0.750 (8)"  # of 1 and 7
+    assert found["rank correlation of redraws, scope all"] == "1.000 (1)"
+    assert found["rank correlation of redraws, scope response"] == "0.200 (10)"  # of 6 and 4
+    reverse = compare.compare_scopes(redraws, "Sem-ASMI")
+    assert float(reverse["PRR, scope all"].split()[0]) < -0.9
+    shown = {column.header: list(column.cells) for column in compare.scope_table(redraws).columns}
+    assert shown["ASMI"] == list(found.values())
+    assert "same masks: 1.000" in compare.scope_table(redraws).caption
+    samplers = compare.sampler_table(redraws)
+    assert list(samplers.columns[0].cells) == ["10", "20", "40", "80"]
+    first = [next(iter(column.cells)) for column in samplers.columns[1:]]
+    assert first[1] == "0.200"
+    assert first[4:6] == ["+1.000 ± 0.000", "1.000"]

@@ -4,8 +4,8 @@ from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
 from lm_polygraph_asmi.analysis.prr import PRR, normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import (
     Stability,
-    mean_rank_correlation,
     rank_correlation,
+    rank_correlations,
     redraw_stability,
 )
 from lm_polygraph_asmi.analysis.results import Run, load_run
@@ -17,9 +17,9 @@ __all__ = [
     "Stability",
     "cluster_interval",
     "load_run",
-    "mean_rank_correlation",
     "normalised_prr",
     "prr_with_error",
     "rank_correlation",
+    "rank_correlations",
     "redraw_stability",
 ]

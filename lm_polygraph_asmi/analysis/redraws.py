@@ -30,10 +30,9 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
     return float(spearmanr(first, second).statistic)
 
 
-def mean_rank_correlation(scores: ArrayLike) -> float:
-    """Mean Spearman correlation over pairs of rows of (R, n)."""
-    pairs = combinations(np.asarray(scores), 2)
-    return float(np.mean([rank_correlation(first, second) for first, second in pairs]))
+def rank_correlations(scores: ArrayLike) -> np.ndarray:
+    """Spearman correlation of every pair of rows of (R, n)."""
+    return np.array([rank_correlation(*pair) for pair in combinations(np.asarray(scores), 2)])
 
 
 def redraw_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
@@ -53,5 +52,5 @@ def redraw_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
         float(prr.std(ddof=1)),
         float(prr.min()),
         float(prr.max()),
-        mean_rank_correlation(scores),
+        float(rank_correlations(scores).mean()),
     )

@@ -176,14 +176,14 @@ class Redraws:
         chosen = self.by_design[(scope, *PAPER)].query("redraw == 0")
         return np.concatenate(chosen.sort_values("answer")["mi"].tolist())
 
-    def prr(self, score: np.ndarray, minus: np.ndarray | None = None) -> str:
-        """PRR, or the difference of two, with its interval over clusters."""
+    def prr(self, draws: np.ndarray, minus: np.ndarray | None = None) -> str:
+        """Mean PRR of some draws, or the difference of two such, with its cluster interval."""
+
+        def mean(of: np.ndarray, rows: np.ndarray) -> float:
+            return float(np.mean([normalised_prr(draw[rows], self.quality[rows]) for draw in of]))
 
         def statistic(rows: np.ndarray) -> float:
-            value = normalised_prr(score[rows], self.quality[rows])
-            if minus is None:
-                return value
-            return value - normalised_prr(minus[rows], self.quality[rows])
+            return mean(draws, rows) - (0 if minus is None else mean(minus, rows))
 
         found = cluster_interval(statistic, self.clusters)
         return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
@@ -201,9 +201,9 @@ def compare_scopes(redraws: Redraws, score: str) -> dict[str, str]:
     alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
     same = np.eye(*alike.shape, dtype=bool)
     return {
-        "PRR, scope all": redraws.prr(exact[0]),
-        "PRR, scope response": redraws.prr(response[0]),
-        "difference, response - all": redraws.prr(response[0], minus=exact[0]),
+        "PRR, scope all": redraws.prr(exact),
+        "PRR, scope response": redraws.prr(response[: len(exact)]),
+        "difference, response - all": redraws.prr(response[: len(exact)], minus=exact),
         "rank correlation of scopes, same masks": pairs(alike[same]),
         "rank correlation of scopes, other masks": pairs(alike[~same]),
         "rank correlation of redraws, scope all": pairs(rank_correlations(exact)),
@@ -222,7 +222,8 @@ def scope_table(redraws: Redraws) -> Table:
         shown.add_row(label, *(column[label] for column in columns))
     tokens = rank_correlation(redraws.tokens("all"), redraws.tokens("response"))
     shown.caption = (
-        "In brackets: 95 % over clusters (first draw of masks); pairs of redraws.\n"
+        "PRR: mean of the draws made in both scopes [95 % over clusters]; correlations: mean of "
+        "(so many) pairs.\n"
         f"Rank correlation of the scopes' token-level MI, same masks: {tokens:.3f}"
     )
     return shown

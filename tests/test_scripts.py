@@ -12,7 +12,7 @@ import torch
 from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 
-from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.analysis import load_run, normalised_prr
 from lm_polygraph_asmi.maths import sample_head_masks
 from tests import tiny_lm
 from tests.families import tiny_model
@@ -144,9 +144,10 @@ def test_compare_masks_tables():
             )
     redraws = compare.Redraws(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
     found = compare.compare_scopes(redraws, "ASMI")
-    assert found["PRR, scope all"].startswith("+1.00 [+1.00, +1.00]")
-    assert found["PRR, scope response"].startswith("+1.00")
-    assert found["difference, response - all"] == "+0.00 [+0.00, +0.00]"
+    assert found["PRR, scope all"] == "+1.00 [+1.00, +1.00]"
+    mean = (1 + normalised_prr(wrong, quality)) / 2
+    assert found["PRR, scope response"].startswith(f"{mean:+.2f} [")
+    assert found["difference, response - all"].startswith(f"{mean - 1:+.2f} [")
     assert found["rank correlation of scopes, same masks"] == "0.000 (2)"  # of +1 and -1
     assert found["rank correlation of scopes, other masks"] == "-0.750 (8)"  # of 1 and 7
     assert found["rank correlation of redraws, scope all"] == "1.000 (1)"

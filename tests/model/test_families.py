@@ -16,7 +16,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     target_layer,
 )
-from lm_polygraph_asmi.validation import SCOPES
+from lm_polygraph_asmi.validation import MASK_SAMPLERS, SCOPES
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model
@@ -24,14 +24,15 @@ from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model
 LAYER = 2
 
 
-def masks(num_masks: int = 9, seed: int = 0) -> torch.Tensor:
-    return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(seed))
+def masks(sampler: str = "bernoulli") -> torch.Tensor:
+    return sample_head_masks(9, 4, 0.4, torch.Generator().manual_seed(0), sampler)
 
 
-def full_passes(model, input_ids, prompt_length, layer, scope) -> torch.Tensor:
+def full_passes(model, input_ids, prompt_length, layer, scope, drawn=None) -> torch.Tensor:
     projection, axis = PROJECTIONS.get(model.tiny_name, LLAMA_LIKE)
+    drawn = masks() if drawn is None else drawn
     return reference.subnetwork_log_probs(
-        model, projection.format(layer=layer), axis, input_ids, prompt_length, masks(), scope
+        model, projection.format(layer=layer), axis, input_ids, prompt_length, drawn, scope
     )
 
 
@@ -43,10 +44,12 @@ both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
 @both_scopes
+@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
 @pytest.mark.parametrize("layer", [0, LAYER, 3])
-def test_suffix_equals_full_passes(family_model, input_ids, layer, scope):
-    fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, masks(), scope=scope)
-    slow = full_passes(family_model, input_ids, PROMPT_LENGTH, layer, scope)
+def test_suffix_equals_full_passes(family_model, input_ids, layer, sampler, scope):
+    drawn = masks(sampler)
+    fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, drawn, scope=scope)
+    slow = full_passes(family_model, input_ids, PROMPT_LENGTH, layer, scope, drawn)
     torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-2

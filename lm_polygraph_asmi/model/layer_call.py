@@ -160,6 +160,8 @@ class LayerCall:
         def pick(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(pick, value))
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                return value
             axis = 0 if value.ndim == 1 else 1  # (N,), (1, N) or (1, N, head width)
             if value.shape[axis] != self.num_positions:
                 return value
@@ -168,7 +170,7 @@ class LayerCall:
         return {
             name: pick(value)
             for name, value in self.arguments.items()
-            if name != "attention_mask" and isinstance(value, Tensor | tuple)
+            if name != "attention_mask" and not isinstance(value, KeyValueTap)
         }
 
     @staticmethod

@@ -354,12 +354,14 @@ def main(
             f"MI and A, K = {top_k}": statistics_alone,
         }
         taken: dict[str, list[float]] = {label: [] for label in timed}
+        rate = 0.0
         # In turn, so that a slow moment of the machine hits all; the first round is the warm-up.
         with tqdm(total=(repeats + 1) * len(timed), desc="rounds", leave=False) as progress:
             for _ in range(repeats + 1):
                 for label, run in timed.items():
                     taken[label].append(seconds(run, place))
                     progress.update()
+                rate = max(rate, matmul_rate(model.dtype, place))
         peaks, flops = {}, {}
         for label, run in timed.items():
             with FlopCounterMode(display=False) as counter:
@@ -382,7 +384,6 @@ def main(
             f"{peaks[label] / 1e6:.0f}",
         )
     console.print(table)
-    rate = matmul_rate(model.dtype, place)
     worst = ", ".join(f"{label} {value:.1g}" for label, value in differences.items())
     console.print(
         f"Medians of {repeats} rounds after a warm-up; peak memory is above the weights; FLOPs are "

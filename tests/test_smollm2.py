@@ -13,6 +13,7 @@ from lm_polygraph_asmi.configs_path import configs_path
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.model import subnetwork_log_probs
 from lm_polygraph_asmi.smollm2 import GGUF_FILE, weights_folder
+from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.test_plugin import polygraph_eval
 
@@ -25,7 +26,8 @@ pytestmark = [
 ]
 
 
-def test_suffix_equals_full_passes_on_real_weights():
+@pytest.mark.parametrize("scope", SCOPES)
+def test_suffix_equals_full_passes_on_real_weights(scope):
     script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
     arguments = {"gguf_file": GGUF_FILE}
     folder = str(weights_folder())
@@ -36,9 +38,9 @@ def test_suffix_equals_full_passes_on_real_weights():
     input_ids = torch.tensor(prompt["input_ids"] + answer)
     length = len(prompt["input_ids"])
     masks = sample_head_masks(6, 9, 0.15, torch.Generator().manual_seed(0))
-    fast = subnetwork_log_probs(model, input_ids, length, 18, masks)
+    fast = subnetwork_log_probs(model, input_ids, length, 18, masks, scope=scope)
     slow = reference.subnetwork_log_probs(
-        model, "model.layers.18.self_attn.o_proj", 1, input_ids, length, masks
+        model, "model.layers.18.self_attn.o_proj", 1, input_ids, length, masks, scope
     )
     torch.testing.assert_close(fast, slow, atol=1e-3, rtol=0)
     torch.testing.assert_close(

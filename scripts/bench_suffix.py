@@ -12,6 +12,7 @@ import gc
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -315,7 +316,7 @@ def main(
     repeats: int,
     seed: int,
 ) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     model = load(name, getattr(torch, dtype), device)
     place = model.device
     generator = torch.Generator().manual_seed(seed)

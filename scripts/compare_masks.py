@@ -8,6 +8,7 @@ once for all designs that drew it. Scores are kept in the run folder (compare_ma
 made, and a second start goes on where the first one stopped.
 """
 
+import sys
 from collections.abc import Iterator, MutableMapping
 from itertools import product
 from pathlib import Path
@@ -248,7 +249,7 @@ def sampler_table(redraws: Redraws) -> Table:
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--exact-redraws", default=2, show_default=True, type=click.IntRange(2))
+@click.option("--exact-redraws", default=2, show_default=True, type=click.IntRange(2, REDRAWS))
 @click.option("--attention", default="sdpa", show_default=True)
 def main(folder: Path, exact_redraws: int, attention: str) -> None:
     model, tokenizer, run, clusters = load(folder)
@@ -261,7 +262,7 @@ def main(folder: Path, exact_redraws: int, attention: str) -> None:
         run.quality.loc[finite, metric].to_numpy(),
         [cluster for cluster, ok in zip(clusters, finite, strict=True) if ok],
     )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     right = (redraws.quality >= RIGHT).mean()
     console.print(
         f"\n{run.path}: {finite.sum()} answers, {len(set(redraws.clusters))} clusters, "

@@ -38,6 +38,13 @@ def test_benchmark():
     for contender in ("naive, 40 passes", "Algorithm 1, batched", "ours, response", "10 samples"):
         assert contender in shown
     assert "of the measured matmul rate" in shown
+    rows = [line.split("│") for line in shown.splitlines() if "│" in line]
+    flops = {row[1].strip(): float(row[4]) for row in rows}
+    naive, batched, exact, response = (
+        next(value for name, value in flops.items() if name.startswith(start))
+        for start in ("naive", "Algorithm 1, batched", "ours, exact", "ours, response")
+    )
+    assert naive > 40 > batched > exact > response > flops["one scoring pass"] == 1
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def masked_in_response(
 ) -> Float[Tensor, "B T D"]:
     """Last layer's output at the response positions, heads masked at these positions alone.
 
-    Keys and values before them are those of the unmasked pass, so all subnetworks stand behind
+    Keys and values before them are those of the unmasked pass, so the B subnetworks stand behind
     one another in a single sequence after them, each blind to the others.
     """
     hidden = masked_layer(model, unmasked, layer, masks, unmasked.predicting)

@@ -39,8 +39,8 @@ from lm_polygraph_asmi.model import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.layer_call import Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_projection
+from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
 from lm_polygraph_asmi.smollm2 import GGUF_FILE, weights_folder
 
@@ -140,17 +140,8 @@ class Contenders:
         return readout(self.model, final_norm(self.model)(hidden)[:, self.predicting.start :])
 
     def _prefix(self) -> Tensor:
-        def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            raise Reached(args[0])
-
-        handle = decoder_layers(self.model)[self.layer].register_forward_pre_hook(stop)
-        try:
-            self.model(input_ids=self.input_ids[None, :-1], use_cache=False)
-        except Reached as reached:
-            return reached.tensors[0]
-        finally:
-            handle.remove()
-        raise AssertionError("the layer was never called")
+        inputs = {"input_ids": self.input_ids[None, :-1], "use_cache": False}
+        return states_entering(self.model, self.layer, **inputs)
 
     def algorithm_1(self) -> Tensor:
         """The paper's: prefix once, then the whole suffix for all drawn masks in one batch."""

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.model.layers import decoder_layers, num_layers
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
-def _states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Tensor:
+def states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Tensor:
     """hidden_states[layer] of an ordinary pass, without running the layers above."""
 
     def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -57,11 +57,11 @@ def response_embeddings(
     # A plain cache keeps the whole prompt; sliding windows are then imposed by the mask alone.
     cache = DynamicCache()
     device = model.device
-    _states_entering(
+    states_entering(
         model, layer, input_ids=prompt_ids[None].to(device), past_key_values=cache, use_cache=True
     )
     cache.batch_repeat_interleave(len(responses))
-    hidden = _states_entering(
+    hidden = states_entering(
         model, layer, input_ids=tokens.to(device), past_key_values=cache, use_cache=True
     )
     rows = torch.arange(len(responses), device=hidden.device)

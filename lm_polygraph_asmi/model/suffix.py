@@ -101,12 +101,19 @@ def masked_in_response(
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
     places = torch.arange(unmasked.predicting.start, unmasked.predicting.stop).repeat(copies)
+    packed: dict[int, Tensor] = {}
     for index in range(layer + 1, num_layers(model)):
         call = unmasked.calls[index]
-        known, own = call.allowed(unmasked.predicting).split([unmasked.before.stop, length], dim=1)
-        allowed = torch.cat([known.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1)
+        # Layers of one kind (full attention, sliding window) were given one mask between them.
+        kind = id(call.arguments.get("attention_mask"))
+        if kind not in packed:
+            allowed = call.allowed(unmasked.predicting)
+            known, own = allowed.split([unmasked.before.stop, length], dim=1)
+            packed[kind] = torch.cat(
+                [known.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1
+            )
         hidden = call.replay_after(
-            decoder_layers(model)[index], hidden, unmasked.known[index], places, allowed
+            decoder_layers(model)[index], hidden, unmasked.known[index], places, packed[kind]
         )
     return hidden.reshape(copies, length, width)
 

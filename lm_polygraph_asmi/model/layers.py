@@ -1,6 +1,15 @@
-"""Modules and sizes of a model, found through the family table and public transformers calls."""
+"""Modules and sizes of a model, found through the family table and public transformers calls.
+
+A model may be split over devices, or part of it offloaded (`device_map`). Then accelerate's hooks
+fetch a module's weights and inputs to the device it executes on whenever it is called, so modules
+are called, never reached into. The two functions here that do look at weights, `execution_device`
+and `unembedding`, have them fetched first.
+"""
+
+from itertools import chain
 
 import torch
+from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -32,6 +41,12 @@ def query_projection(model: PreTrainedModel, layer: int) -> nn.Module | None:
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
     return model.get_submodule(family_of(model).final_norm)
+
+
+def execution_device(module: nn.Module) -> torch.device:
+    """Where a module with weights of its own computes, wherever these lie between its calls."""
+    with align_module_device(module):
+        return next(chain(module.parameters(), module.buffers())).device
 
 
 def num_layers(model: PreTrainedModel) -> int:
@@ -69,15 +84,19 @@ def target_layer(depth: float, num_layers: int) -> int:
 
 
 def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
-    """The output projection W_lm, one row per token.
+    """The output projection W_lm, one row per token, on the device where it computes.
 
     Raises:
         TypeError: a quantised output projection, whose rows are not plain numbers.
     """
-    weight = model.get_output_embeddings().weight
-    if not weight.is_floating_point():
+    projection = model.get_output_embeddings()
+    with align_module_device(projection):  # fetched weights live on while they are referred to
+        weight = getattr(projection, "weight", None)
+    # Eight-bit floats come with scales, and some kinds of quantisation have no `weight` at all.
+    if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:
+        kind = type(projection).__name__ if weight is None else weight.dtype
         raise TypeError(
-            f"the output projection is quantised ({weight.dtype}); semantic agreement needs its "
+            f"the output projection is quantised ({kind}); semantic agreement needs its "
             "rows: leave lm_head out of the quantisation (the usual default)"
         )
     return weight.detach()

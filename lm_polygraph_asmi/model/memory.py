@@ -16,16 +16,14 @@ Result = TypeVar("Result")
 CPU_BUDGET = 2**29
 
 
-def default_budget(device: torch.device) -> int:
-    """Bytes for masked passes: half of the free device memory, or 512 MiB on a CPU.
+def default_budget(*devices: torch.device) -> int:
+    """Bytes for passes that run on `devices`: half of what the fullest GPU has free.
 
-    The one unmasked pass takes what it takes. Larger batches do not make a CPU faster, so its
-    figure is small on purpose.
+    512 MiB without a GPU. The one unmasked pass takes what it takes. Larger batches do not make a
+    CPU faster, so its figure is small on purpose.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free // 2
-    return CPU_BUDGET
+    free = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
+    return min(free) // 2 if free else CPU_BUDGET
 
 
 def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:

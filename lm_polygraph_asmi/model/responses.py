@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
-from lm_polygraph_asmi.model.layers import decoder_layers, num_layers
+from lm_polygraph_asmi.model.layers import decoder_layers, execution_device, num_layers
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
@@ -56,7 +56,7 @@ def response_embeddings(
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     # A plain cache keeps the whole prompt; sliding windows are then imposed by the mask alone.
     cache = DynamicCache()
-    device = model.device
+    device = execution_device(model.get_input_embeddings())
     states_entering(
         model, layer, input_ids=prompt_ids[None].to(device), past_key_values=cache, use_cache=True
     )

@@ -7,7 +7,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layers import context_window, num_heads, readout
+from lm_polygraph_asmi.model.layers import (
+    context_window,
+    execution_device,
+    num_heads,
+    readout,
+)
 from lm_polygraph_asmi.model.memory import (
     batch_bytes,
     default_budget,
@@ -84,13 +89,14 @@ def run_subnetworks(
         )
     if not ((masks == 0) | (masks == 1)).all():
         raise ValueError("masks must hold 1 (keep) and 0 (mask) only")
-    distinct, index, counts = masks.unique(dim=0, return_inverse=True, return_counts=True)
+    # On the CPU, since indices from there fit states on any device.
+    distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     unmasked_rows = distinct.all(dim=1)
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
     if not unmasked_rows.all():
         masked = distinct[~unmasked_rows]
-        budget = memory_budget or default_budget(model.device)
+        budget = memory_budget or default_budget(*unmasked.devices)
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
                 lambda part: run_suffix(model, unmasked, layer, masked[part]),
@@ -142,7 +148,7 @@ def subnetwork_log_probs(
         hidden = subnetworks.hidden
         vocabulary = model.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
-        budget = memory_budget or default_budget(model.device)
+        budget = memory_budget or default_budget(execution_device(model.get_output_embeddings()))
         log_probs = torch.cat(
             in_chunks(lambda part: readout(model, hidden[part]), len(hidden), budget // per_mask)
         )
@@ -160,8 +166,9 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
     """
     keep_all = torch.ones(1, num_heads(model))
     replayed = readout(model, run_suffix(model, unmasked, layer, keep_all)[0])
+    device = execution_device(model.get_input_embeddings())
     output = model(
-        input_ids=unmasked.input_ids[None, :-1].to(model.device), use_cache=False, return_dict=True
+        input_ids=unmasked.input_ids[None, :-1].to(device), use_cache=False, return_dict=True
     )
     ordinary = output.logits[0, unmasked.predicting].float().log_softmax(-1)
     difference = (replayed - ordinary.to(replayed.device)).abs().max().item()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -12,6 +13,7 @@ from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap
 from lm_polygraph_asmi.model.layers import (
     context_window,
     decoder_layers,
+    execution_device,
     final_norm,
     heads_width,
     num_layers,
@@ -49,6 +51,7 @@ class UnmaskedPass:
         scope: where heads are to be masked, "all" or "response".
         known: for scope "response", keys and values of the positions before the predicting ones,
             for every layer above the first target layer.
+        devices: where the layers from the first target layer on compute.
         final_hidden: states after the final norm at the T positions that predict the response.
     """
 
@@ -58,6 +61,7 @@ class UnmaskedPass:
     calls: dict[int, LayerCall]
     scope: str
     known: dict[int, KeysValues]
+    devices: frozenset[torch.device]
     final_hidden: Float[Tensor, "T D"]
 
     @property
@@ -151,6 +155,7 @@ def run_unmasked(
     heads: dict[int, Tensor] = {}
     calls: dict[int, LayerCall] = {}
     known: dict[int, KeysValues] = {}
+    devices: set[torch.device] = set()
     final: list[Tensor] = []
 
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
@@ -168,6 +173,8 @@ def run_unmasked(
         return hook
 
     def record_known(key: Tensor, value: Tensor, index: int) -> KeysValues:
+        if index >= first:
+            devices.add(key.device)
         if scope == "response" and index > first:
             before = slice(0, prompt_length - 1)
             known[index] = key[:, :, before], value[:, :, before]
@@ -189,7 +196,7 @@ def run_unmasked(
         hooks.callback(handle.remove)
         # The base model stops before the output projection, which only T positions need.
         model.base_model(
-            input_ids=input_ids[None, :-1].to(model.device),
+            input_ids=input_ids[None, :-1].to(execution_device(model.get_input_embeddings())),
             past_key_values=KeyValueTap(record_known),
             use_cache=True,
         )
@@ -212,5 +219,6 @@ def run_unmasked(
         calls=calls,
         scope=scope,
         known=known,
+        devices=frozenset(devices),
         final_hidden=final[0][0, prompt_length - 1 :],
     )

@@ -1,0 +1,215 @@
+"""Models too large for one device: split or offloaded, they score as in one piece."""
+
+from multiprocessing import get_context
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+from accelerate.hooks import attach_align_device_hook_on_blocks
+from torch import Tensor
+from torch.utils import backend_registration
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.model import (
+    family_of,
+    response_embeddings,
+    run_unmasked,
+    scoring_session,
+    subnetwork_log_probs,
+    unembedding,
+    unmasked,
+)
+from lm_polygraph_asmi.model.layers import execution_device
+from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
+from lm_polygraph_asmi.model.suffix import run_suffix
+from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
+from lm_polygraph_asmi.validation import SCOPES
+from tests.conftest import PROMPT_LENGTH
+from tests.families import tiny_model
+
+FAMILIES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
+RESPONSES = [[5], [7, 9, 11], [4, 4]]
+
+
+def parts(model: PreTrainedModel) -> list[str]:
+    """What a device map places: the model's modules in order, every decoder layer by itself."""
+    layers = family_of(model).layers
+    base, _, _ = layers.rpartition(".")
+    names = [f"{base}.{name}" for name, _ in model.get_submodule(base).named_children()]
+    place = names.index(layers)
+    names[place : place + 1] = [f"{layers}.{i}" for i in range(4)]
+    return names + [name for name, _ in model.named_children() if name != base]
+
+
+def on_disk(model: PreTrainedModel, which: str, folder: Path) -> PreTrainedModel:
+    """The model with some parts on disk, fetched by accelerate whenever they are called."""
+    names = parts(model)
+    middle = names.index(f"{family_of(model).layers}.2")
+    stored = {
+        "nothing": [],
+        "lower half": names[:middle],
+        "upper half": names[middle:],
+        "output projection": names[-1:],
+        "everything": names,
+    }[which]
+    device_map = dict.fromkeys(names, "cpu") | dict.fromkeys(stored, "disk")
+    return accelerate.dispatch_model(
+        model, device_map, main_device="cpu", offload_dir=folder, force_hooks=True
+    )
+
+
+def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
+    """Everything that the two stat calculators take from a model."""
+    masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
+    prompt, response = input_ids[:PROMPT_LENGTH], input_ids[PROMPT_LENGTH:]
+    found = {
+        f"log_probs, {scope}, {layer}": subnetwork_log_probs(
+            model, input_ids, PROMPT_LENGTH, layer, masks, scope=scope
+        )
+        for scope, layer in (("all", 1), ("response", 1), ("response", 2))
+    }
+    # Masks everywhere in layer 2, at depth 0.6.
+    calculator = MaskedHeadsCalculator(num_masks=6, mask_rate=0.3, top_k=8)
+    example = calculator.score(model, prompt, response.tolist())
+    for name in ("asmi_log_likelihood", "asmi_mi_d60", "asmi_agreement_d60"):
+        found[name] = torch.from_numpy(example[name])
+    with scoring_session(model):
+        found["embeddings"] = response_embeddings(model, prompt, RESPONSES)
+    return found | {
+        "unembedding": unembedding(model),
+        "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
+    }
+
+
+def state(model: PreTrainedModel) -> dict[str, object]:
+    """Where accelerate has put weights, and its wrappers around forward methods."""
+    wrappers = {f"{n}()": m.__dict__.get("forward") for n, m in model.named_modules()}
+    return wrappers | {name: p.device for name, p in model.named_parameters()}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> tuple[str, dict[str, Tensor]]:
+    """A family and the scores of its model in one piece."""
+    input_ids = torch.randint(3, 61, (17,), generator=torch.Generator().manual_seed(7))
+    return request.param, scores(tiny_model(request.param), input_ids)
+
+
+def check_scores(model: PreTrainedModel, input_ids: Tensor, expected: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        model(input_ids=input_ids[None])  # tied weights move at accelerate's first call
+    before = state(model)
+    found = scores(model, input_ids)
+    assert state(model) == before
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0, msg=name)
+    # The weights that accelerate goes on with are ordinary ones, gradients included.
+    model(input_ids=input_ids[None]).logits.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "which", ["nothing", "lower half", "upper half", "output projection", "everything"]
+)
+def test_parts_on_disk(family, input_ids, tmp_path, which):
+    name, expected = family
+    model = on_disk(tiny_model(name), which, tmp_path)
+    check_scores(model, input_ids, expected)
+    meta = {parameter.is_meta for parameter in model.parameters()}
+    assert meta == {"nothing": {False}, "everything": {True}}.get(which, {False, True})
+
+
+def test_everything_offloaded_to_memory(family, input_ids):
+    name, expected = family
+    model = accelerate.cpu_offload(tiny_model(name))
+    assert model.device.type == "meta"
+    assert execution_device(model.get_input_embeddings()).type == "cpu"
+    check_scores(model, input_ids, expected)
+
+
+def test_layers_fetched_as_a_whole(input_ids):
+    """The last layer is left early for its keys and values; its weights go back all the same."""
+    expected = scores(tiny_model("llama"), input_ids)
+    whole = accelerate.cpu_offload(
+        tiny_model("llama"), preload_module_classes=["LlamaDecoderLayer"]
+    )
+    check_scores(whole, input_ids, expected)
+
+
+def test_the_fullest_device_sets_the_budget(monkeypatch):
+    gpus = [torch.device("cuda", i) for i in range(2)]
+    free = dict(zip(gpus, (6000, 4000), strict=True))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 9000))
+    assert default_budget(*gpus) == default_budget(gpus[1], torch.device("cpu")) == 2000
+    assert default_budget(gpus[0]) == 3000
+    assert default_budget(torch.device("cpu")) == default_budget() == CPU_BUDGET
+
+
+@pytest.mark.parametrize("kind", ["torch.int8", "torch.float8_e4m3fn", "Identity"])
+def test_a_quantised_output_projection_is_refused(kind):
+    """As numbers without their scales, or as a module that keeps them under another name."""
+    model = tiny_model("llama")
+    if kind == "Identity":
+        model.lm_head = torch.nn.Identity()
+    else:
+        numbers = model.lm_head.weight.detach().to(getattr(torch, kind.removeprefix("torch.")))
+        model.lm_head.weight = torch.nn.Parameter(numbers, requires_grad=False)
+    with pytest.raises(TypeError, match=rf"output projection is quantised \({kind}\)"):
+        unembedding(model)
+
+
+def run_without_data(name: str) -> None:
+    """The masked passes over a model whose layers alternate between two devices of no machine.
+
+    Under `FakeTensorMode` tensors have shape and place but no data, and refuse to be combined
+    across places, as those of two GPUs do.
+    """
+    first, second = (torch.device("pretend", i) for i in range(2))
+    model = tiny_model(name, "sdpa")
+    layers = family_of(model).layers
+    device_map = dict.fromkeys(parts(model), first)
+    device_map |= dict.fromkeys((f"{layers}.1", f"{layers}.3", parts(model)[-1]), second)
+    for part, device in device_map.items():
+        for module in model.get_submodule(part).modules():
+            for own in (module._parameters, module._buffers):
+                for key, value in own.items():
+                    if value is not None:
+                        own[key] = torch.empty(value.shape, device=device)
+    attach_align_device_hook_on_blocks(
+        model, {"": first, **device_map}, dict.fromkeys(device_map, False)
+    )
+    input_ids = torch.ones(17, dtype=torch.long)
+    with scoring_session(model):
+        for scope in SCOPES:
+            for layer in (1, 3):
+                found = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
+                assert found.devices == ({second} if layer == 3 else {first, second})
+                hidden = run_suffix(model, found, layer, torch.ones(3, 4))
+                assert hidden.device == found.final_hidden.device == first
+                assert model.get_output_embeddings()(hidden).device == second
+        assert unembedding(model).device == second
+
+
+def pretend_two_devices() -> None:
+    """Spoils the process for everything else: it then has an accelerator that cannot compute."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch.set_num_threads(1)
+    backend_registration._setup_privateuseone_for_python_backend("pretend")
+    torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks
+    unmasked.validate_sequence = lambda *_: None  # it looks at token ids, which have no data
+    with FakeTensorMode():
+        for name in FAMILIES:
+            run_without_data(name)
+
+
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch cannot pretend to have devices",
+)
+def test_two_devices():
+    """Every tensor made here is where it is used; the tests above look at values."""
+    process = get_context("fork").Process(target=pretend_two_devices)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

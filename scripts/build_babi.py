@@ -1,7 +1,7 @@
 """Turn a bAbI task file into a dataset folder for LM-Polygraph, with LM-Polygraph's BabiQA prompt.
 
-    python scripts/build_babi.py qa1_single-supporting-fact_test.txt FOLDER --limit 150
-    polygraph_eval --config-name asmi_demo dataset=FOLDER
+    python scripts/build_babi.py qa1_single-supporting-fact_test.txt FOLDER
+    polygraph_eval --config-name asmi_offline benchmark=asmi_babiqa data.source=FOLDER
 
 For machines without a dataset hub; with one, LM-Polygraph brings its own bAbI.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from datasets import Dataset
 
-from lm_polygraph_asmi.squad import spread
+from lm_polygraph_asmi.runs.rows import spread
 
 # The one-shot prompt of LM-Polygraph's own BabiQA (dataset builder babi_qa), slips and all; the
 # paper's appendix "Benchmark Prompts and Examples" prints an abridged form of it.

@@ -89,7 +89,7 @@ def load(folder: Path) -> tuple[Any, Any, Run, list[str]]:
     run = load_run(folder)
     rows = load_from_disk(config.dataset).to_dict()
     # SQuAD is clustered by passage (the closed-book twin too), anything else by whole input.
-    key_of = dict(zip(rows["input"], rows.get("passage", rows["input"]), strict=True))
+    key_of = dict(zip(rows["input"], rows.get("cluster", rows["input"]), strict=True))
     return model, tokenizer, run, [key_of[text] for text in run.stats["input_texts"]]
 
 

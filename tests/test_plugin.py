@@ -18,10 +18,10 @@ from lm_polygraph_asmi.configs_path import configs_path
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.statistics import saved_stats
 from tests import tiny_lm
-from tests.test_squad import QUESTION, write
+from tests.polygraph import polygraph_eval
+from tests.runs.test_squad import QUESTION, write
 
 BASELINES = 17
-RUNS = ["asmi_demo", "asmi_coqa"]
 
 
 @pytest.fixture
@@ -38,47 +38,9 @@ def composed(name: str, *overrides: str):
         return compose(name, overrides=list(overrides))
 
 
-def polygraph_eval(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
-    script = Path(sys.executable).with_name("polygraph_eval")
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False
-    )
-    assert not check or done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("name", RUNS)
-def test_a_shipped_config_composes_and_names_things_that_exist(name):
-    # The demo's weights are an extra package.
-    overrides = ["model.path=anywhere"] if name == "asmi_demo" else []
-    config = composed(name, *overrides)
-    OmegaConf.resolve(config)
-    assert Path(config.model.path_to_load_script).is_file()
-    assert Path(config.process_output_fn.path).is_file()
-    assert config.batch_size == 1
-    assert config.save_stats == saved_stats()
-    masked_heads = config.stat_calculators[1]
-    assert set(masked_heads.stats) < set(saved_stats())
-    estimators = [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
-    names = [str(e) for e in estimators]
-    assert len(set(names)) == len(names)
-    ours = ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
-    assert names[-3:] == ours
-    if name == "asmi_coqa":
-        assert len(names) == BASELINES + 3
-
-
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("name", RUNS)
-def test_every_generation_parameter_is_pinned(name):
-    from lm_polygraph.utils.generation_parameters import GenerationParameters
-
-    pinned = composed(name).generation_params
-    # max_new_tokens there serves estimate_uncertainty alone; runs have a key of their own.
-    assert set(pinned) == set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
-    assert pinned.do_sample is False
-    assert pinned.temperature == 0.5
+def calculator(config, name: str):
+    (entry,) = [entry for entry in config.stat_calculators[1:] if entry.name == name]
+    return entry
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -98,7 +60,7 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
     assert not any(e.cfg.closing_token for e in gated.estimators[-3:])
     assert "tau" not in gated.estimators[-2].cfg
     assert gated.estimators[-1].cfg.tau == 0.5
-    assert gated.stat_calculators[-1].cfg.samples_n == 4
+    assert calculator(gated, "SamplingGenerationCalculator").cfg.samples_n == 4
 
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
@@ -113,7 +75,8 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     assert names == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
     assert config.stat_calculators[1].cfg == {}
     assert "asmi_mi_d60" in config.stat_calculators[1].stats
-    assert config.stat_calculators[-1].cfg.samples_n == 10
+    assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 10
+    assert calculator(config, "GreedyProbsCalculator").cfg.answers is None
 
 
 def test_load_script_leaves_remote_code_off_and_sets_attention(tmp_path):
@@ -145,7 +108,16 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere):
     subprocess.run([*pip, "--target", str(site), str(wheel)], **run)
     script = Path(sys.executable).with_name("polygraph_eval")
     shown = subprocess.run(
-        [sys.executable, str(script), "--config-name", "asmi_coqa", "--cfg", "job", "--resolve"],
+        [
+            sys.executable,
+            str(script),
+            "--config-name",
+            "asmi_coqa",
+            "dataset=anywhere",
+            "--cfg",
+            "job",
+            "--resolve",
+        ],
         env=os.environ | {"PYTHONPATH": str(site)},
         **run,
     )
@@ -190,7 +162,8 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
     assert run.scores.shape == (3, 9)
     assert np.isfinite(run.scores.to_numpy()).all()
     assert run.stats["target_texts"] == ["red", "None", "007"]
-    assert set(saved_stats()) <= set(run.stats)
+    # Nothing asked for NLI or cross-encoder.
+    assert set(saved_stats()) - set(run.stats) == {"seconds_nli", "seconds_cross_encoder"}
     assert run.settings()[0]["attention"] == "sdpa"
     # A quiet console with a progress bar, and the whole log in the run folder.
     assert "3/3" in done.stderr

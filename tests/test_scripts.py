@@ -11,13 +11,14 @@ import pytest
 import torch
 from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
+from lm_polygraph.utils.dataset import Dataset as HostDataset
 
 from lm_polygraph_asmi.analysis import load_run, normalised_prr
 from lm_polygraph_asmi.maths import sample_head_masks
 from tests import tiny_lm
 from tests.families import tiny_model
-from tests.test_plugin import polygraph_eval
-from tests.test_squad import QUESTION, write
+from tests.polygraph import polygraph_eval
+from tests.runs.test_squad import QUESTION, write
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -88,6 +89,22 @@ def test_build_babi(tmp_path):
     )
     assert rows["input"][1].endswith(f"Context:\n{end}")
     assert "Mary went" not in rows["input"][2]
+
+
+def test_build_squad(tmp_path):
+    """Both twins hold the rows of the shipped configs, in the same order."""
+    rows = [QUESTION._replace(id=str(i), question=f"Whose mill {i}?") for i in range(9)]
+    source = ["--source", str(write(tmp_path / "squad.json", rows)), "--size", "4"]
+    run_script("build_squad.py", str(tmp_path / "open"), *source)
+    run_script("build_squad.py", str(tmp_path / "closed"), *source, "--closed-book")
+    opened, closed = (load_from_disk(tmp_path / name) for name in ("open", "closed"))
+    host = HostDataset([q.id for q in rows], ["" for _ in rows], batch_size=1)
+    host.subsample(4, seed=1)
+    assert opened["id"] == closed["id"] == host.x
+    assert opened["input"][0].startswith("Read the following passage and answer the question.\n")
+    assert closed["input"][0] == f"Question: Whose mill {closed['id'][0]}?\nAnswer:"
+    with pytest.raises(AssertionError, match="exists already: name a new folder"):
+        run_script("build_squad.py", str(tmp_path / "open"), *source)
 
 
 def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.families import tiny_model
 
 TEXT = (
+    "True\n"  # one token at the start of a text, as PTrue wants it
     "The ferry Ondine was built in Brask in 1931. Who built it? A question about the passage. "
     "Where do the blue kites start? The answer is in the passage: True or False, Yes or No.\n"
 )

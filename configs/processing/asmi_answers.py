@@ -11,3 +11,9 @@ def normalize_answer(text: str) -> str:
     """
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def normalize_triviaqa_answer(text: str) -> str:
+    """As above, but punctuation and underscores separate words: the TriviaQA evaluation."""
+    separators = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
+    return normalize_answer(text.translate(separators))

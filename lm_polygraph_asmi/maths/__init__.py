@@ -13,7 +13,7 @@ from lm_polygraph_asmi.maths.information import (
     mask_weights,
     mutual_information,
 )
-from lm_polygraph_asmi.maths.masks import mask_seed, sample_head_masks
+from lm_polygraph_asmi.maths.masks import example_seed, mask_seed, sample_head_masks
 from lm_polygraph_asmi.maths.operating_point import OperatingPoint, operating_point
 from lm_polygraph_asmi.maths.support import UnionSupport, top_k_coverage, union_support
 
@@ -25,6 +25,7 @@ __all__ = [
     "agreement_on_support",
     "cosines",
     "disagreement",
+    "example_seed",
     "mask_seed",
     "mask_weights",
     "mutual_information",

@@ -54,5 +54,10 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
     Batch size, order and reruns therefore change nothing, and the same answer gets the same masks
     whatever K is.
     """
-    content = array("q", [base_seed, layer, *token_ids]).tobytes()
+    return example_seed(base_seed, [layer, *token_ids])
+
+
+def example_seed(base_seed: int, token_ids: Sequence[int]) -> int:
+    """Seed of anything random about one example, from its content; non-negative, below 2^63."""
+    content = array("q", [base_seed, *token_ids]).tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

@@ -29,6 +29,24 @@ def causal_model(model: Model) -> PreTrainedModel:
     return model.model
 
 
+def check_greedy(model: Model) -> None:
+    """Refuse a run whose "greedy" answers would be sampled.
+
+    LM-Polygraph takes `do_sample` from what the model ships where the run does not set it, and its
+    greedy decoding does not override it.
+
+    Raises:
+        ValueError: decoding would sample.
+    """
+    parameters = getattr(model, "generation_parameters", None)
+    if getattr(parameters, "do_sample", False):
+        raise ValueError(
+            "generation_parameters.do_sample is true, so LM-Polygraph would sample the answers it "
+            "calls greedy. Set generation_params.do_sample: false; sampled answers are drawn all "
+            "the same"
+        )
+
+
 def prompt_ids(model: Model, text: str, row: int, stats: Mapping[str, Any]) -> Int[Tensor, " P"]:
     """Token ids of one prompt, unpadded.
 

@@ -15,6 +15,7 @@ from torch.special import entr
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.journal import Journal, environment_key, model_key
 from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
@@ -31,7 +32,12 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.stat_calculators.host import Endings, causal_model, prompt_ids
+from lm_polygraph_asmi.stat_calculators.host import (
+    Endings,
+    causal_model,
+    check_greedy,
+    prompt_ids,
+)
 from lm_polygraph_asmi.statistics import (
     CANDIDATES,
     COVERAGE_AT,
@@ -66,6 +72,8 @@ class MaskedHeadsCalculator(StatCalculator):
         memory_budget: bytes for masked passes above the weights; None takes half of the free
             device memory, or 512 MiB on a CPU.
         details: also return masks, per-mask KL and the top candidates.
+        journal: folder in which results are kept as they are made, and looked up before any pass
+            is run (`journal.Journal`); None keeps nothing.
 
     Raises:
         ValueError: an argument out of range.
@@ -83,6 +91,7 @@ class MaskedHeadsCalculator(StatCalculator):
         attention: str | None = None,
         memory_budget: int | None = None,
         details: bool = False,
+        journal: str | None = None,
     ) -> None:
         super().__init__()
         depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
@@ -94,7 +103,9 @@ class MaskedHeadsCalculator(StatCalculator):
         self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
         self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
+        self.journal = Journal(journal)
         self._checked: PreTrainedModel | None = None
+        self._model_key: dict[str, str] | None = None
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -148,36 +159,71 @@ class MaskedHeadsCalculator(StatCalculator):
     def score(
         self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
     ) -> dict[str, Any]:
-        """All statistics of one prompt and response, `asmi_closing` apart."""
-        tokens = torch.tensor(response, dtype=prompt.dtype)
-        input_ids = torch.cat([prompt.cpu(), tokens])
+        """All statistics of one prompt and response, `asmi_closing` apart.
+
+        What the journal holds is taken from there, depth by depth.
+        """
+        if self._model_key is None:
+            self._model_key = environment_key() | model_key(model)
+        scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         by_depth = {depth: self.settings(model, depth) for depth in self.depths}
-        layers = [used.layer for used in by_depth.values()]
-        with scoring_session(model, self.attention):
-            if self._checked is not model:
-                unmasked = run_unmasked(model, input_ids, len(prompt), layers, self.scope)
-                check_replay(model, unmasked, min(layers))
-                self._checked = model
-            start = time.perf_counter()
-            unmasked = run_unmasked(model, input_ids, len(prompt), layers, self.scope)
-            own = unmasked.log_probs(model).double()
-            of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
-            example = {
-                "asmi_entropy": _numpy(entr(own.exp()).sum(-1)),
-                "asmi_log_likelihood": _numpy(of_token),
-                "asmi_tokens": np.array(response, dtype=np.int64),
-                "asmi_prompt_length": len(prompt),
-            }
-            for depth, used in by_depth.items():
-                for name, value in self._score_depth(model, unmasked, used).items():
-                    example[at_depth(name, depth)] = value
-        # Copying results to NumPy has waited for the device.
-        example["asmi_seconds"] = time.perf_counter() - start
-        return example
+        answer_key = self._model_key | {
+            "input_ids": scored.tolist(),
+            "prompt_length": len(prompt),
+            "scope": self.scope,
+            "attention": self.attention or attention_of(model),
+        }
+        depth_keys = {
+            depth: answer_key | used.to_dict() | {"details": self.details}
+            for depth, used in by_depth.items()
+        }
+        example = self.journal.get(answer_key)
+        kept = {depth: self.journal.get(key) for depth, key in depth_keys.items()}
+        parts = {depth: part for depth, part in kept.items() if part is not None}
+        missing = [depth for depth in self.depths if depth not in parts]
+        if example is None or missing:
+            layers = [by_depth[depth].layer for depth in missing or self.depths]
+            with scoring_session(model, self.attention):
+                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
+                self.journal.put(answer_key, example)
+                for depth in missing:
+                    parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
+                    self.journal.put(depth_keys[depth], parts[depth])
+        seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
+        for depth in self.depths:
+            of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}
+            example |= {at_depth(name, depth): value for name, value in of_depth.items()}
+        return example | {
+            "asmi_seconds": seconds,
+            "asmi_reused_depths": len(self.depths) - len(missing),
+        }
+
+    def _score_unmasked(
+        self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
+    ) -> tuple[UnmaskedPass, dict[str, Any]]:
+        """The pass that serves all depths, and what the unmasked model says of the response."""
+        if self._checked is not model:
+            unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
+            check_replay(model, unmasked, min(layers))
+            self._checked = model
+        start = time.perf_counter()
+        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
+        own = unmasked.log_probs(model).double()
+        tokens = scored[prompt_length:]
+        of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
+        return unmasked, {
+            "asmi_entropy": _numpy(entr(own.exp()).sum(-1)),
+            "asmi_log_likelihood": _numpy(of_token),
+            "asmi_tokens": tokens.numpy().astype(np.int64),
+            "asmi_prompt_length": prompt_length,
+            # Copying results to NumPy has waited for the device.
+            "asmi_seconds": time.perf_counter() - start,
+        }
 
     def _score_depth(
         self, model: PreTrainedModel, unmasked: UnmaskedPass, used: Settings
     ) -> dict[str, Any]:
+        start = time.perf_counter()
         seed = maths.mask_seed(used.seed, used.layer, unmasked.input_ids.tolist())
         masks = maths.sample_head_masks(
             used.num_masks,
@@ -193,7 +239,7 @@ class MaskedHeadsCalculator(StatCalculator):
         distinct, positions = subnetworks.hidden.shape[:2]
         union = min(distinct * used.top_k, len(weight))
         bytes_per_position = 16 * distinct * len(weight) + 16 * union**2
-        budget = self.memory_budget or default_budget(model.device)
+        budget = self.memory_budget or default_budget(weight.device)
         parts = in_chunks(
             lambda part: self._reduce(
                 readout(model, subnetworks.hidden[:, part]), weight, subnetworks
@@ -207,7 +253,12 @@ class MaskedHeadsCalculator(StatCalculator):
         }
         if self.details:
             joined["asmi_masks"] = masks.to(torch.bool).numpy()
-        return {**joined, "asmi_mask_seed": seed, "asmi_settings": used.to_dict()}
+        return {
+            **joined,
+            "asmi_mask_seed": seed,
+            "asmi_settings": used.to_dict(),
+            "asmi_seconds": time.perf_counter() - start,
+        }
 
     def _reduce(
         self,
@@ -255,6 +306,7 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     """Builder named in a config's `stat_calculators` entry; refuses unfit models at once."""
     calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model)
+    check_greedy(environment.model)
     unembedding(model)
     with scoring_session(model, calculator.attention):
         check_scope_runs(model, calculator.scope)

@@ -1,22 +1,11 @@
-"""Question answering data in SQuAD's JSON layout, turned into what LM-Polygraph loads.
+"""Questions in SQuAD's layout, which LM-Polygraph has not, and the prompts they are asked with."""
 
-LM-Polygraph has no SQuAD, and its CSV reader turns the answer "None" into NaN and "007" into 7;
-so the rows become a `datasets` folder (`load_from_disk: true`), where text stays text.
-"""
-
-import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from datasets import Dataset
-
-from lm_polygraph_asmi.validation import check_at_least_one
-
-Row = TypeVar("Row")
-DEMO_DATA = Path(__file__).parent / "data" / "demo_qa.json"
+DEMO_DATA = Path(__file__).parents[1] / "data" / "demo_qa.json"
 
 
 class Question(NamedTuple):
@@ -77,6 +66,18 @@ Prompts and Examples". "demo": four worked questions first. The closed-book twin
 the passage out and keeps the rest."""
 
 
+def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
+    """How a question is asked.
+
+    Raises:
+        ValueError: an unknown prompt style.
+    """
+    if (style, closed_book) not in PROMPTS:
+        known = sorted({name for name, _ in PROMPTS})
+        raise ValueError(f"prompt style must be one of {known}, got {style!r}")
+    return PROMPTS[style, closed_book]
+
+
 def read_squad(file: str | Path) -> list[Question]:
     """Questions of a SQuAD-format JSON file, in its order.
 
@@ -103,47 +104,16 @@ def _questions(content: dict) -> Iterator[Question]:
                 yield Question(str(qa["id"]), paragraph["context"], qa["question"], answer)
 
 
-def spread(questions: list[Row], limit: int | None) -> list[Row]:
-    """At most `limit` questions, evenly spaced over the file: the same ones every time."""
-    if limit is None or limit >= len(questions):
-        return questions
-    return [questions[i * len(questions) // limit] for i in range(limit)]
-
-
-def build_dataset(questions: list[Question], style: str, closed_book: bool) -> Dataset:
-    """Columns id, passage (the cluster key of both twins), input (prompt), output (answer).
+def questions_of(rows: Iterable[Mapping[str, Any]]) -> list[Question]:
+    """Questions of the hub's dataset `squad`, or another with its columns.
 
     Raises:
-        ValueError: an unknown prompt style.
+        ValueError: a question without an answer.
     """
-    if (style, closed_book) not in PROMPTS:
-        known = sorted({name for name, _ in PROMPTS})
-        raise ValueError(f"prompt style must be one of {known}, got {style!r}")
-    prompt = PROMPTS[style, closed_book]
-    return Dataset.from_dict(
-        {
-            "id": [q.id for q in questions],
-            "passage": [q.passage for q in questions],
-            "input": [prompt(q) for q in questions],
-            "output": [q.answer for q in questions],
-        }
-    )
-
-
-def cached_dataset(
-    file: str | Path | None, style: str, closed_book: bool, limit: int | None
-) -> Path:
-    """Folder of the dataset built from `file` (None: the demo's own), built once per content.
-
-    Under `$XDG_CACHE_HOME` or `~/.cache`, named by a hash of all prompts and answers.
-    """
-    check_at_least_one("limit", limit)
-    questions = spread(read_squad(file or DEMO_DATA), limit)
-    dataset = build_dataset(questions, style, closed_book)
-    content = json.dumps(dataset.to_dict()).encode()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lm_polygraph_asmi"
-    stem = Path(file or DEMO_DATA).stem + ("-closed-book" if closed_book else "")
-    folder = cache / f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}"
-    if not (folder / "dataset_info.json").exists():
-        dataset.save_to_disk(folder)
-    return folder
+    questions = []
+    for row in rows:
+        answers = row["answers"]["text"]
+        if not answers:
+            raise ValueError(f"question {row['id']} has no answer")
+        questions.append(Question(str(row["id"]), row["context"], row["question"], answers[0]))
+    return questions

@@ -1,0 +1,1 @@
+"""What surrounds a run of polygraph_eval: its rows, its checks, its manifest, its shards."""

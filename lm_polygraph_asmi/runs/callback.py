@@ -1,0 +1,148 @@
+"""The Hydra callback of every shipped config: checks before a run, a manifest beside results."""
+
+import logging
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from lm_polygraph_asmi.resolvers import container
+
+log = logging.getLogger("lm_polygraph")
+
+
+class RunRecord(Callback):
+    """Checks a run before its model is loaded, and records what it was.
+
+    Hydra turns errors of a callback into warnings, so a single run is stopped by SystemExit; jobs
+    of a multirun go on to fail at the same point by themselves, without taking others along.
+    """
+
+    def __init__(self) -> None:
+        self._started = 0.0
+        self._manifests: dict[Path, dict[str, Any]] = {}
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        from lm_polygraph_asmi.runs.preflight import check_config, check_data
+
+        self._started = time.time()
+        self._manifests = {}
+        findings = [*check_config(config), *check_data(config)]
+        for finding in findings:
+            log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
+        if any(finding.fatal for finding in findings):
+            if config.hydra.mode != RunMode.MULTIRUN:
+                raise SystemExit(
+                    "polygraph_eval was stopped before the model was loaded; see above"
+                )
+            return
+        self._manifests = _started_manifests(config)
+        self._write()
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        from lm_polygraph_asmi.runs.manifest import peak_memory
+
+        completed = job_return.status == JobStatus.COMPLETED
+        for manager, manifest in self._manifests.items():
+            manifest |= {
+                "status": "completed" if completed else "failed",
+                "finished": _now(),
+                "seconds_wall": time.time() - self._started,
+                "peak_memory_bytes": peak_memory(),
+            }
+            if not completed:
+                error = getattr(job_return, "_return_value", None)
+                manifest["error"] = f"{type(error).__name__}: {error}"
+            if manager.is_file():
+                _add_results(manifest, manager)
+        self._write()
+
+    def _write(self) -> None:
+        from lm_polygraph_asmi.runs.manifest import write_manifest
+
+        for manager, manifest in self._manifests.items():
+            write_manifest(manifest, manager)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
+    """What is known of a run before it starts, for every manager file it will write."""
+    from lm_polygraph_asmi.runs import manifest
+
+    hydra = config.hydra
+    job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+    folder = Path(job.get("save_path") or hydra.runtime.output_dir)
+    choices = container(hydra.runtime.choices)
+    model, data = job["model"], job.get("data", {})
+    return {
+        folder / f"ue_manager_seed{seed}": {
+            "format": manifest.FORMAT,
+            "status": "running",
+            "started": _now(),
+            "config_name": hydra.job.config_name,
+            "overrides": list(hydra.overrides.task),
+            "model": {
+                "name": choices.get("model"),
+                "path": model["path"],
+                "revision": manifest.model_revision(
+                    model["path"], model["load_model_args"].get("revision")
+                ),
+            },
+            "dataset": {"name": choices.get("benchmark"), "path": job["dataset"], **data},
+            "seeds": {
+                "run": seed,
+                "masks": job["asmi"]["calculator"]["seed"],
+                "samples": job["asmi"]["sampling_seed"],
+                "subsample": data.get("subsample_seed"),
+            },
+            "rows": manifest.rows_of(job, seed),
+            "packages": manifest.packages(),
+            "device": manifest.device_name(),
+            "config": job,
+        }
+        for seed in job["seed"]
+    }
+
+
+def _add_results(manifest: dict[str, Any], manager: Path) -> None:
+    """What only a finished manager file knows; a word on what its reader must know."""
+    import numpy as np
+    import torch
+
+    from lm_polygraph_asmi.runs.manifest import asmi_settings, model_revision, seconds_per_phase
+
+    content = torch.load(manager, weights_only=False)
+    stats = content["stats"]
+    # A model of the hub is in the cache only now, if this run was its first.
+    model = manifest["model"]
+    revision = manifest["config"]["model"]["load_model_args"].get("revision")
+    model["revision"] = model_revision(model["path"], revision)
+    manifest["asmi"] = asmi_settings(stats)
+    manifest["seconds"] = seconds_per_phase(stats)
+    reused = stats.get("asmi_reused_depths", [])
+    manifest["asmi_reused"] = sum(map(bool, reused))
+    if manifest["asmi_reused"]:
+        log.warning(
+            "ASMI: masked passes of %d of %d answers were taken from the journal",
+            manifest["asmi_reused"],
+            len(reused),
+        )
+    for (_, name), scores in content["estimations"].items():
+        unusable = int(np.sum(~np.isfinite(np.asarray(scores, dtype=float))))
+        if unusable:
+            log.warning(
+                "%s: %d of %d scores are not finite. LM-Polygraph's own PRR takes them for the "
+                "most confident (NaN, -inf) or most uncertain (inf) answers; `polygraph_asmi "
+                "results` leaves these answers out for all methods",
+                name,
+                unusable,
+                len(scores),
+            )

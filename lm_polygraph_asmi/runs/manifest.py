@@ -1,0 +1,155 @@
+"""The manifest of a run: what LM-Polygraph's manager file does not say about it.
+
+Written beside `ue_manager_seed1` as `asmi_manifest_seed1.json`, at the start of a run and again at
+its end, so that a run that was killed is known too.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, load_from_disk
+
+from lm_polygraph_asmi.runs.rows import cluster_key, subsample
+from lm_polygraph_asmi.statistics import SECONDS
+
+FORMAT = 1
+PACKAGES = (
+    "lm-polygraph-asmi", "lm-polygraph", "torch", "transformers", "tokenizers", "accelerate",
+    "datasets", "sentence-transformers", "hydra-core", "numpy", "scipy", "scikit-learn",
+)  # fmt: skip
+PHASES = {**{name: name.removeprefix("seconds_") for name in SECONDS}, "asmi_seconds": "asmi",
+          "asmi_diversity_seconds": "diversity"}  # fmt: skip
+"""Saved statistic -> name of the phase in the manifest."""
+
+
+def manifest_path(manager: str | Path) -> Path:
+    """Manifest of a manager file: `ue_manager_seed1` -> `asmi_manifest_seed1.json`."""
+    manager = Path(manager)
+    return manager.with_name(f"{manager.name.replace('ue_manager', 'asmi_manifest')}.json")
+
+
+def read_manifest(manager: str | Path) -> dict[str, Any]:
+    """The manifest beside a manager file.
+
+    Raises:
+        FileNotFoundError: none there; only runs of the shipped configs write one.
+        ValueError: a damaged one.
+    """
+    path = manifest_path(manager)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} is missing: only runs with the callback of `asmi_base` write a manifest"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
+    """Replace the manifest of a manager file, whole or not at all."""
+    path = manifest_path(manager)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def rows_of(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
+    """Ids and cluster keys of the rows a run asks, in its order; empty where it is not known.
+
+    LM-Polygraph's own `subsample_eval_dataset`, which keeps no identities, is replayed.
+    """
+    if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
+        return {"ids": [], "clusters": []}
+    table = load_from_disk(config["dataset"])
+    if not isinstance(table, Dataset):
+        table = table[config["eval_split"]]
+    numbers = list(range(len(table)))
+    size = config.get("subsample_eval_dataset", -1)
+    if size != -1:
+        numbers = subsample(numbers, int(size * len(table)) if size < 1 else size, seed)
+    columns = table.column_names
+    ids = table["id"] if "id" in columns else [str(i) for i in range(len(table))]
+    clusters = (
+        table["cluster"]
+        if "cluster" in columns
+        else [cluster_key(text) for text in table[config["text_column"]]]
+    )
+    return {"ids": [str(ids[i]) for i in numbers], "clusters": [str(clusters[i]) for i in numbers]}
+
+
+def packages() -> dict[str, str]:
+    """Releases of what a number can depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def model_revision(path: str, revision: str | None) -> str:
+    """Commit of a model of the hub, from the cache it was loaded from; of a folder, a digest.
+
+    The digest covers the small files and the names and sizes of the large ones.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(f for f in folder.iterdir() if f.is_file()):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode())
+            if size < 2**20:
+                digest.update(file.read_bytes())
+        return f"sha256:{digest.hexdigest()[:16]}"
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
+    return Path(cached).parent.name if isinstance(cached, str) else "unknown"
+
+
+def peak_memory() -> dict[str, int]:
+    """Bytes: the most this process has held in main memory, and on each GPU."""
+    import torch
+
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    for device in range(torch.cuda.device_count()):
+        peak[f"cuda:{device}"] = torch.cuda.max_memory_allocated(device)
+    return peak
+
+
+def device_name() -> str:
+    """The accelerator, or the processor."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, float]]:
+    """Median and total seconds over the examples, for every phase that was saved."""
+    return {
+        phase: {"median": float(np.median(stats[name])), "total": float(np.sum(stats[name]))}
+        for name, phase in PHASES.items()
+        if stats.get(name)
+    }
+
+
+def asmi_settings(stats: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Layer, p, S, K and the rest as they were in force, one dictionary per depth."""
+    names = sorted(name for name in stats if name.startswith("asmi_settings") and stats[name])
+    return [dict(stats[name][0]) for name in names]

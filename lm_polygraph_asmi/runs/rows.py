@@ -1,0 +1,236 @@
+"""The rows a run asks: read from where they are, subsampled, cut into shards, with identities.
+
+LM-Polygraph keeps texts alone and reads CSV files in a way that turns the answer "None" into NaN
+and "007" into 7. So the rows of a shipped config become a `datasets` folder (`load_from_disk:
+true`) with columns `id`, `cluster`, `input` (prompt) and `output` (reference answer, or a list).
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+
+from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
+from lm_polygraph_asmi.validation import check_at_least_one
+
+log = logging.getLogger("lm_polygraph")
+
+Item = TypeVar("Item")
+Source = str | Path | Sequence[str] | None
+
+
+class Row(NamedTuple):
+    """One question of a run.
+
+    Attributes:
+        id: survives subsampling and sharding; the source's own, or "split:number".
+        cluster: key of rows that are not independent (same story or passage), a hash.
+        input: prompt.
+        output: reference answer, or all accepted ones.
+    """
+
+    id: str
+    cluster: str
+    input: str
+    output: str | list[str]
+
+
+def cluster_key(text: str) -> str:
+    """Short, printable key of the text that rows share."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def spread(items: list[Item], limit: int | None) -> list[Item]:
+    """At most `limit` items, evenly spaced: the same ones every time."""
+    if limit is None or limit >= len(items):
+        return items
+    return [items[i * len(items) // limit] for i in range(limit)]
+
+
+def subsample(items: list[Item], size: int | None, seed: int) -> list[Item]:
+    """The rows LM-Polygraph's `subsample_eval_dataset` draws for a seed, in its order."""
+    if size is None or size >= len(items):
+        return items
+    return [items[i] for i in np.random.RandomState(seed).choice(len(items), size, replace=False)]
+
+
+def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
+    """Shard number `shard` (from 0) of `num_shards`: neighbouring rows, sizes differing by one.
+
+    Raises:
+        ValueError: no such shard, or one without a row.
+    """
+    if not 0 <= shard < num_shards:
+        raise ValueError(f"data.shard must lie in 0 ... {num_shards - 1}, got {shard}")
+    if num_shards > len(items):
+        raise ValueError(
+            f"data.num_shards is {num_shards}, but there are {len(items)} rows: some shards would "
+            "be empty"
+        )
+    return items[shard * len(items) // num_shards : (shard + 1) * len(items) // num_shards]
+
+
+def read_rows(
+    source: Source,
+    split: str,
+    text_column: str,
+    label_column: str | None,
+    prompt_style: str = "paper",
+    closed_book: bool = False,
+    cluster_regex: str | None = None,
+) -> list[Row]:
+    """All rows of a source, in its order.
+
+    Args:
+        source: a SQuAD-format JSON file, a `datasets` folder, or a dataset on a hub (name, or name
+            and configuration); None is the demo's own questions.
+        split: of a hub dataset or a folder with several.
+        text_column, label_column: where prompts and answers are (None: no answers), unless the
+            source has SQuAD's columns, from which the prompt is made.
+        prompt_style, closed_book: the prompt for SQuAD's columns, see `squad.PROMPTS`.
+        cluster_regex: rows that agree in its first group share a cluster; None: by passage where
+            there is one, else by whole prompt.
+
+    Raises:
+        ConnectionError: the source cannot be reached.
+        ValueError: no such split or column, no rows, or a row without an answer.
+    """
+    name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
+    if name.endswith(".json"):
+        rows = _from_questions(read_squad(name), prompt_style, closed_book)
+    else:
+        table = _load(source, name, split)
+        columns = table.column_names
+        if {"context", "question", "answers"} <= set(columns):
+            rows = _from_questions(questions_of(table), prompt_style, closed_book)
+        else:
+            for column in (text_column, label_column):
+                if column is not None and column not in columns:
+                    raise ValueError(
+                        f"{name} has no column {column!r}, but {columns}: set data.text_column and "
+                        "data.label_column"
+                    )
+            rows = _from_columns(table, text_column, label_column, split)
+    if not rows:
+        raise ValueError(f"{name} holds no row in the split {split!r}: see data.split")
+    if cluster_regex is not None:
+        rows = [row._replace(cluster=_cluster_by(cluster_regex, row.input)) for row in rows]
+    repeated = len(rows) - len({row.input for row in rows})
+    if repeated:
+        log.warning(
+            "%s: %d of %d rows repeat an earlier prompt. They stay, and share a cluster", name,
+            repeated, len(rows),
+        )  # fmt: skip
+    return rows
+
+
+def _load(source: Any, name: str, split: str) -> Dataset:
+    try:
+        if isinstance(source, str | Path) and Path(source).is_dir() and _was_saved(Path(source)):
+            loaded = load_from_disk(str(source))
+            return loaded[split] if isinstance(loaded, DatasetDict) else loaded
+        return load_dataset(*([source] if isinstance(source, str | Path) else source), split=split)
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            f"{name} has no split {split!r}, or is empty or damaged: {error}"
+        ) from error
+    except OSError as error:
+        raise ConnectionError(
+            f"the dataset {name} cannot be reached: it is neither a folder here nor in the cache, "
+            f"and the hub did not answer. Fetch it once with a connection, or set data.source to a "
+            f"folder ({error})"
+        ) from error
+
+
+def _was_saved(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in ("dataset_info.json", "dataset_dict.json"))
+
+
+def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[Row]:
+    prompt = prompt_of(style, closed_book)
+    return [Row(q.id, cluster_key(q.passage), prompt(q), q.answer) for q in questions]
+
+
+def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> list[Row]:
+    columns = table.column_names
+    answers = [""] * len(table) if label is None else table[label]
+    ids = table["id"] if "id" in columns else [f"{split}:{i}" for i in range(len(table))]
+    clusters = table["cluster"] if "cluster" in columns else map(cluster_key, table[text])
+    rows = [
+        Row(str(i), cluster, prompt, answer)
+        for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
+    ]
+    for row in rows:
+        accepted = row.output if isinstance(row.output, list) else [row.output]
+        if not isinstance(row.input, str) or not accepted or None in accepted:
+            raise ValueError(f"row {row.id} lacks a prompt or an answer: {row}")
+    return rows
+
+
+def _cluster_by(regex: str, prompt: str) -> str:
+    found = re.search(regex, prompt)
+    if found is None:
+        raise ValueError(f"data.cluster_regex {regex!r} does not match the prompt {prompt[:200]!r}")
+    return cluster_key(found[1])
+
+
+def save_rows(rows: list[Row], folder: Path) -> None:
+    """Write rows as a folder for `datasets.load_from_disk`; an existing one stays as it is."""
+    if (folder / "dataset_info.json").exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Several jobs may build the same folder at once: each its own, and the first one is kept.
+    own = folder.with_name(f"{folder.name}.{os.getpid()}")
+    columns = {name: [getattr(row, name) for row in rows] for name in Row._fields}
+    Dataset.from_dict(columns).save_to_disk(own)
+    try:
+        own.rename(folder)
+    except OSError:
+        shutil.rmtree(own)
+
+
+def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
+    """The rows that a config's node `data` describes.
+
+    Args:
+        data: what `read_rows` takes, and `size`, `subsample_seed`, `limit`, `shard`, `num_shards`.
+
+    Raises:
+        ConnectionError, ValueError: as `read_rows` and `shard_of`.
+    """
+    source = dict(data)
+    size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
+    shard, num_shards = source.pop("shard"), source.pop("num_shards")
+    check_at_least_one("data.size", size)
+    check_at_least_one("limit", limit)
+    rows = read_rows(**source)
+    return shard_of(spread(subsample(rows, size, seed), limit), shard, num_shards)
+
+
+def rows_folder(data: Mapping[str, Any]) -> Path:
+    """Folder with the rows that a config's node `data` describes, built once per content.
+
+    Under `$XDG_CACHE_HOME` or `~/.cache`, named by a hash of all prompts and answers.
+
+    Raises:
+        ConnectionError, ValueError: as `read_selected_rows`.
+    """
+    return _rows_folder(json.dumps(dict(data), default=str))
+
+
+@lru_cache(maxsize=8)  # a config is resolved several times in a run
+def _rows_folder(described: str) -> Path:
+    rows = read_selected_rows(json.loads(described))
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lm_polygraph_asmi"
+    folder = cache / f"rows-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
+    save_rows(rows, folder)
+    return folder

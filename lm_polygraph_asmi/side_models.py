@@ -1,0 +1,225 @@
+"""The side models of LM-Polygraph's baselines and of AlignScore: loaded rightly, missed early.
+
+A run asks for them only once it is under way. Each function `missing_...` says beforehand what is
+not there and what to do, or returns None. Nothing here but `load_nli_model` downloads anything.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("lm_polygraph")
+
+NLI_MODEL = "microsoft/deberta-large-mnli"
+CROSS_ENCODER = "cross-encoder/stsb-roberta-large"
+ALIGN_SCORE = "https://huggingface.co/yzha/AlignScore/resolve/main/AlignScore-large.ckpt"
+"""LM-Polygraph's defaults."""
+
+_SECONDS_TO_ANSWER = 5
+_SET_NLI = "set nli_path to a local folder with such a model"
+_PARTS = {
+    "configuration": ["config.json"],
+    "weights": [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "model.safetensors.index.json",
+        "pytorch_model.bin.index.json",
+    ],
+    "tokenizer": [
+        "tokenizer.json",
+        "vocab.json",
+        "vocab.txt",
+        "spm.model",
+        "sentencepiece.bpe.model",
+        "tokenizer.model",
+    ],
+}
+"""What a model consists of, and the files one of which holds it."""
+
+
+def load_nli_model(
+    deberta_path: str = NLI_MODEL,
+    batch_size: int = 10,
+    device: str | None = None,
+    hf_cache: str | None = None,
+) -> Any:
+    """LM-Polygraph's NLI model, with pairs of texts encoded as the model was trained.
+
+    Raises:
+        FileNotFoundError: the model, or a part of it, is neither here nor on the hub.
+    """
+    import transformers
+    from lm_polygraph.defaults.stat_calculator_builders import utils
+
+    try:
+        nli_model = utils.load_nli_model(deberta_path, batch_size, device, hf_cache)
+    except Exception as error:  # of many types, depending on what is missing and on the release
+        if problem := missing_nli_model(deberta_path, hf_cache):
+            raise FileNotFoundError(problem) from error
+        raise
+    # Without its files the tokenizer loads all the same, and every text becomes an empty one.
+    if not nli_model.deberta_tokenizer.tokenize("yes"):
+        raise FileNotFoundError(f"the NLI model {deberta_path!r} lacks its tokenizer: {_SET_NLI}")
+    if use_single_separator(nli_model.deberta_tokenizer):
+        log.info(
+            "The NLI model reads pairs of texts as [CLS] A [SEP] B [SEP], the form it was trained "
+            f"on. transformers {transformers.__version__} by itself puts two [SEP] between them."
+        )
+    return nli_model
+
+
+def use_single_separator(tokenizer: Any) -> bool:
+    """Make a DeBERTa (v1) tokenizer encode pairs as [CLS] A [SEP] B [SEP], types 0 and 1.
+
+    So the models were trained, and so transformers 4 encodes; transformers 5 writes
+    [CLS] A [SEP] [SEP] B [SEP]. Any other tokenizer stays as it is. Returns whether it changed.
+    """
+    from tokenizers.processors import TemplateProcessing
+    from transformers import DebertaTokenizer
+
+    if not isinstance(tokenizer, DebertaTokenizer):
+        return False
+    if tokenizer.num_special_tokens_to_add(pair=True) == 3:
+        return False
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+    )
+    return True
+
+
+def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
+    """What keeps the NLI model from loading; `cache` is the hub's folder, None its default."""
+    return _missing_model(f"the NLI model {path!r}", path, cache, _SET_NLI)
+
+
+def missing_cross_encoder(path: str = CROSS_ENCODER) -> str | None:
+    """What keeps the cross-encoder of SAR and SentenceSAR from loading."""
+    cache = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # sentence-transformers looks only there
+    remedy = "set cross_encoder_path to a local folder with such a model"
+    return _missing_model(f"the cross-encoder {path!r}", path, cache, remedy)
+
+
+def missing_align_score(checkpoint: str = ALIGN_SCORE) -> str | None:
+    """What keeps AlignScore's checkpoint, a file or a URL, from loading."""
+    import torch
+
+    if os.path.exists(checkpoint):
+        return _unreadable_checkpoint(checkpoint)
+    remedy = "set align_score_path to the file AlignScore-large.ckpt"
+    if "://" not in checkpoint:
+        return f"AlignScore's checkpoint {checkpoint!r} is not there: {remedy}"
+    cached = Path(torch.hub.get_dir(), "checkpoints", checkpoint.rpartition("/")[-1])
+    if cached.exists() or not (reason := _url_problem(checkpoint)):
+        return None
+    return f"AlignScore's checkpoint {str(cached)!r} is not there, and {reason}: {remedy}"
+
+
+def missing_align_score_roberta() -> str | None:
+    """What keeps the RoBERTa under AlignScore's checkpoint from loading."""
+    remedy = "start the run in a folder whose subfolder roberta-large holds it"
+    return _missing_model("AlignScore's 'roberta-large'", "roberta-large", None, remedy)
+
+
+def missing_spacy_pipeline() -> str | None:
+    """Whether spaCy has the pipeline AlignScore loads."""
+    import spacy
+
+    if spacy.util.is_package("en_core_web_sm") or Path("en_core_web_sm").exists():
+        return None
+    return (
+        "spaCy's en_core_web_sm, which AlignScore loads, is not installed, and the run "
+        "would install it with pip from GitHub: run `python -m spacy download en_core_web_sm`, or "
+        "start in a folder whose subfolder en_core_web_sm holds it"
+    )
+
+
+def missing_punkt() -> str | None:
+    """Whether nltk has the sentence splitter AlignScore uses."""
+    import nltk
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab/english/")
+    except LookupError:
+        return (
+            "nltk's punkt_tab, with which AlignScore splits sentences, is not installed, and the "
+            "run would download it: run `python -m nltk.downloader punkt_tab`, or set NLTK_DATA to "
+            "a folder with tokenizers/punkt_tab"
+        )
+    return None
+
+
+def _missing_model(model: str, path: str, cache: str | None, remedy: str) -> str | None:
+    """The line on a model for `from_pretrained`: a folder, or a name on the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    def here(file: str) -> bool:
+        if Path(path).is_dir():
+            return Path(path, file).is_file()
+        return isinstance(try_to_load_from_cache(path, file, cache_dir=cache), str)
+
+    try:
+        lacking = [part for part, files in _PARTS.items() if not any(map(here, files))]
+    except HFValidationError:
+        return f"{model} is neither a folder here nor a possible name on the hub: {remedy}"
+    if not lacking:
+        return None
+    if Path(path).is_dir():
+        return f"{model} lacks its {' and '.join(lacking)}: {remedy}"
+    if not (reason := _hub_problem(path)):
+        return None
+    place = "neither a folder here nor in the hub's cache"
+    if len(lacking) < len(_PARTS):
+        place = f"in the hub's cache without its {' and '.join(lacking)}"
+    return f"{model} is {place}, and {reason}: {remedy}"
+
+
+def _hub_problem(name: str) -> str | None:
+    from huggingface_hub import model_info
+    from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        model_info(name, timeout=_SECONDS_TO_ANSWER)
+    except OfflineModeIsEnabled:
+        return "HF_HUB_OFFLINE keeps it from the hub"
+    except RepositoryNotFoundError:
+        return "the hub has no model of that name"
+    except Exception:  # its type depends on the HTTP library, which depends on the release
+        return "the hub does not answer"
+    return None
+
+
+def _url_problem(url: str) -> str | None:
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        urlopen(Request(url, method="HEAD"), timeout=_SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        return f"its URL does not answer ({error})"
+    return None
+
+
+def _unreadable_checkpoint(file: str) -> str | None:
+    """LM-Polygraph reads a local checkpoint with torch's weights_only, a downloaded one without."""
+    import torch
+
+    try:
+        refused = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except (ValueError, RuntimeError):
+        return f"AlignScore's checkpoint {file!r} is broken, torch cannot read it: copy it again"
+    if not refused:
+        return None
+    place = Path(torch.hub.get_dir(), "checkpoints", ALIGN_SCORE.rpartition("/")[-1])
+    return (
+        f"AlignScore's checkpoint {file!r} holds objects that torch does not load from a local "
+        f"file ({', '.join(refused)}): if you trust it, move it to {str(place)!r} and leave "
+        "align_score_path at its default"
+    )

@@ -1,0 +1,15 @@
+"""Builder of LM-Polygraph's NLI calculator around a model whose pairs are encoded as trained."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm_polygraph.stat_calculators import SemanticMatrixCalculator
+
+from lm_polygraph_asmi.side_models import load_nli_model
+
+
+def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> SemanticMatrixCalculator:
+    """Builder named in a config's `stat_calculators` entry; loads the model once a run."""
+    if not hasattr(environment, "nli_model"):
+        environment.nli_model = load_nli_model(**config)
+    return SemanticMatrixCalculator(environment.nli_model)

@@ -1,0 +1,73 @@
+"""Tiny datasets in the exact prompt formats of LM-Polygraph's dataset builders."""
+
+from pathlib import Path
+
+from datasets import Dataset
+
+from tests.runs.test_squad import QUESTION, write
+
+STORIES = ("A mill stood by the river.\nIt was red.", "Edda Holm built a ferry in Brask.")
+EXAMPLES = "".join(
+    f"Question: {question}\nAnswer:{answer}\n"
+    for question, answer in (
+        ("Where do kites fly?", "sky"),
+        ("Who built the ferry?", "edda holm"),
+        ("What is red?", "mill"),
+        ("Where is Brask?", "north"),
+        ("What is blue?", "kite"),
+    )
+)
+
+
+def coqa_prompt(story: str, before: list[tuple[str, str]], question: str) -> str:
+    """A story, the questions so far with their answers, and the next question."""
+    asked = "".join(f"\n\nQuestion: {q}\nAnswer:{a}" for q, a in before)
+    return (
+        "The following are stories and questions about them. Each story is followed by a question "
+        f"and answer to a given question.\n\nStory: {story}{asked}\n\nQuestion: {question}\nAnswer:"
+    )
+
+
+def babi_prompt(context: str, question: str) -> str:
+    from lm_polygraph.utils.common import load_external_module
+
+    script = Path(__file__).parents[1] / "scripts" / "build_babi.py"
+    return load_external_module(str(script)).PROMPT.format(context=context, question=question)
+
+
+def _coqa() -> dict[str, list]:
+    rows = []
+    for story in STORIES:
+        before: list[tuple[str, str]] = []
+        for question, answer in (("What was built?", "a mill"), ("Where?", "by the river")):
+            rows.append((coqa_prompt(story, before, question), answer))
+            before.append((question, answer))
+    return {"input": [p for p, _ in rows], "output": [a for _, a in rows]}
+
+
+def _babiqa() -> dict[str, list]:
+    moves = ["Mary went to the garden.", "John moved to the office."]
+    return {
+        "input": [babi_prompt(" ".join(moves), f"Where is {who}?") for who in ("Mary", "John")],
+        "output": ["garden", "office"],
+    }
+
+
+def _triviaqa() -> dict[str, list]:
+    questions = ("Who was the man behind the ferry?", "Which colour has the mill?")
+    return {
+        "input": [f"{EXAMPLES}Question: {question}\nAnswer:" for question in questions],
+        "output": [["Edda Holm", "Holm"], ["red", "Red colour"]],
+    }
+
+
+def hub_dataset(benchmark: str, folder: Path) -> str:
+    """What `data.source` can be set to in the place of a benchmark's hub dataset."""
+    if benchmark.startswith("asmi_squad"):
+        answers = ("red", "None", "007")
+        rows = [QUESTION._replace(id=str(i), answer=a) for i, a in enumerate(answers)]
+        return str(write(folder / "squad.json", rows))
+    columns = {"asmi_coqa": _coqa, "asmi_babiqa": _babiqa, "asmi_triviaqa": _triviaqa}[benchmark]()
+    # A folder of parquet files is read as a dataset of the hub is.
+    Dataset.from_dict(columns).to_parquet(folder / benchmark / "test.parquet")
+    return str(folder / benchmark)

@@ -1,0 +1,193 @@
+"""Which rows a run asks, and who they are."""
+
+import logging
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict, load_from_disk
+from lm_polygraph.utils.dataset import Dataset as HostDataset
+
+from lm_polygraph_asmi.runs.rows import (
+    cluster_key,
+    read_rows,
+    rows_folder,
+    shard_of,
+    spread,
+    subsample,
+)
+from tests.runs.test_squad import QUESTION, write
+
+WHOLE = {"size": None, "subsample_seed": 1, "limit": None, "shard": 0, "num_shards": 1}
+
+
+def data(source, **changed):
+    """A config's node `data`."""
+    columns = {"split": "test", "text_column": "input", "label_column": "output"}
+    prompt = {"prompt_style": "paper", "closed_book": False, "cluster_regex": None}
+    return {"source": str(source)} | columns | prompt | WHOLE | changed
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def saved(tmp_path, **columns):
+    folder = tmp_path / "source"
+    Dataset.from_dict(columns).save_to_disk(folder)
+    return folder
+
+
+@pytest.mark.parametrize("answer", ["None", "NA", "007", "1,200", "Zürich 🙂"])
+def test_the_host_reads_every_answer_as_text(tmp_path, answer):
+    folder = rows_folder(data(write(tmp_path / "q.json", [QUESTION._replace(answer=answer)])))
+    loaded = HostDataset.load(str(folder), "input", "output", batch_size=1, load_from_disk=True)
+    (prompts, answers, _) = next(iter(loaded))
+    assert answers == [answer]
+    assert prompts[0].endswith("Answer:")
+
+
+def test_several_accepted_answers_stay_a_list(tmp_path):
+    folder = rows_folder(data(saved(tmp_path, input=["Q"], output=[["None", "007"]])))
+    loaded = HostDataset.load(str(folder), "input", "output", batch_size=1, load_from_disk=True)
+    assert list(loaded.y) == [["None", "007"]]
+
+
+def test_a_folder_per_content(tmp_path):
+    questions = [QUESTION, QUESTION._replace(id="q2", question="Whose mill?")]
+    file = write(tmp_path / "q.json", questions)
+    first = rows_folder(data(file))
+    assert rows_folder(data(file)) == first
+    assert rows_folder(data(file, closed_book=True)) != first
+    green = write(tmp_path / "g.json", [questions[0]._replace(answer="green"), questions[1]])
+    assert rows_folder(data(green)) != first
+    assert load_from_disk(first)["id"] == ["q1", "q2"]
+
+
+def test_twins_share_rows_and_clusters(tmp_path):
+    rows = [QUESTION._replace(id=str(i), passage=f"Passage {i // 2}") for i in range(8)]
+    file = write(tmp_path / "q.json", rows)
+    opened = load_from_disk(rows_folder(data(file, size=5)))
+    closed = load_from_disk(rows_folder(data(file, size=5, closed_book=True)))
+    for column in ("id", "cluster", "output"):
+        assert opened[column] == closed[column]
+    assert opened["cluster"] == [cluster_key(f"Passage {int(i) // 2}") for i in opened["id"]]
+    assert not set(opened["input"]) & set(closed["input"])
+
+
+@pytest.mark.parametrize(("size", "seed"), [(5, 1), (5, 2), (20, 1), (30, 1)])
+def test_a_subsample_is_the_one_the_host_draws(size, seed):
+    texts = [f"row {i}" for i in range(20)]
+    host = HostDataset(list(texts), list(texts), batch_size=1)
+    ours = subsample(texts, size, seed)
+    host.subsample(size, seed)
+    # The host shuffles a whole dataset that is asked for in full; here it keeps its order.
+    assert sorted(ours) == sorted(host.x) if size == 20 else ours == host.x
+
+
+def test_a_subsample_leaves_the_global_generator_alone():
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    subsample(list(range(10)), 4, 1)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+def test_limit_spreads_over_the_rows():
+    items = [str(i) for i in range(10)]
+    assert spread(items, 4) == ["0", "2", "5", "7"]
+    assert spread(items, None) == spread(items, 99) == items
+
+
+def test_shards_are_the_rows_in_order():
+    items = list(range(11))
+    shards = [shard_of(items, i, 3) for i in range(3)]
+    assert [item for shard in shards for item in shard] == items
+    assert {len(shard) for shard in shards} == {3, 4}
+    assert shard_of(items, 0, 1) == items
+
+
+@pytest.mark.parametrize(
+    ("shard", "num_shards", "message"),
+    [
+        (3, 3, "must lie in 0 ... 2, got 3"),
+        (-1, 3, "got -1"),
+        (0, 12, "some shards would be empty"),
+    ],
+)
+def test_no_such_shard(shard, num_shards, message):
+    with pytest.raises(ValueError, match=message):
+        shard_of(list(range(11)), shard, num_shards)
+
+
+def test_rows_of_a_folder_have_their_numbers_as_ids(tmp_path):
+    source = saved(tmp_path, question=["Who?", "Where?", "Who?"], gold=["A", "B", "C"])
+    columns = {"text_column": "question", "label_column": "gold"}
+    rows = load_from_disk(rows_folder(data(source, **columns, shard=1, num_shards=2)))
+    assert rows["id"] == ["test:1", "test:2"]
+    assert rows["input"] == ["Where?", "Who?"]
+    assert rows["cluster"] == [cluster_key("Where?"), cluster_key("Who?")]
+
+
+def test_repeated_prompts_stay_and_are_reported(tmp_path, caplog):
+    source = saved(tmp_path, input=["Who?", "Where?", "Who?"], output=["A", "B", "C"])
+    with caplog.at_level(logging.WARNING, "lm_polygraph"):
+        rows = read_rows(source, "test", "input", "output")
+    assert "1 of 3 rows repeat an earlier prompt. They stay, and share a cluster" in caplog.text
+    assert [row.output for row in rows] == ["A", "B", "C"]
+    assert rows[0].cluster == rows[2].cluster
+
+
+def test_clusters_by_a_part_of_the_prompt(tmp_path):
+    prompts = [f"Story: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
+    source = saved(tmp_path, input=prompts, output=["", "", ""])
+    regex = r"(?s)Story: (.*?)\n\nQuestion: "
+    rows = read_rows(source, "test", "input", "output", cluster_regex=regex)
+    assert [row.cluster for row in rows] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
+    with pytest.raises(ValueError, match="does not match the prompt 'Story: a"):
+        read_rows(source, "test", "input", "output", cluster_regex="Passage: (.*)")
+
+
+def test_one_split_of_several(tmp_path):
+    splits = {name: Dataset.from_dict({"input": [name], "output": ["A"]}) for name in "ab"}
+    DatasetDict(splits).save_to_disk(tmp_path / "two")
+    assert [row.input for row in read_rows(tmp_path / "two", "b", "input", "output")] == ["b"]
+    with pytest.raises(ValueError, match="has no split 'c'"):
+        read_rows(tmp_path / "two", "c", "input", "output")
+
+
+def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
+    Dataset.from_dict({"input": ["Who?"], "output": ["A"]}).to_parquet(tmp_path / "d/test.parquet")
+    (row,) = read_rows(str(tmp_path / "d"), "test", "input", "output")
+    assert (row.id, row.input, row.output) == ("test:0", "Who?", "A")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["Who?"], "output": ["A"]}, "has no column 'input', but \\['text', 'output'\\]"),
+        ({"input": ["Who?"], "gold": ["A"]}, "set data.text_column and data.label_column"),
+        ({"input": ["Who?", "W"], "output": ["A", None]}, "row test:1 lacks a prompt or an answer"),
+        ({"input": ["Who?"], "output": [[]]}, "row test:0 lacks a prompt or an answer"),
+    ],
+)
+def test_bad_data(tmp_path, columns, message):
+    with pytest.raises(ValueError, match=message):
+        rows_folder(data(saved(tmp_path, **columns)))
+
+
+def test_an_empty_split(tmp_path):
+    Dataset.from_dict({"input": [], "output": []}).to_parquet(tmp_path / "d/test.parquet")
+    for source in (str(tmp_path / "d"), saved(tmp_path, input=[], output=[])):
+        with pytest.raises(ValueError, match="has no split 'test', or is empty or damaged"):
+            read_rows(source, "test", "input", "output")
+
+
+@pytest.mark.parametrize("source", ["nowhere/at-all", ["nowhere/at-all", "continuation"]])
+def test_an_unreachable_dataset(source):
+    with pytest.raises(ConnectionError, match=r"the dataset nowhere/at-all.* cannot be reached"):
+        read_rows(source, "test", "input", "output")
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_no_rows_asked_for(tmp_path, limit):
+    with pytest.raises(ValueError, match="limit must be at least 1 or null"):
+        rows_folder(data(write(tmp_path / "q.json", [QUESTION]), limit=limit))

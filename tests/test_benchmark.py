@@ -1,0 +1,285 @@
+"""Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
+
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+import nltk
+import numpy as np
+import pytest
+from hydra import compose, initialize
+from hydra.core.hydra_config import HydraConfig
+from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from lm_polygraph.utils.generation_parameters import GenerationParameters
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi.runs.manifest import read_manifest
+from lm_polygraph_asmi.runs.rows import read_rows
+from lm_polygraph_asmi.statistics import saved_stats
+from tests import tiny_lm
+from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
+from tests.polygraph import polygraph_eval_here
+from tests.stand_ins import StandIns, make_stand_ins
+
+
+def shipped(group: str) -> list[str]:
+    return sorted(path.stem for path in (configs_path() / group).glob("*.yaml"))
+
+
+RUNS = sorted(set(shipped(".")) - {"asmi_base"})
+MULTIRUNS = ["asmi_grid", "asmi_stability"]
+BENCHMARKS = shipped("benchmark")
+BASELINES = 17
+DEPTHS = (60, 70, 80, 90)
+NEEDED = {"asmi_stability": ["asmi.answers=somewhere"]}
+"""What a user must give besides data and model."""
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory) -> StandIns:
+    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+
+
+@pytest.fixture
+def here(stand_ins, monkeypatch, tmp_path):
+    """Working directory and environment of a run with stand-ins."""
+    monkeypatch.chdir(stand_ins.working_directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, value in stand_ins.environment.items():
+        monkeypatch.setenv(name, value)
+    # NLTK has read the variable already.
+    monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
+
+
+def composed(name: str, *overrides: str):
+    with initialize(version_base=None, config_path=None):
+        return compose(name, overrides=list(overrides), return_hydra_config=True)
+
+
+def names_of(config) -> list[str]:
+    return [str(FactoryEstimator()(e.name, e.get("cfg", {}))) for e in config.estimators]
+
+
+def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list[str]:
+    """Overrides that let a shipped config run in seconds, everything else as shipped."""
+    return [
+        "model=asmi_local",
+        f"model.path={tiny}",
+        f"data.source={source}",
+        *stand_ins.overrides,
+        f"cache_path={folder}",
+        f"hydra.run.dir={folder}/run",
+        "max_new_tokens=3",
+        "asmi.num_samples=3",
+        "~generation_params.stop_strings",  # a random model would have to hit a newline
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_config_composes_and_names_what_exists(name):
+    config = composed(name, "dataset=anywhere", "model=asmi_local", "model.path=anywhere",
+                      *NEEDED.get(name, []))  # fmt: skip
+    if name == "asmi_offline":
+        config.data.source = "anywhere"
+    job = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    OmegaConf.resolve(job)
+    assert Path(job.model.path_to_load_script).is_file()
+    for key in ("process_output_fn", "process_target_fn"):
+        if job[key] is not None:
+            assert f"def {job[key].fn_name}(" in Path(job[key].path).read_text()
+    names = names_of(job)
+    assert len(set(names)) == len(names)
+    for entry in job.stat_calculators[1:]:
+        assert import_module(entry.builder).load_stat_calculator
+    wanted = {stat for entry in job.estimators
+              for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
+              if stat.startswith("asmi_")}  # fmt: skip
+    assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
+    assert job.save_stats == saved_stats(job.asmi.calculator.depths)
+    assert job.batch_size == 1
+    # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
+    parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
+    assert set(job.generation_params) == parameters
+    assert job.generation_params.do_sample is False
+    assert job.generation_params.temperature == 0.5
+    if job.output_attentions:
+        assert job.model.load_model_args.attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", shipped("model"))
+def test_every_model(name):
+    overrides = ["model.path=anywhere"] if name in ("asmi_local", "asmi_smollm2") else []
+    model = composed("asmi_coqa", f"model={name}", *overrides).model
+    assert model.type == "CausalLM"
+    assert model.load_model_args.attn_implementation == "eager"  # RAUQ
+    if not overrides:
+        assert model.load_model_args.dtype == "bfloat16"
+        assert model.load_model_args.device_map == "auto"
+        assert model.load_model_args.revision == model.load_tokenizer_args.revision == "main"
+
+
+def test_the_paper_benchmark_has_all_methods():
+    names = names_of(composed("asmi_squad"))
+    assert len(names) == BASELINES + 3
+    swept = names_of(composed("asmi_depth_sweep"))
+    assert swept[:BASELINES] == names[:BASELINES]
+    variants = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
+    assert names[BASELINES:] == [f"{v} (60%, K=64)" for v in variants]
+    assert swept[BASELINES:] == [f"{v} ({d}%, K=64)" for d in DEPTHS for v in variants]
+    followed = names_of(composed("asmi_depth_sweep", "asmi.calculator.top_k=8"))
+    assert followed[BASELINES:] == [name.replace("64", "8") for name in swept[BASELINES:]]
+
+
+def test_k256_and_the_redraw_change_one_thing():
+    plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
+    assert k256.asmi.calculator == OmegaConf.merge(plain.asmi.calculator, {"top_k": 256})
+    assert k256.data == plain.data
+    squad, redraw = composed("asmi_squad"), composed("asmi_squad_redraw")
+    assert redraw.asmi.calculator == OmegaConf.merge(squad.asmi.calculator, {"seed": 1})
+    assert redraw.data == squad.data
+    closed = composed("asmi_squad_closed_book")
+    assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True})
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
+    config = composed("asmi_coqa", f"benchmark={benchmark}")
+    source = hub_dataset(benchmark, tmp_path)
+    data = config.data
+    style = (data.prompt_style, data.closed_book, data.cluster_regex)
+    rows = read_rows(source, "test", data.text_column, data.label_column, *style)
+    prompts = [row.input for row in rows]
+    clusters = len({row.cluster for row in rows})
+    if benchmark == "asmi_coqa":
+        first = coqa_prompt(STORIES[0], [], "What was built?")
+        assert prompts[0] == first
+        assert prompts[1] == coqa_prompt(STORIES[0], [("What was built?", "a mill")], "Where?")
+        assert clusters == len(STORIES) < len(rows)
+    elif benchmark == "asmi_babiqa":
+        moves = "Mary went to the garden. John moved to the office."
+        assert prompts[0] == babi_prompt(moves, "Where is Mary?")
+        assert config.process_output_fn is config.process_target_fn is None
+        assert config.max_new_tokens == 3
+    elif benchmark == "asmi_triviaqa":
+        assert prompts[0] == f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:"
+        assert rows[0].output == ["Edda Holm", "Holm"]
+        assert config.multiref
+    else:
+        assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
+        assert prompts[0].endswith("Question: What colour is the mill?\nAnswer:")
+        assert clusters == 1
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", sorted(set(RUNS) - set(MULTIRUNS) - {"asmi_depth_sweep"}))
+def test_every_config_runs(name, tiny, stand_ins, tmp_path):
+    benchmark = composed(name).hydra.runtime.choices.get("benchmark", "asmi_squad")
+    overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
+    if name == "asmi_demo":
+        overrides = [
+            override.replace("data.source", "squad_file")
+            for override in overrides
+            if not override.startswith("align_score_path")
+        ]
+    polygraph_eval_here("--config-name", name, *overrides)
+    run = load_run(tmp_path / "run")
+    config = composed(name)
+    assert list(run.scores) == names_of(config)
+    assert np.isfinite(run.scores.to_numpy()).all()
+    manifest = read_manifest(run.path)
+    assert manifest["status"] == "completed"
+    assert len(manifest["rows"]["ids"]) == len(run.scores) >= 2
+    assert manifest["asmi"][0]["top_k"] == config.asmi.calculator.top_k
+
+
+@pytest.mark.usefixtures("here")
+def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp_path):
+    source = hub_dataset("asmi_coqa", tmp_path)
+    polygraph_eval_here(
+        "--config-name", "asmi_depth_sweep", *tiny_run(tiny, stand_ins, source, tmp_path)
+    )
+    run = load_run(tmp_path / "run")
+    assert run.scores.shape == (4, BASELINES + 3 * len(DEPTHS))
+    assert np.isfinite(run.scores.to_numpy()).all()
+    assert list(run.quality) == ["AlignScore"]
+    # Methods tell the answers apart, each in its own way.
+    varied = run.scores.nunique()
+    assert (varied[~varied.index.isin(["SemanticEntropy"])] > 1).all(), varied
+    manifest = read_manifest(run.path)
+    assert [used["depth"] for used in manifest["asmi"]] == [d / 100 for d in DEPTHS]
+    assert set(manifest["seconds"]) == {
+        "greedy", "samples", "nli", "cross_encoder", "asmi", "diversity",
+    }  # fmt: skip
+    assert len(set(manifest["rows"]["clusters"])) == len(STORIES)
+    assert manifest["peak_memory_bytes"]["main"] > 1e8
+
+
+@pytest.mark.usefixtures("here")
+def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
+    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+    answers, redraws = tmp_path / "answers", tmp_path / "redraws"
+    polygraph_eval_here(
+        "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
+    )
+    polygraph_eval_here(
+        "--config-name", "asmi_stability", *overrides, f"asmi.answers={answers}",
+        f"hydra.sweep.dir={redraws}", "redraw=0,1",
+    )  # fmt: skip
+    given = load_run(answers)
+    first, second = (load_run(redraws / str(number)) for number in (0, 1))
+    for run in (first, second):
+        # The answers are those of the other run, though this one would generate longer ones.
+        assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
+        assert run.stats["greedy_texts"] == given.stats["greedy_texts"]
+    # The first redraw has the masks of the given run; the second has other masks and samples.
+    np.testing.assert_array_equal(
+        first.scores["ASMI (60%, K=64)"], given.scores["ASMI (60%, K=64)"]
+    )
+    for ours, method in (
+        (True, "ASMI"),
+        (True, "Adapt-ASMI"),
+        (False, "MonteCarloSequenceEntropy"),
+    ):
+        of_first, of_second = (
+            run.scores[method if not ours else next(n for n in run.scores if n.startswith(method))]
+            for run in (first, second)
+        )
+        assert not np.allclose(of_first, of_second)
+    assert first.stats["sample_texts"] != second.stats["sample_texts"]
+
+
+def test_the_grid_has_sixteen_cells():
+    grid = composed("asmi_grid")
+    assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
+    swept = {key: value.split(",") for key, value in grid.hydra.sweeper.params.items()}
+    jobs = [
+        composed("asmi_grid", *(f"{k}={v}" for k, v in zip(swept, values, strict=True)))
+        for values in product(*swept.values())
+    ]
+    assert len(jobs) == 16
+    cells = {(job.model.path, str(job.data.source)) for job in jobs}
+    assert len(cells) == 16
+    folders = set()
+    for job in jobs:
+        HydraConfig.instance().set_config(job)
+        folders.add(str(job.hydra.sweep.subdir))
+    assert len(folders) == 16
+    assert len(names_of(jobs[-1])) == BASELINES + 3
+
+
+@pytest.mark.parametrize("launcher", ["asmi_slurm", "asmi_ray"])
+def test_launchers_of_the_extras(launcher):
+    """Their plugins are extras: composed where installed, else at least named rightly."""
+    settings = OmegaConf.load(configs_path() / "hydra" / "launcher" / f"{launcher}.yaml")
+    (base,) = settings.defaults
+    plugin = {"submitit_slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}[base]
+    pytest.importorskip(f"hydra_plugins.{plugin}")
+    launched = composed("asmi_grid", f"hydra/launcher={launcher}").hydra.launcher
+    assert plugin in launched._target_

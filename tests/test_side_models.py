@@ -1,0 +1,261 @@
+import argparse
+import inspect
+import logging
+import shutil
+from itertools import product
+from unittest.mock import Mock
+
+import huggingface_hub
+import nltk
+import pytest
+import spacy
+import torch
+import transformers
+from huggingface_hub.errors import RepositoryNotFoundError
+from lm_polygraph.defaults.stat_calculator_builders import utils as host
+from lm_polygraph.generation_metrics.alignscore import AlignScore
+from lm_polygraph.stat_calculators import (
+    CrossEncoderSimilarityMatrixCalculator,
+    SemanticMatrixCalculator,
+)
+from transformers import AutoTokenizer, DebertaTokenizer
+
+from lm_polygraph_asmi import side_models
+from lm_polygraph_asmi.side_models import load_nli_model, use_single_separator
+from tests.stand_ins import StandIns, make_stand_ins
+
+TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
+CLS, SEP = 1, 2
+FIRST, SECOND = "The ferry was built in 1931.", "Who built it?"
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory) -> StandIns:
+    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
+
+
+@pytest.fixture
+def tokenizer(stand_ins):
+    return DebertaTokenizer.from_pretrained(stand_ins.nli)
+
+
+def ids(tokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+# The pair form
+
+
+@pytest.mark.parametrize("loader", [DebertaTokenizer, AutoTokenizer])
+def test_pairs_as_deberta_was_trained(stand_ins, loader):
+    tokenizer = loader.from_pretrained(stand_ins.nli)
+    a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
+    assert use_single_separator(tokenizer) is TWO_SEPARATORS
+    encoded = tokenizer(FIRST, SECOND)
+    assert encoded["input_ids"] == [CLS, *a, SEP, *b, SEP]
+    assert encoded["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert tokenizer(FIRST)["input_ids"] == [CLS, *a, SEP]
+    assert use_single_separator(tokenizer) is False
+
+
+@pytest.mark.skipif(not TWO_SEPARATORS, reason="transformers 4 encodes pairs as trained")
+def test_what_transformers_5_does_by_itself(tokenizer):
+    a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
+    assert tokenizer(FIRST, SECOND)["input_ids"] == [CLS, *a, SEP, SEP, *b, SEP]
+
+
+def test_padding_and_truncation(tokenizer):
+    use_single_separator(tokenizer)
+    a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
+    batch = tokenizer([(FIRST, SECOND), (SECOND, SECOND)], padding=True)
+    padding = len(a) - len(b)
+    assert batch["input_ids"][1] == [CLS, *b, SEP, *b, SEP] + [tokenizer.pad_token_id] * padding
+    assert batch["attention_mask"][1] == [1] * (2 * len(b) + 3) + [0] * padding
+    cut = tokenizer(FIRST, SECOND, truncation="only_first", max_length=len(b) + 5)
+    assert cut["input_ids"] == [CLS, *a[:2], SEP, *b, SEP]
+
+
+def test_other_tokenizers_stay_as_they_are(stand_ins):
+    others = [AutoTokenizer.from_pretrained(stand_ins.cross_encoder)]
+    if TWO_SEPARATORS:  # transformers 4 needs a SentencePiece file for this one
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁The", "▁ferry"]
+        others.append(transformers.DebertaV2Tokenizer(vocab=[(word, 0.0) for word in words]))
+    for tokenizer in others:
+        before = tokenizer("The ferry", "The")
+        assert use_single_separator(tokenizer) is False
+        assert tokenizer("The ferry", "The") == before
+
+
+def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
+    caplog.set_level(logging.INFO, logger="lm_polygraph")
+    nli = load_nli_model(str(stand_ins.nli), batch_size=3, device="cpu")
+    assert ("[CLS] A [SEP] B [SEP]" in caplog.text) is TWO_SEPARATORS
+    texts = [FIRST, SECOND, "1931", FIRST]
+    statistics = SemanticMatrixCalculator(nli)({"sample_texts": [texts]}, [""], None)
+    entail = statistics["semantic_matrix_entail"][0]
+    contra = statistics["semantic_matrix_contra"][0]
+    for (i, first), (j, second) in product(enumerate(texts), repeat=2):
+        pair = [CLS, *ids(nli.deberta_tokenizer, first), SEP]
+        pair += [*ids(nli.deberta_tokenizer, second), SEP]
+        with torch.no_grad():
+            expected = nli.deberta(torch.tensor([pair])).logits[0].softmax(-1)
+        assert contra[i, j] == pytest.approx(expected[0].item(), abs=1e-5)
+        assert entail[i, j] == pytest.approx(expected[2].item(), abs=1e-5)
+    if TWO_SEPARATORS:
+        uncorrected = SemanticMatrixCalculator(host.load_nli_model(str(stand_ins.nli), 3, "cpu"))
+        other = uncorrected({"sample_texts": [texts]}, [""], None)["semantic_matrix_entail"][0]
+        assert abs(other - entail).max() > 1e-3
+
+
+# Models that are not there
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("microsoft/none", "neither a folder here nor in the hub's cache, and HF_HUB_OFFLINE"),
+        ("some/none", "neither a folder here nor in the hub's cache, and HF_HUB_OFFLINE"),
+        ("/no/such/folder", "neither a folder here nor a possible name on the hub"),
+    ],
+)
+def test_no_nli_model(path, message, tmp_path):
+    with pytest.raises(FileNotFoundError, match=message) as raised:
+        load_nli_model(path, hf_cache=str(tmp_path))
+    assert str(raised.value).startswith(f"the NLI model '{path}' is")
+    assert str(raised.value).endswith(": set nli_path to a local folder with such a model")
+    assert raised.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("kept", "lacking"),
+    [
+        ([], "configuration and weights and tokenizer"),
+        (["config.json", "vocab.json", "merges.txt", "tokenizer_config.json"], "weights"),
+        (["config.json", "model.safetensors"], "tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("name", ["folder", "microsoft-folder"])
+def test_incomplete_folder(stand_ins, tmp_path, monkeypatch, name, kept, lacking):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    for file in kept:
+        shutil.copy(stand_ins.nli / file, tmp_path / name)
+    sentence = f"the NLI model '{name}' lacks its {lacking}: set"
+    with pytest.raises(FileNotFoundError, match=sentence):
+        load_nli_model(name, device="cpu")
+    assert side_models.missing_nli_model(name).startswith(sentence)
+
+
+def test_other_errors_pass_unchanged(stand_ins, monkeypatch):
+    monkeypatch.setattr(host, "load_nli_model", Mock(side_effect=RuntimeError("out of memory")))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        load_nli_model(str(stand_ins.nli))
+
+
+@pytest.fixture
+def hub_cache(stand_ins, tmp_path, monkeypatch):
+    """The stand-in for the NLI model, as the hub's client keeps what it downloaded."""
+    repository = tmp_path / "models--microsoft--stand-in"
+    commit = "0" * 40
+    shutil.copytree(stand_ins.nli, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.chdir(stand_ins.working_directory)  # where no such folder is
+    return tmp_path
+
+
+def test_cached_model(hub_cache):
+    name, cache = "microsoft/stand-in", str(hub_cache)
+    assert side_models.missing_nli_model(name, cache) is None
+    assert load_nli_model(name, device="cpu", hf_cache=cache).deberta_path == name
+    for file in hub_cache.rglob("model.safetensors"):
+        file.unlink()
+    assert side_models.missing_nli_model(name, cache) == (
+        "the NLI model 'microsoft/stand-in' is in the hub's cache without its weights, and "
+        "HF_HUB_OFFLINE keeps it from the hub: set nli_path to a local folder with such a model"
+    )
+
+
+def test_hub(monkeypatch, tmp_path):
+    asked = Mock()
+    monkeypatch.setattr(huggingface_hub, "model_info", asked)
+    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
+    assert side_models.missing_cross_encoder() is None
+    asked.assert_called_once_with(side_models.CROSS_ENCODER, timeout=5)
+    asked.side_effect = TimeoutError
+    assert "and the hub does not answer: set cross_encoder_path" in (
+        side_models.missing_cross_encoder()
+    )
+    asked.side_effect = RepositoryNotFoundError("404", response=Mock())
+    assert "the hub has no model of that name" in side_models.missing_cross_encoder()
+
+
+def test_nothing_missing(stand_ins, monkeypatch):
+    monkeypatch.chdir(stand_ins.working_directory)
+    monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
+    assert side_models.missing_nli_model(str(stand_ins.nli)) is None
+    assert side_models.missing_cross_encoder(str(stand_ins.cross_encoder)) is None
+    assert side_models.missing_align_score(str(stand_ins.align_score)) is None
+    assert side_models.missing_align_score_roberta() is None
+    assert side_models.missing_spacy_pipeline() is None
+    assert side_models.missing_punkt() is None
+
+
+def test_everything_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setattr(spacy.util, "is_package", lambda _: False)
+    assert "'microsoft/deberta-large-mnli' is neither" in side_models.missing_nli_model()
+    assert "'cross-encoder/stsb-roberta-large' is" in side_models.missing_cross_encoder()
+    assert (
+        "AlignScore-large.ckpt' is not there, and HF_HUB_OFFLINE is set: set align_score_path"
+        in (side_models.missing_align_score())
+    )
+    assert "subfolder roberta-large holds it" in side_models.missing_align_score_roberta()
+    assert "python -m spacy download en_core_web_sm" in side_models.missing_spacy_pipeline()
+    assert "python -m nltk.downloader punkt_tab" in side_models.missing_punkt()
+
+
+# AlignScore's checkpoint
+
+
+def test_checkpoint_urls(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    url = (tmp_path / "some.ckpt").as_uri()
+    assert "its URL does not answer" in side_models.missing_align_score(url)
+    (tmp_path / "some.ckpt").touch()
+    assert side_models.missing_align_score(url) is None
+    (tmp_path / "some.ckpt").unlink()
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "hub" / "checkpoints" / "some.ckpt").touch()
+    assert side_models.missing_align_score(url) is None
+
+
+def test_checkpoint_files(stand_ins, tmp_path):
+    file = tmp_path / "some.ckpt"
+    assert f"'{file}' is not there: set align_score_path" in side_models.missing_align_score(
+        str(file)
+    )
+    file.write_bytes(stand_ins.align_score.read_bytes()[:-100])
+    assert "is broken" in side_models.missing_align_score(str(file))
+    file.write_text("version https://git-lfs.github.com/spec/v1")
+    assert "is broken" in side_models.missing_align_score(str(file))
+    torch.save({"state_dict": {}, "hyper_parameters": argparse.Namespace()}, file)
+    sentence = side_models.missing_align_score(str(file))
+    assert "does not load from a local file (argparse.Namespace)" in sentence
+    assert "checkpoints/AlignScore-large.ckpt" in sentence
+
+
+def test_defaults_are_the_host_s():
+    def default(function, name):
+        return inspect.signature(function).parameters[name].default
+
+    assert default(host.load_nli_model, "deberta_path") == side_models.NLI_MODEL
+    assert default(AlignScore, "ckpt_path") == side_models.ALIGN_SCORE
+    assert default(CrossEncoderSimilarityMatrixCalculator, "cross_encoder_name") == (
+        side_models.CROSS_ENCODER
+    )

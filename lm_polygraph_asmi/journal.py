@@ -3,7 +3,7 @@
 LM-Polygraph writes once, at the end. A journal is a folder (a `diskcache`) shared by all runs that
 name it; what a result depends on is its key, so a changed setting is another entry, never a wrong
 one. A journal never stops a run: what cannot be read is computed again, what cannot be written is
-reported once and kept in memory only by the run itself.
+reported once, and then left to the run itself.
 """
 
 import hashlib
@@ -41,6 +41,7 @@ class Journal:
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = folder
         self._entries: diskcache.Cache | None = None
+        self._writable = True
         if folder is None:
             return
         try:
@@ -70,7 +71,7 @@ class Journal:
 
     def put(self, key: dict[str, Any], result: Any) -> None:
         """Store a result; on disk when this returns."""
-        if self._entries is None:
+        if self._entries is None or not self._writable:
             return
         content = pickle.dumps(result)
         try:
@@ -85,7 +86,7 @@ class Journal:
             "disk full, or is it a network file system? asmi.journal names another folder",
             self.folder, what, type(error).__name__, error,
         )  # fmt: skip
-        self._entries = None
+        self._writable = False  # what is there can still be read
 
 
 def _digest(key: dict[str, Any]) -> str:

@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.model import Model
+from torch import Tensor
+from transformers import DynamicCache
 
 from lm_polygraph_asmi.journal import Journal, environment_key, model_key
 from lm_polygraph_asmi.maths import example_seed
@@ -19,7 +23,10 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
 
     The host draws them all from one stream, so that they depend on what ran before: on the rows in
     front, on the shard, on the list of estimators. Here they follow from the prompt and `seed`
-    alone. Rows of a batch are drawn one by one, so no padding gets into them.
+    alone. Rows of a batch are drawn one by one, so no padding gets into them, and a prompt is run
+    once for all its answers. Of the statistics, `sample_embeddings` differs from the host's for
+    one-token answers: it is the state of the prompt's last token, where the host takes a mean over
+    the prompt.
 
     Args:
         samples_n: answers per question.
@@ -61,11 +68,29 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
             devices = range(torch.cuda.device_count())
             with torch.random.fork_rng(devices):
                 torch.manual_seed(example_seed(self.seed, prompt))
-                drawn = super().__call__({}, [text], model, max_new_tokens)
+                behind = _BehindPrompt(model, torch.tensor([prompt], device=model.device()))
+                drawn = super().__call__({}, [text], behind, max_new_tokens)
             row = {name: values[0] for name, values in drawn.items()}
             row["seconds_samples"] = time.perf_counter() - start
             self.journal.put(key, row)
         return row
+
+
+class _BehindPrompt:
+    """A LM-Polygraph model that generates behind one prompt, whose keys and values it keeps."""
+
+    def __init__(self, model: Model, prompt: Int[Tensor, "1 P"]) -> None:
+        self._model = model
+        self._cache = DynamicCache()
+        if prompt.shape[1] > 1:  # generation itself runs the last token
+            with torch.no_grad():
+                model.model(prompt[:, :-1], past_key_values=self._cache, logits_to_keep=1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def generate(self, **arguments: Any) -> Any:
+        return self._model.generate(past_key_values=deepcopy(self._cache), **arguments)
 
 
 def load_stat_calculator(config: Mapping[str, Any], _: Any) -> SeededSamplingCalculator:

@@ -1,0 +1,69 @@
+"""Answers of a finished run, scored again."""
+
+import numpy as np
+import pytest
+import torch
+from lm_polygraph.stat_calculators import GreedyProbsCalculator
+
+from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
+from tests.tiny_lm import whitebox
+
+TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return whitebox()
+
+
+@pytest.fixture
+def finished(tmp_path, model):
+    """A manager file with answers, and what LM-Polygraph said of them."""
+    generated = GreedyProbsCalculator(False, False)
+    rows = [generated({}, [text], model, 5) for text in TEXTS]
+    stats = {name: [row[name][0] for row in rows] for name in ("greedy_tokens", "greedy_texts")}
+    scores = {("sequence", "Perplexity"): [1.0, 2.0]}
+    quality = {("sequence", "Rouge_rougeL"): [1.0, 0.0]}
+    content = {"state": "Initialized", "metrics": {}, "gen_metrics": quality}
+    content |= {"estimations": scores, "stats": stats | {"input_texts": TEXTS}}
+    torch.save(content, tmp_path / "ue_manager_seed1")
+    return tmp_path, rows
+
+
+def test_saved_answers_are_scored_as_they_are(finished, model):
+    folder, rows = finished
+    saved = SavedAnswersCalculator(folder)({}, TEXTS[::-1], model)
+    for mine, row in zip(range(2), rows[::-1], strict=True):
+        assert saved["greedy_tokens"][mine] == row["greedy_tokens"][0]
+        assert saved["greedy_texts"][mine] == row["greedy_texts"][0]
+        assert saved["input_tokens"][mine] == row["input_tokens"][0]
+        # Generation forbids the end token at the first two positions, scoring does not.
+        np.testing.assert_allclose(
+            saved["greedy_log_probs"][mine][2:], row["greedy_log_probs"][0][2:], atol=1e-5
+        )
+        np.testing.assert_allclose(
+            saved["greedy_log_likelihoods"][mine][2:],
+            row["greedy_log_likelihoods"][0][2:],
+            atol=1e-5,
+        )
+
+
+def test_a_question_that_was_not_asked(finished, model):
+    folder, _ = finished
+    with pytest.raises(KeyError, match=r"holds no answer to the prompt 'Is it blue\?'"):
+        SavedAnswersCalculator(folder)({}, ["Is it blue?"], model)
+
+
+def test_no_such_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="neither a manager file nor a folder"):
+        SavedAnswersCalculator(tmp_path)
+
+
+def test_the_builder_times_either(finished, model):
+    folder, rows = finished
+    for answers in (None, str(folder)):
+        config = {"answers": answers, "output_attentions": True}
+        stats = load_stat_calculator(config, None)({}, TEXTS[:1], model, 5)
+        assert stats["greedy_tokens"] == rows[0]["greedy_tokens"]
+        assert stats["seconds_greedy"][0] > 0
+        assert ("attention_all" in stats) == (answers is None)

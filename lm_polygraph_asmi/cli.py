@@ -8,21 +8,25 @@ from lm_polygraph_asmi import __version__
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """ASMI for LM-Polygraph: what to do with a run after polygraph_eval."""
+    """ASMI for LM-Polygraph: what to do before and after polygraph_eval."""
 
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
-def results(runs: tuple[str, ...]) -> None:
+@click.option(
+    "--together", "as_one", is_flag=True, help="Runs over the same answers, in one table."
+)
+def results(runs: tuple[str, ...], as_one: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
     from rich.console import Console
 
-    from lm_polygraph_asmi.analysis.results import load_run, manager_files
+    from lm_polygraph_asmi.analysis.results import load_run, manager_files, together
     from lm_polygraph_asmi.analysis.tables import notes, prr_table
 
     console = Console()
     try:
         loaded = [load_run(file) for path in runs for file in manager_files(path)]
+        loaded = [together(loaded)] if as_one else loaded
     except (FileNotFoundError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     for run in loaded:
@@ -30,3 +34,65 @@ def results(runs: tuple[str, ...]) -> None:
         for metric in run.quality:
             console.print(prr_table(run, metric))
             console.print(notes(run, metric), highlight=False)
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False), help="Folder for the joined files."
+)
+def merge(runs: tuple[str, ...], out: str) -> None:
+    """Join the shards of split RUNS (manager files, or folders searched for them).
+
+    The joined manager file is what one job over all rows would have left, metrics included. Several
+    cells go to OUT/MODEL/DATASET, a single one into OUT; nothing is written over. The exit status
+    is 1 if something could not be joined.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from lm_polygraph_asmi.runs.merge import merge_runs
+
+    console = Console()
+    with console.status("Joining shards, computing LM-Polygraph's metrics over all rows ..."):
+        merged, errors = merge_runs(runs, out)
+    if merged:
+        table = Table("cell", "shards", "rows", "file")
+        for run in merged:
+            table.add_row(run.cell, str(run.shards), str(run.rows), escape(str(run.file)))
+        console.print(table)
+    for run in merged:
+        for warning in run.warnings:
+            console.print(f"{run.cell}: {warning}", style="yellow", highlight=False, markup=False)
+    if errors:
+        raise click.ClickException("\n".join(errors))
+
+
+@main.command()
+@click.option("--config-name", required=True, help="As for polygraph_eval.")
+@click.option(
+    "--config-dir", type=click.Path(exists=True, file_okay=False), help="As for polygraph_eval."
+)
+@click.option(
+    "--run/--no-run",
+    default=True,
+    help="Score two rows with every method, downloading what the run would download.",
+)
+@click.argument("overrides", nargs=-1)
+def doctor(config_name: str, config_dir: str | None, run: bool, overrides: tuple[str, ...]) -> None:
+    """Say whether a run will work and what it will cost, before it is started.
+
+    OVERRIDES are those of polygraph_eval, with one value each: of a sweep, one job is examined. The
+    exit status is 1 if something stands in the way.
+    """
+    from rich.console import Console
+
+    from lm_polygraph_asmi.runs.doctor import diagnose
+
+    try:
+        works = diagnose(Console(), config_name, config_dir, overrides, run)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if not works:
+        raise SystemExit(1)

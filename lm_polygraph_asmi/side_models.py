@@ -2,6 +2,7 @@
 
 A run asks for them only once it is under way. Each function `missing_...` says beforehand what is
 not there and what to do, or returns None. Nothing here but `load_nli_model` downloads anything.
+`missing_model` and `weights_bytes` serve for any model, a run's own too.
 """
 
 import logging
@@ -93,14 +94,14 @@ def use_single_separator(tokenizer: Any) -> bool:
 
 def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
     """What keeps the NLI model from loading; `cache` is the hub's folder, None its default."""
-    return _missing_model(f"the NLI model {path!r}", path, cache, _SET_NLI)
+    return missing_model(f"the NLI model {path!r}", path, _SET_NLI, cache)
 
 
 def missing_cross_encoder(path: str = CROSS_ENCODER) -> str | None:
     """What keeps the cross-encoder of SAR and SentenceSAR from loading."""
     cache = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # sentence-transformers looks only there
     remedy = "set cross_encoder_path to a local folder with such a model"
-    return _missing_model(f"the cross-encoder {path!r}", path, cache, remedy)
+    return missing_model(f"the cross-encoder {path!r}", path, remedy, cache)
 
 
 def missing_align_score(checkpoint: str = ALIGN_SCORE) -> str | None:
@@ -121,7 +122,7 @@ def missing_align_score(checkpoint: str = ALIGN_SCORE) -> str | None:
 def missing_align_score_roberta() -> str | None:
     """What keeps the RoBERTa under AlignScore's checkpoint from loading."""
     remedy = "start the run in a folder whose subfolder roberta-large holds it"
-    return _missing_model("AlignScore's 'roberta-large'", "roberta-large", None, remedy)
+    return missing_model("AlignScore's 'roberta-large'", "roberta-large", remedy)
 
 
 def missing_spacy_pipeline() -> str | None:
@@ -152,42 +153,100 @@ def missing_punkt() -> str | None:
     return None
 
 
-def _missing_model(model: str, path: str, cache: str | None, remedy: str) -> str | None:
-    """The line on a model for `from_pretrained`: a folder, or a name on the hub."""
+def missing_model(
+    model: str,
+    path: str,
+    remedy: str,
+    cache: str | None = None,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+) -> str | None:
+    """What keeps a model from loading with `from_pretrained`.
+
+    Args:
+        model: what the answer calls it.
+        path: a folder, or a name on the hub.
+        remedy: what the answer says to do.
+        cache: the hub's folder, None its default.
+        revision: branch, tag or commit on the hub.
+        gguf_file: the one file the model consists of, if it is such a model.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
+
+    parts = {f"file {gguf_file}": [gguf_file]} if gguf_file else _PARTS
 
     def here(file: str) -> bool:
         if Path(path).is_dir():
             return Path(path, file).is_file()
-        return isinstance(try_to_load_from_cache(path, file, cache_dir=cache), str)
+        cached = try_to_load_from_cache(path, file, cache_dir=cache, revision=revision)
+        return isinstance(cached, str)
 
     try:
-        lacking = [part for part, files in _PARTS.items() if not any(map(here, files))]
+        lacking = [part for part, files in parts.items() if not any(map(here, files))]
     except HFValidationError:
         return f"{model} is neither a folder here nor a possible name on the hub: {remedy}"
     if not lacking:
         return None
     if Path(path).is_dir():
         return f"{model} lacks its {' and '.join(lacking)}: {remedy}"
-    if not (reason := _hub_problem(path)):
+    if not (reason := _hub_problem(path, revision)):
         return None
     place = "neither a folder here nor in the hub's cache"
-    if len(lacking) < len(_PARTS):
+    if len(lacking) < len(parts):
         place = f"in the hub's cache without its {' and '.join(lacking)}"
     return f"{model} is {place}, and {reason}: {remedy}"
 
 
-def _hub_problem(name: str) -> str | None:
+def weights_bytes(path: str, revision: str | None = None) -> int | None:
+    """What a model's weights take as files; None where that is not known, as for a GGUF file.
+
+    Args:
+        path: a folder, or a name on the hub.
+        revision: branch, tag or commit on the hub.
+    """
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    def weights(sizes: dict[str, int]) -> int | None:
+        # Many models come in both formats, and transformers loads the first.
+        for start, end in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+            names = [name for name in sizes if name.startswith(start) and name.endswith(end)]
+            if names:
+                return sum(sizes[name] for name in names)
+        return None
+
+    folder = Path(path)
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(path, "config.json", revision=revision)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
+    found = weights({file.name: file.stat().st_size for file in folder.glob("*")})
+    if found or Path(path).is_dir():
+        return found
+    try:
+        files = model_info(
+            path, revision=revision, files_metadata=True, timeout=_SECONDS_TO_ANSWER
+        ).siblings
+    except Exception:  # of many types, as below
+        return None
+    return weights({file.rfilename: file.size or 0 for file in files or ()})
+
+
+def _hub_problem(name: str, revision: str | None) -> str | None:
     from huggingface_hub import model_info
-    from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
-        model_info(name, timeout=_SECONDS_TO_ANSWER)
+        model_info(name, revision=revision, timeout=_SECONDS_TO_ANSWER)
     except OfflineModeIsEnabled:
         return "HF_HUB_OFFLINE keeps it from the hub"
     except RepositoryNotFoundError:
         return "the hub has no model of that name"
+    except RevisionNotFoundError:
+        return f"the hub has no revision {revision!r} of it"
     except Exception:  # its type depends on the HTTP library, which depends on the release
         return "the hub does not answer"
     return None

@@ -33,7 +33,7 @@ MULTIRUNS = ["asmi_grid", "asmi_stability"]
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
-NEEDED = {"asmi_stability": ["asmi.answers=somewhere"]}
+NEEDED = {"asmi_stability": ["answers=somewhere"]}
 """What a user must give besides data and model."""
 
 
@@ -86,8 +86,6 @@ def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list
 def test_every_config_composes_and_names_what_exists(name):
     config = composed(name, "dataset=anywhere", "model=asmi_local", "model.path=anywhere",
                       *NEEDED.get(name, []))  # fmt: skip
-    if name == "asmi_offline":
-        config.data.source = "anywhere"
     job = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     OmegaConf.resolve(job)
     assert Path(job.model.path_to_load_script).is_file()
@@ -229,7 +227,7 @@ def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
         "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
     )
     polygraph_eval_here(
-        "--config-name", "asmi_stability", *overrides, f"asmi.answers={answers}",
+        "--config-name", "asmi_stability", *overrides, f"answers={answers}",
         f"hydra.sweep.dir={redraws}", "redraw=0,1",
     )  # fmt: skip
     given = load_run(answers)

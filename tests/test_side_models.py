@@ -11,7 +11,7 @@ import pytest
 import spacy
 import torch
 import transformers
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from lm_polygraph.defaults.stat_calculator_builders import utils as host
 from lm_polygraph.generation_metrics.alignscore import AlignScore
 from lm_polygraph.stat_calculators import (
@@ -181,13 +181,57 @@ def test_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "model_info", asked)
     monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
     assert side_models.missing_cross_encoder() is None
-    asked.assert_called_once_with(side_models.CROSS_ENCODER, timeout=5)
+    asked.assert_called_once_with(side_models.CROSS_ENCODER, revision=None, timeout=5)
     asked.side_effect = TimeoutError
     assert "and the hub does not answer: set cross_encoder_path" in (
         side_models.missing_cross_encoder()
     )
     asked.side_effect = RepositoryNotFoundError("404", response=Mock())
     assert "the hub has no model of that name" in side_models.missing_cross_encoder()
+    asked.side_effect = RevisionNotFoundError("404", response=Mock())
+    assert side_models.missing_model("it", "some/none", "do so", revision="v2") == (
+        "it is neither a folder here nor in the hub's cache, and the hub has no revision 'v2' of "
+        "it: do so"
+    )
+
+
+def test_revisions_in_the_cache(hub_cache):
+    def missing(revision):
+        name, cache = "microsoft/stand-in", str(hub_cache)
+        return side_models.missing_model("it", name, "do so", cache=cache, revision=revision)
+
+    assert missing("main") is missing("0" * 40) is None
+    assert missing("v2").startswith("it is neither a folder here nor in the hub's cache")
+
+
+def test_a_gguf_file(tmp_path):
+    def missing():
+        return side_models.missing_model("it", str(tmp_path), "do so", gguf_file="a.gguf")
+
+    assert missing() == "it lacks its file a.gguf: do so"
+    (tmp_path / "a.gguf").touch()
+    assert missing() is None
+
+
+def test_size_of_weights(tmp_path, monkeypatch):
+    for name, size in (("pytorch_model.bin", 5), ("training_args.bin", 7), ("model-1.gguf", 11)):
+        (tmp_path / name).write_bytes(b"." * size)
+    assert side_models.weights_bytes(str(tmp_path)) == 5
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).write_bytes(b"." * 20)
+    assert side_models.weights_bytes(str(tmp_path)) == 40
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert side_models.weights_bytes("some/none") is None
+    files = [Mock(rfilename="model.safetensors", size=30), Mock(rfilename="README.md", size=2)]
+    monkeypatch.setattr(huggingface_hub, "model_info", Mock(return_value=Mock(siblings=files)))
+    assert side_models.weights_bytes("some/none") == 30
+    snapshot = tmp_path / "cache" / "models--some--none" / "snapshots" / "v2"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    assert side_models.weights_bytes("some/none", "v2") == 30
+    (snapshot / "model.safetensors").write_bytes(b"." * 40)
+    assert side_models.weights_bytes("some/none", "v2") == 40
 
 
 def test_nothing_missing(stand_ins, monkeypatch):

@@ -16,15 +16,25 @@ def load_model(
 
     `attn_implementation` is eager by default because LM-Polygraph's RAUQ reads attention maps;
     ASMI's own passes follow the option `attention` of its calculator.
+
+    Raises:
+        OSError: no such folder, and no such model in the cache or on the hub.
     """
-    model = AutoModelForCausalLM.from_pretrained(
-        model_path,
-        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-        device_map=device_map,
-        attn_implementation=attn_implementation,
-        trust_remote_code=trust_remote_code,
-        **kwargs,
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_path,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            **kwargs,
+        )
+    except OSError as error:
+        raise OSError(
+            f"the model {model_path} cannot be loaded: it is neither a folder here nor in the "
+            "cache, and the hub did not give it (no connection, no such name, or a licence to "
+            f"accept). Set model.path to a local folder, or fetch it once. {error}"
+        ) from error
     return model.eval()
 
 

@@ -1,13 +1,16 @@
 """A saved LM-Polygraph run as plain tables."""
 
 import pickle
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+
+from lm_polygraph_asmi.runs.manifest import read_manifest
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,15 @@ class Run:
         scores: a row per example, a column per estimator; higher = more uncertain.
         quality: a row per example, a column per quality metric; higher = better.
         stats: saved statistics, a list with one entry per example each.
+        clusters: key of each example, equal where examples are not independent; from the manifest,
+            None where there is none.
     """
 
     path: Path
     scores: pd.DataFrame
     quality: pd.DataFrame
     stats: dict[str, list[Any]]
+    clusters: list[str] | None = None
 
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in force, one dictionary per depth."""
@@ -77,4 +83,35 @@ def load_run(path: str | Path) -> Run:
         )
     scores = pd.DataFrame({str(name): values for name, values in tables["estimations"].items()})
     quality = pd.DataFrame({str(name): values for name, values in tables["gen_metrics"].items()})
-    return Run(file, scores, quality, dict(parts["stats"]))
+    return Run(file, scores, quality, dict(parts["stats"]), _clusters(file, len(scores)))
+
+
+def _clusters(file: Path, rows: int) -> list[str] | None:
+    try:
+        clusters = read_manifest(file)["rows"]["clusters"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    return clusters if len(clusters) == rows else None
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """Runs that scored the same answers with different methods, as one.
+
+    A method that several runs have counts once, from the first of them.
+
+    Raises:
+        ValueError: other questions, other answers, or other quality.
+    """
+    first, *others = runs
+    scores = first.scores
+    for run in others:
+        for name in ("input_texts", "greedy_texts"):
+            if run.stats[name] != first.stats[name]:
+                raise ValueError(
+                    f"{run.path} has other {name} than {first.path}: only runs over the same rows, "
+                    "in the same order, with the same answers can be shown together"
+                )
+        if not run.quality.equals(first.quality):
+            raise ValueError(f"{run.path} judged its answers otherwise than {first.path}")
+        scores = scores.join(run.scores[[name for name in run.scores if name not in scores]])
+    return replace(first, scores=scores)

@@ -106,7 +106,7 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "rows": manifest.rows_of(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
-            "config": job,
+            "config": {key: value for key, value in job.items() if key != "hf_token"},
         }
         for seed in job["seed"]
     }

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, load_from_disk
-
-from lm_polygraph_asmi.runs.rows import cluster_key, subsample
 from lm_polygraph_asmi.statistics import SECONDS
 
 FORMAT = 1
@@ -69,6 +66,10 @@ def rows_of(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
 
     LM-Polygraph's own `subsample_eval_dataset`, which keeps no identities, is replayed.
     """
+    from datasets import Dataset, load_from_disk
+
+    from lm_polygraph_asmi.runs.rows import cluster_key, subsample
+
     if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
         return {"ids": [], "clusters": []}
     table = load_from_disk(config["dataset"])

@@ -2,15 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import pandas as pd
+from datasets import load_from_disk
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.resolvers import container
-from lm_polygraph_asmi.runs.rows import read_rows, rows_folder, subsample
+from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 
 
 class Finding(NamedTuple):
@@ -27,12 +30,19 @@ class Finding(NamedTuple):
 
 def check_config(config: DictConfig) -> Iterator[Finding]:
     """Findings about the settings of a run."""
+    for setting in (missing := _missing(config)):
+        yield Finding(f"{setting} must be given: add {setting}=... to the command", fatal=True)
+    if missing:
+        return  # others may be made of them
     estimators: list[Estimator] = []
+    faults: dict[str, list[str]] = {}
     for entry in config.estimators:
         try:
             estimators.append(FactoryEstimator()(entry.name, entry.get("cfg", {})))
         except Exception as error:  # an estimator's constructor can raise anything
-            yield Finding(f"the estimator {entry.name} cannot be built: {error}", fatal=True)
+            faults.setdefault(str(error), []).append(entry.name)
+    for fault, names in faults.items():  # those of ASMI share their settings
+        yield Finding(f"{', '.join(names)} cannot be built: {fault}", fatal=True)
     for name, times in Counter(map(str, estimators)).items():
         if times > 1:
             yield Finding(
@@ -47,6 +57,22 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             "ignore_exceptions is true: an estimator that fails on one batch loses all its scores",
             fatal=False,
         )
+
+
+def _missing(config: DictConfig) -> list[str]:
+    """Settings that must be given and are not."""
+
+    # Not `OmegaConf.missing_keys`, which resolves interpolations and with them reads the rows.
+    def walk(node: Any, name: str) -> Iterator[str]:
+        if node == "???":
+            yield name
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                yield from walk(value, f"{name}.{key}" if name else str(key))
+
+    written = cast(dict[str, Any], OmegaConf.to_container(config))
+    written.pop("hydra", None)  # filled in by Hydra
+    return list(walk(written, ""))
 
 
 def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterator[Finding]:
@@ -99,32 +125,54 @@ def _check_generation(config: DictConfig) -> Iterator[Finding]:
 
 def check_data(config: DictConfig) -> Iterator[Finding]:
     """Findings about the rows of a run; reads them, from the hub if need be."""
-    # As written: resolving it would build the rows, outside the reach of the messages below.
-    dataset = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
+    if _missing(config):
+        return  # said by `check_config`
     try:
-        if isinstance(dataset, str) and "asmi_rows" in dataset:
-            rows = read_rows(str(rows_folder(container(config.data))), "test", "input", "output")
-        elif isinstance(dataset, str) and Path(dataset).is_file():
-            yield Finding(
-                f"{dataset} is read by pandas, which turns the answer 'None' into NaN and '007' "
-                "into 7: save the rows as a `datasets` folder instead",
-                fatal=False,
-            )
-            return
-        else:
-            rows = read_rows(
-                dataset, config.eval_split, config.text_column, config.get("label_column")
-            )
+        rows = count_rows(config)
     except (OSError, ValueError) as error:
         yield Finding(str(error), fatal=True)
         return
-    size = config.get("subsample_eval_dataset", -1)
-    if size != -1:
-        rows = subsample(rows, int(size * len(rows)) if size < 1 else size, seed=1)
-    if len(rows) < 2:
+    if isinstance(config.dataset, str) and Path(config.dataset).is_file():
         yield Finding(
-            "the run has a single row: LM-Polygraph's calibration metric (IsotonicPCC) cannot be "
-            "fitted to it and ends the run with an error. Take at least two (data.limit, "
+            f"{config.dataset} is read by pandas, which turns the answer 'None' into NaN and "
+            "'007' into 7: save the rows as a `datasets` folder instead",
+            fatal=False,
+        )
+    if rows < 2:
+        yield Finding(
+            f"the run has {'a single' if rows else 'no'} row: LM-Polygraph's calibration metric "
+            "(IsotonicPCC) needs two and ends the run with an error. Take more (data.limit, "
             "data.num_shards, subsample_eval_dataset)",
             fatal=True,
         )
+
+
+def count_rows(config: DictConfig) -> int:
+    """How many rows a run asks; reads them, from the hub if need be.
+
+    Raises:
+        ConnectionError, ValueError: as `rows.read_rows`.
+    """
+    # As written: resolving it would build the rows, outside the reach of our messages.
+    written = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
+    if isinstance(written, str) and "asmi_rows" in written:
+        rows = len(load_from_disk(rows_folder(container(config.data))))
+    else:
+        source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
+        rows = _rows_in(source, config.eval_split, config.text_column, config.get("label_column"))
+    size = config.get("subsample_eval_dataset", -1)
+    return rows if size == -1 else min(rows, int(size * rows) if size < 1 else size)
+
+
+@lru_cache(maxsize=1)  # the doctor asks twice
+def _rows_in(source: str | tuple[str, ...], split: str, text: str, label: str | None) -> int:
+    if not (isinstance(source, str) and Path(source).is_file()):
+        return len(read_rows(source, split, text, label))
+    table = pd.read_csv(source)
+    for column in (text, label):
+        if column not in table.columns:
+            raise ValueError(
+                f"{source} has no column {column!r}, but {list(table.columns)}: set text_column "
+                "and label_column"
+            )
+    return len(table)

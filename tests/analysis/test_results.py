@@ -3,8 +3,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.analysis import cluster_interval, load_run, normalised_prr
 from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.runs.manifest import manifest_path, write_manifest
 
 SETTINGS = {
     "depth": 0.6,
@@ -116,3 +117,62 @@ def test_a_file_that_is_no_run(tmp_path):
     code, text = show(file)
     assert code == 1
     assert "not a run saved by LM-Polygraph" in text
+
+
+def finished(folder, methods: dict, clusters=("a", "a", "b", "c", "d", "e"), **stats):
+    """A run with a manifest, six answers."""
+    folder.mkdir()
+    file = folder / "ue_manager_seed1"
+    texts = {"input_texts": list("uvwxyz"), "greedy_texts": list("UVWXYZ")}
+    content = {
+        "gen_metrics": {("sequence", "AlignScore"): [0.9, 0.2, 0.8, 0.1, 0.7, 0.4]},
+        "estimations": {("sequence", name): scores for name, scores in methods.items()},
+        "stats": texts | stats,
+    }
+    torch.save(content, file)
+    write_manifest({"rows": {"ids": list("uvwxyz"), "clusters": list(clusters)}}, file)
+    return file
+
+
+MSP = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
+OURS = [1.0, 9.0, 2.0, 7.0, 5.0, 3.0]
+
+
+def test_differences_from_msp_have_cluster_intervals(tmp_path):
+    file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI (60%, K=64)": OURS})
+    quality = load_run(file).quality["AlignScore"].to_numpy()
+    ours, msp = np.array(OURS), np.array(MSP)
+
+    def difference(rows):
+        values = quality[rows]
+        return normalised_prr(ours[rows], values) - normalised_prr(msp[rows], values)
+
+    value, low, high = cluster_interval(difference, ["a", "a", "b", "c", "d", "e"])
+    code, text = show(file)
+    assert code == 0
+    assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
+    assert "Clusters (stories, passages or prompts): 5." in text
+    apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
+    assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
+
+
+def test_without_a_manifest_nothing_is_said_of_clusters(tmp_path):
+    file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI": OURS})
+    manifest_path(file).unlink()
+    code, text = show(file)
+    assert code == 0
+    assert "clusters" not in text
+
+
+def test_runs_over_the_same_answers_in_one_table(tmp_path):
+    first = finished(tmp_path / "1", {"MaximumSequenceProbability": MSP, "ASMI (60%)": OURS})
+    second = finished(tmp_path / "2", {"ASMI (60%)": OURS, "ASMI (60%, scope=response)": MSP[::-1]})
+    code, text = show("--together", first, second)
+    assert code == 0
+    assert text.count("PRR over 6 answers") == 1
+    assert text.count("│ ASMI (60%) │") == 1
+    assert "│ ASMI (60%, scope=response) │" in text
+    other = finished(tmp_path / "3", {"ASMI": OURS}, greedy_texts=list("UVWXYA"))
+    code, text = show("--together", first, other)
+    assert code == 1
+    assert "has other greedy_texts than" in text

@@ -328,3 +328,72 @@ def test_non_finite_logits_stop_the_run():
         model.model.lm_head.weight[7] = float("nan")
     with pytest.raises(FloatingPointError, match="NaN or infinite logits"):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
+
+
+def test_sampled_answers_are_not_called_greedy(model, monkeypatch):
+    monkeypatch.setattr(model.generation_parameters, "do_sample", True)
+    with pytest.raises(ValueError, match="would sample the answers it calls greedy"):
+        load_stat_calculator({}, SimpleNamespace(model=model))
+
+
+def without_seconds(stats):
+    return {name: stats[name] for name in stats if name not in ("asmi_seconds",)}
+
+
+def assert_same(found, expected):
+    assert set(found) == set(expected)
+    for name in expected:
+        for mine, theirs in zip(found[name], expected[name], strict=True):
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+
+
+def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch):
+    journal = str(tmp_path)
+    first = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], journal=journal))
+    assert first.pop("asmi_reused_depths") == [0] * len(TEXTS)
+    plain = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9]))
+    plain.pop("asmi_reused_depths")
+    assert_same(without_seconds(first), without_seconds(plain))
+
+    def refuse(*_):
+        raise AssertionError("scored again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lm_polygraph_asmi.stat_calculators.masked_heads.run_unmasked", refuse)
+        again = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], journal=journal))
+    assert again.pop("asmi_reused_depths") == [2] * len(TEXTS)
+    assert_same(again, first)  # the seconds are those of the scoring
+
+    more = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.9, 0.2], journal=journal))
+    assert more["asmi_reused_depths"] == [1] * len(TEXTS)
+    np.testing.assert_array_equal(more["asmi_mi_d90"][0], first["asmi_mi_d90"][0])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"top_k": 8},
+        {"num_masks": 9, "mask_rate": 0.2},
+        {"seed": 1},
+        {"scope": "response"},
+        {"mask_sampler": "balanced"},
+        {"attention": "sdpa"},
+        {"details": True},
+    ],
+    ids=str,
+)
+def test_another_setting_is_another_entry(model, tmp_path, changed):
+    run(model, TEXTS[:1], MaskedHeadsCalculator(journal=str(tmp_path)))
+    found = run(model, TEXTS[:1], MaskedHeadsCalculator(**changed, journal=str(tmp_path)))
+    assert found.pop("asmi_reused_depths") == [0]
+    fresh = run(model, TEXTS[:1], MaskedHeadsCalculator(**changed))
+    fresh.pop("asmi_reused_depths")
+    assert_same(without_seconds(found), without_seconds(fresh))
+
+
+def test_another_model_is_another_entry(model, tmp_path):
+    run(model, TEXTS[:1], MaskedHeadsCalculator(journal=str(tmp_path)))
+    other = whitebox("llama-tied")
+    stats = greedy(model, TEXTS[:1])  # the same answer
+    found = MaskedHeadsCalculator(journal=str(tmp_path))(stats, TEXTS[:1], other)
+    assert found["asmi_reused_depths"] == [0]

@@ -1,0 +1,248 @@
+"""Whether a run will work and what it will cost: checks without its model, then two rows of it."""
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import diskcache
+import numpy as np
+import psutil
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
+from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
+from lm_polygraph.utils.manager import order_calculators
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from lm_polygraph_asmi import side_models
+from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi.resolvers import container
+from lm_polygraph_asmi.runs.preflight import Finding, check_config, check_data, count_rows
+from lm_polygraph_asmi.runs.trial import Trial, estimate, try_rows, with_hint
+
+ENOUGH_DISK, LITTLE_DISK = 10**9, 10**8
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
+    """A run's config with the node `hydra`, composed as polygraph_eval does.
+
+    A config of `folder` hides a shipped one of the same name, which polygraph_eval would take.
+
+    Raises:
+        ValueError: no such config, or an override that it does not take.
+    """
+    place = Path(folder).resolve() if folder else configs_path()
+    try:
+        with initialize_config_dir(str(place), version_base=None, job_name="polygraph_eval"):
+            config = compose(name, list(overrides), return_hydra_config=True)
+    except HydraException as error:
+        text = str(error)
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
+            known = {file.stem for path in (place, configs_path()) for file in path.glob("*.yaml")}
+            text = f"there is no config {name!r}, but {', '.join(sorted(known))}"
+        raise ValueError(text) from error
+    config.hydra.runtime.output_dir = "${hydra.run.dir}"
+    HydraConfig.instance().set_config(config)  # what ${hydra:...} reads
+    return config
+
+
+def _problems(*texts: str | None) -> Iterator[Finding]:
+    return (Finding(text, fatal=True) for text in texts if text)
+
+
+def _needed_calculators(config: DictConfig) -> list[StatCalculatorContainer]:
+    """The statistics calculators of a run, chosen as LM-Polygraph chooses them."""
+    available = [StatCalculatorContainer(**c) for c in config.stat_calculators if c != "auto"]
+    if "auto" in config.stat_calculators:
+        language, cache = config.get("language", "en"), config.get("hf_cache")
+        defaults = register_default_stat_calculators("Whitebox", language, cache)
+        available = [*defaults, *available]
+    makers = {stat: calculator for calculator in available for stat in calculator.stats}
+    dependencies = {stat: list(calculator.dependencies) for stat, calculator in makers.items()}
+    estimators = [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
+    stats = [stat for estimator in estimators for stat in estimator.stats_dependencies]
+    return [makers[stat] for stat in order_calculators(stats, makers, dependencies)[0]]
+
+
+def _check_side_models(config: DictConfig) -> Iterator[Finding]:
+    nli, cross_encoders = set(), set()
+    try:
+        needed = _needed_calculators(config)
+    except Exception as error:  # the host knows no other type
+        yield Finding(with_hint(str(error)), fatal=True)
+        return
+    for calculator in needed:
+        settings = container(calculator.cfg)
+        settings = settings.get("cfg", settings)  # those of a calculator that is timed
+        if "deberta_path" in settings:
+            nli.add((settings["deberta_path"], settings.get("hf_cache")))
+        if "cross_encoder_name" in settings:
+            cross_encoders.add(settings["cross_encoder_name"])
+    yield from _problems(
+        *(side_models.missing_nli_model(*model) for model in nli),
+        *map(side_models.missing_cross_encoder, cross_encoders),
+    )
+
+
+def _check_quality(config: DictConfig) -> Iterator[Finding]:
+    # Without a choice LM-Polygraph takes all it has.
+    for metric in config.get("generation_metrics") or [{"name": "AlignScore"}]:
+        if metric["name"] == "AlignScore":
+            checkpoint = (metric.get("kwargs") or {}).get("ckpt_path", side_models.ALIGN_SCORE)
+            yield from _problems(
+                side_models.missing_align_score(checkpoint),
+                side_models.missing_align_score_roberta(),
+                side_models.missing_spacy_pipeline(),
+                side_models.missing_punkt(),
+            )
+
+
+def _check_model(config: DictConfig) -> Iterator[Finding]:
+    model = container(config.model)
+    if model.get("type") != "CausalLM":
+        return  # perhaps none of the hub's
+    path, arguments = model["path"], model.get("load_model_args") or {}
+    revision, gguf_file = arguments.get("revision"), arguments.get("gguf_file")
+    if missing := side_models.missing_model(
+        f"the model {path!r}",
+        path,
+        "set model.path to a local folder that holds it",
+        revision=revision,
+        gguf_file=gguf_file,
+    ):
+        yield Finding(missing, fatal=True)
+        return
+    needed = side_models.weights_bytes(path, revision)
+    on_gpu = arguments.get("device_map") not in (None, "cpu") and torch.cuda.is_available()
+    free = free_gpu_memory() if on_gpu else psutil.virtual_memory().available
+    if needed and needed > free:
+        yield Finding(
+            f"memory too small for the model: the weights take {decimal(needed)}, and "
+            f"{decimal(free)} of {'GPU' if on_gpu else 'main'} memory are free. Take a smaller "
+            "model, or a machine with more",
+            fatal=not on_gpu,  # device_map=auto computes the rest on the CPU, slowly
+        )
+
+
+def free_gpu_memory() -> int:
+    """Free bytes on all GPUs together."""
+    # Asked in a process of its own: this one would keep a context on the GPU beside the two rows.
+    total = "sum(cuda.mem_get_info(i)[0] for i in range(cuda.device_count()))"
+    code = f"from torch import cuda; print({total})"
+    return int(subprocess.check_output([sys.executable, "-c", code], text=True))
+
+
+def _check_disk(config: DictConfig) -> Iterator[Finding]:
+    results = config.get("save_path") or config.hydra.run.dir
+    journal = OmegaConf.select(config, "asmi.journal")
+    for setting, folder in {"cache_path": results, "asmi.journal": journal}.items():
+        if folder is None:
+            continue
+        path = Path(folder).resolve()
+        place = next(parent for parent in (path, *path.parents) if parent.exists())
+        needed = setting == "cache_path"  # without a journal a run still gives its results
+        remedy = f"free disk space, or set {setting} to another folder"
+        try:
+            with tempfile.TemporaryDirectory(dir=place) as probe:
+                if not needed:  # not every network file system takes SQLite
+                    diskcache.Cache(probe).close()
+        except (OSError, sqlite3.Error, diskcache.Timeout) as error:
+            yield Finding(f"{path} cannot be written ({error}): {remedy}", fatal=needed)
+            continue
+        if (free := shutil.disk_usage(place).free) < ENOUGH_DISK:
+            text = f"the disk of {path} is nearly full, {decimal(free)} are free: {remedy}"
+            yield Finding(text, fatal=needed and free < LITTLE_DISK)
+
+
+CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {
+    "settings": check_config,
+    "rows": check_data,
+    "side models": _check_side_models,
+    "quality metric": _check_quality,
+    "model": _check_model,
+    "disk": _check_disk,
+}
+
+
+def _check_scores(trial: Trial) -> Iterator[Finding]:
+    finite = np.isfinite(trial.scores).all()
+    if not finite.all():
+        yield Finding(
+            f"scores that are not finite from {', '.join(finite.index[~finite])}; LM-Polygraph "
+            "takes NaN for the most confident answer. Leave them out, or try another "
+            "model.load_model_args.dtype",
+            fatal=False,
+        )
+
+
+def examine(findings: Iterator[Finding]) -> list[tuple[str, str]]:
+    """States (of `STYLES`) and texts of what a check finds; its own errors are problems too."""
+    try:
+        said = [("problem" if fatal else "warning", text) for text, fatal in findings]
+    except Exception as error:  # an interpolation that fails can raise anything
+        return [("problem", str(error) or type(error).__name__)]
+    return said or [("ok", "")]
+
+
+def diagnose(
+    console: Console,
+    config_name: str,
+    config_dir: str | None = None,
+    overrides: Sequence[str] = (),
+    run: bool = True,
+) -> bool:
+    """Print the report on a run; returns whether nothing stands in its way.
+
+    Args:
+        console: where to.
+        config_name, config_dir, overrides: as for polygraph_eval.
+        run: also score two rows.
+
+    Raises:
+        ValueError: no such config, or an override that it does not take.
+    """
+    config = compose_run(config_name, config_dir, overrides)
+    job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
+    report = Table("check", "state", "what to do", title=f"{config_name}{job}")
+    states: set[str] = set()
+
+    def add(name: str, said: list[tuple[str, str]]) -> None:
+        for state, text in said:
+            states.add(state)
+            report.add_row(name, Text(state, STYLES[state]), Text(text))
+
+    cost = None
+    with console.status("") as status:
+        for name, check in CHECKS.items():
+            status.update(f"checking: {name}")
+            add(name, examine(check(config)))
+            if name == "settings" and "problem" in states:
+                break  # the others read them
+        if run and "problem" not in states:
+            status.update("scoring two rows with every method")
+            folder = ["--config-dir", config_dir] if config_dir else []
+            try:
+                trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
+                add("two rows", examine(_check_scores(trial)))
+                cost = estimate(trial, count_rows(config), len(config.get("seed") or [1]))
+            except (RuntimeError, ValueError) as error:
+                add("two rows", [("problem", str(error))])
+    console.print(report)
+    if cost:
+        console.print(cost)
+    return "problem" not in states

@@ -1,0 +1,155 @@
+"""What stands beside a run's results, and what stops it early; whole runs of a tiny model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from lm_polygraph.estimators import Perplexity
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.runs.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.runs.rows import cluster_key
+from tests import tiny_lm
+from tests.polygraph import polygraph_eval_here
+
+PROMPTS = ["Who built the ferry?", "Where do the kites start?", "True or False?", "Is it blue?"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+
+
+@pytest.fixture
+def run(tmp_path, tiny, monkeypatch):
+    """Runs the single-pass methods over four questions; returns the manager file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = {"id": list("abcd"), "input": PROMPTS, "output": ["a", "b", "c", "d"]}
+    Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
+
+    def start(*overrides: str, folder: str = "run") -> Path:
+        polygraph_eval_here(
+            "--config-name",
+            "asmi_offline",
+            "benchmark=asmi_babiqa",
+            "data.source=questions",
+            "model=asmi_local",
+            f"model.path={tiny}",
+            "~generation_params.stop_strings",
+            f"hydra.run.dir={folder}",
+            *overrides,
+        )
+        return tmp_path / folder / "ue_manager_seed1"
+
+    return start
+
+
+def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
+    manager = run("data.limit=3", "asmi.calculator.num_masks=10", "asmi.calculator.mask_rate=0.2")
+    manifest = read_manifest(manager)
+    assert manifest["status"] == "completed"
+    assert manifest["config_name"] == "asmi_offline"
+    assert "data.limit=3" in manifest["overrides"]
+    assert manifest["model"]["path"] == str(tiny)
+    assert manifest["model"]["revision"].startswith("sha256:")
+    (used,) = manifest["asmi"]
+    assert (used["layer"], used["mask_rate"], used["num_masks"]) == (2, 0.2, 10)
+    assert (used["top_k"], used["depth"], used["scope"]) == (64, 0.6, "all")
+    assert manifest["seeds"] == {"run": 1, "masks": 0, "samples": 0, "subsample": 1}
+    assert manifest["packages"]["torch"] == torch.__version__
+    assert manifest["packages"]["lm-polygraph"]
+    assert manifest["dataset"]["name"] == "asmi_babiqa"
+    assert manifest["rows"]["ids"] == ["a", "b", "c"]
+    assert manifest["rows"]["clusters"] == [cluster_key(prompt) for prompt in PROMPTS[:3]]
+    assert manifest["config"]["generation_params"]["temperature"] == 0.5
+    stats = load_run(manager).stats
+    assert manifest["seconds"]["greedy"]["total"] == pytest.approx(sum(stats["seconds_greedy"]))
+    assert manifest["seconds"]["asmi"]["median"] == pytest.approx(np.median(stats["asmi_seconds"]))
+    assert manifest["seconds_wall"] > manifest["seconds"]["asmi"]["total"]
+    assert manifest["peak_memory_bytes"]["main"] > 1e8
+
+
+@pytest.mark.parametrize("size", ["3", "0.5"])
+def test_row_ids_survive_the_hosts_subsampling(run, size):
+    manager = run(f"subsample_eval_dataset={size}")
+    manifest, stats = read_manifest(manager), load_run(manager).stats
+    prompt_of = dict(zip("abcd", PROMPTS, strict=True))
+    assert [prompt_of[i] for i in manifest["rows"]["ids"]] == stats["input_texts"]
+
+
+def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
+    first = load_run(run("data.limit=2"))
+    manager = run(folder="again")
+    second = load_run(manager)
+    assert second.stats["asmi_reused_depths"] == [1, 0, 1, 0]  # two of four, evenly spaced
+    assert read_manifest(manager)["asmi_reused"] == 2
+    assert (
+        "ASMI: masked passes of 2 of 4 answers were taken from the journal"
+        in capsys.readouterr().out
+    )
+    name = "ASMI (60%, K=64)"
+    np.testing.assert_array_equal(first.scores[name], second.scores[name][::2])
+    fresh = load_run(run("asmi.journal=null", folder="fresh"))
+    np.testing.assert_array_equal(second.scores[name], fresh.scores[name])
+    assert fresh.stats["asmi_reused_depths"] == [0] * 4
+
+
+def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="stopped before the model was loaded"):
+        run("model.path=nowhere", "data.limit=1")
+    assert "the run has a single row" in capsys.readouterr().out
+    assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()
+
+
+def test_a_model_that_cannot_be_reached(run, tmp_path):
+    with pytest.raises(OSError, match=r"the model nowhere/at-all cannot be loaded.*model\.path"):
+        run("model.path=nowhere/at-all")
+    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
+    assert manifest["status"] == "failed"
+    assert "nowhere/at-all" in manifest["error"]
+
+
+def test_scores_that_are_not_finite_are_reported(run, capsys, monkeypatch):
+    monkeypatch.setattr(Perplexity, "__call__", lambda *_: np.array([np.nan]))
+    manager = run()
+    assert "Perplexity: 4 of 4 scores are not finite" in capsys.readouterr().out
+    assert read_manifest(manager)["status"] == "completed"
+
+
+def test_a_run_that_fails_in_between_is_recorded(run, tmp_path, monkeypatch):
+    def fail(_, stats):
+        if "Where" in stats["input_texts"][0]:
+            raise RuntimeError("no more")
+        return np.array([0.0])
+
+    monkeypatch.setattr(Perplexity, "__call__", fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        run()
+    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
+    assert manifest["status"] == "failed"
+    assert manifest["error"] == "RuntimeError: no more"
+    monkeypatch.undo()
+
+
+def test_manifests_are_plain_json_and_written_whole(tmp_path):
+    manager = tmp_path / "ue_manager_seed7"
+    write_manifest({"status": "running"}, manager)
+    assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text())["status"] == "running"
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_manifest({"seconds": float("nan")}, manager)
+    assert read_manifest(manager) == {"status": "running"}
+    with pytest.raises(FileNotFoundError, match="only runs with the callback"):
+        read_manifest(tmp_path / "ue_manager_seed8")
+    manifest_path(manager).write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_manifest(manager)
+
+
+def test_a_doubtful_setting_is_said_and_does_not_stop_the_run(run, capsys):
+    manager = run("ignore_exceptions=true", "data.limit=2")
+    assert "an estimator that fails on one batch loses all its scores" in capsys.readouterr().out
+    assert read_manifest(manager)["status"] == "completed"

@@ -1,0 +1,245 @@
+"""What the doctor says of runs that would fail, and one that works."""
+
+from collections import namedtuple
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import spacy
+import torch
+from click.testing import CliRunner
+from datasets import Dataset
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi import side_models
+from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.runs import doctor, trial
+from lm_polygraph_asmi.runs.doctor import CHECKS, compose_run, examine
+from lm_polygraph_asmi.runs.trial import Trial
+from tests import tiny_lm
+
+PROMPTS = ["Who built the ferry?", "Where do kites fly?", "What is red?"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    """An empty working directory with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "400")  # so that no text is broken into lines
+    monkeypatch.delenv("HYDRA_CONFIG", raising=False)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path
+
+
+@pytest.fixture
+def overrides(elsewhere, model) -> list[str]:
+    """Of a run that works, the least there is."""
+    rows = {"input": PROMPTS, "output": ["red"] * len(PROMPTS)}
+    Dataset.from_dict(rows).save_to_disk(elsewhere / "rows")
+    return [
+        "estimators=asmi_only",
+        "output_attentions=false",
+        "max_new_tokens=3",
+        "model=asmi_local",
+        f"model.path={model}",
+        f"data.source={elsewhere}/rows",
+    ]
+
+
+def said(check: str, overrides: list[str], **changed: object) -> tuple[str, str]:
+    """The only thing that a check says, and its state."""
+    config = compose_run("asmi_offline", None, overrides)
+    for key, value in changed.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    ((state, text),) = examine(CHECKS[check](config))
+    return state, text
+
+
+def test_nothing_to_say_of_a_run_that_works(overrides):
+    for check in CHECKS:
+        assert said(check, overrides) == ("ok", "")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("asmi.detph=0.6", "Could not override 'asmi.detph'"),
+        ("model=nowhere", "Could not find 'model/nowhere'\n\nAvailable options in 'model':"),
+        ("model=asmi_local,asmi_smollm2", "Ambiguous value"),
+    ],
+)
+def test_overrides_that_do_not_fit(override, message):
+    with pytest.raises(ValueError, match=message):
+        compose_run("asmi_offline", None, [override])
+
+
+def test_a_config_that_does_not_exist(elsewhere):
+    (elsewhere / "cwd" / "asmi_cobra.yaml").touch()
+    arguments = ["doctor", "--config-name", "asmi_coca", "--config-dir", "."]
+    shown = CliRunner().invoke(main, arguments)
+    assert shown.exit_code == 1
+    assert "there is no config 'asmi_coca', but asmi_babiqa, " in shown.output
+    assert "asmi_cell, asmi_cobra, asmi_coqa, " in shown.output
+
+
+def test_a_users_own_config(elsewhere, overrides):
+    """On top of a shipped one, with values of Hydra's."""
+    text = "defaults: [asmi_offline, _self_]\nsave_path: ${hydra:runtime.output_dir}/mine\n"
+    (elsewhere / "cwd" / "mine.yaml").write_text(text)
+    config = compose_run("mine", ".", overrides)
+    assert config.save_path.startswith("./workdir/output/mine/")
+    assert [text for check in CHECKS for _, text in examine(CHECKS[check](config))] == [""] * 6
+
+
+RAUQ = [{"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}]
+
+
+@pytest.mark.parametrize(
+    ("check", "changed", "message"),
+    [
+        (
+            "settings",
+            {"estimators": RAUQ * 2, "output_attentions": True},
+            "2 estimators are called 'RAUQ'",
+        ),
+        (
+            "settings",
+            {
+                "estimators": RAUQ,
+                "output_attentions": True,
+                "model__load_model_args__attn_implementation": "sdpa",
+            },
+            "the model is loaded with sdpa attention, which makes no attention maps",
+        ),
+        ("settings", {"model__path": "???"}, "model.path must be given"),
+        ("rows", {"data__source": "nowhere/at-all"}, "dataset nowhere/at-all cannot be reached"),
+        ("rows", {"subsample_eval_dataset": 1}, "the run has a single row"),
+        ("model", {"model__path": "nowhere/at-all"}, "the model 'nowhere/at-all' is neither"),
+        ("model", {"model__gguf_file": "x.gguf"}, "lacks its file x.gguf"),
+        ("side models", {"stat_calculators": ["auto"]}, "Cant find stat calculator for: asmi_"),
+        (
+            "side models",
+            {"estimators": [{"name": "SemanticEntropy"}], "nli_path": "/no/such"},
+            "the NLI model '/no/such' is neither",
+        ),
+        (
+            "side models",
+            {"estimators": [{"name": "SentenceSAR"}], "cross_encoder_path": "/no/such"},
+            "the cross-encoder '/no/such' is neither",
+        ),
+        (
+            "disk",
+            {"cache_path": "/dev/null/out", "asmi__journal": None},
+            "cannot be written ([Errno 20]",
+        ),
+    ],
+)
+def test_problems(overrides, check, changed, message):
+    state, text = said(check, overrides, **changed)
+    assert state == "problem"
+    assert message in text
+
+
+def test_a_side_model_that_no_method_needs(overrides):
+    changed = {"nli_path": "/no/such", "cross_encoder_path": "/no/such"}
+    assert said("side models", [*overrides, "estimators=asmi_no_side_models"], **changed) == (
+        "ok",
+        "",
+    )
+
+
+@pytest.mark.parametrize("metrics", ["[{name: AlignScore}]", "[]"])
+def test_what_align_score_lacks(overrides, monkeypatch, metrics):
+    for name in ("align_score", "align_score_roberta", "punkt"):
+        monkeypatch.setattr(side_models, f"missing_{name}", lambda *_: None)
+    monkeypatch.setattr(spacy.util, "is_package", lambda _: False)
+    state, text = said("quality metric", [*overrides, f"generation_metrics={metrics}"])
+    assert state == "problem"
+    assert "run `python -m spacy download en_core_web_sm`" in text
+
+
+def test_memory(overrides, monkeypatch):
+    memory = namedtuple("memory", "available")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(50_000))
+    state, text = said("model", overrides)
+    assert state == "problem"
+    assert text.startswith("memory too small for the model: the weights take ")
+    assert "and 50.0 kB of main memory are free. Take a smaller model" in text
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor, "free_gpu_memory", lambda: 50_000)
+    state, text = said("model", overrides, model__load_model_args__device_map="auto")
+    assert state == "warning"
+    assert "50.0 kB of GPU memory are free" in text
+
+
+def test_disk(elsewhere, overrides, monkeypatch):
+    (elsewhere / "file").touch()
+    state, text = said("disk", overrides, asmi__journal=f"{elsewhere}/file/journal")
+    assert state == "warning"
+    assert f"{elsewhere}/file/journal cannot be written" in text
+    assert "set asmi.journal to another folder" in text
+    usage = namedtuple("usage", "free")
+    for free, expected in ((5 * 10**8, "warning"), (10**7, "problem")):
+        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _, free=free: usage(free))
+        state, text = said("disk", overrides, asmi__journal=None)
+        assert state == expected
+        assert "is nearly full" in text
+
+
+def test_a_run_that_works(elsewhere, overrides, monkeypatch):
+    monkeypatch.setattr(trial.tempfile, "tempdir", str(elsewhere / "tmp"))
+    for folder in ("conf", "tmp"):
+        (elsewhere / folder).mkdir()
+    arguments = ["doctor", "--config-name", "asmi_offline", "--config-dir", f"{elsewhere}/conf"]
+    shown = CliRunner().invoke(main, [*arguments, *overrides])
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.output.split())
+    assert text.count("│ ok │") == len(CHECKS) + 1
+    for phase in ("greedy │", "asmi │", "a row, everything counted │", "peak of memory, main │"):
+        assert phase in text
+    assert "the whole run, 3 rows │ about" in text
+    assert list((elsewhere / "cwd").iterdir()) == []
+    assert list((elsewhere / "tmp").iterdir()) == []
+
+
+def test_scores_that_are_not_finite(overrides, monkeypatch):
+    scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
+    monkeypatch.setattr(doctor, "try_rows", lambda *_: Trial(scores, [], {}, {}))
+    shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_offline", *overrides])
+    assert shown.exit_code == 0
+    assert "warning │ scores that are not finite from Perplexity; LM-Polygraph" in shown.output
+
+
+def test_two_rows_that_fail(overrides, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("E: no\nhint")
+
+    monkeypatch.setattr(doctor, "try_rows", fail)
+    shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_offline", *overrides])
+    assert shown.exit_code == 1
+    assert "problem │ E: no" in shown.output
+
+
+def test_without_two_rows(overrides, monkeypatch):
+    monkeypatch.setattr(doctor, "try_rows", None)
+    arguments = ["doctor", "--config-name", "asmi_offline", *overrides]
+    shown = CliRunner().invoke(main, [*arguments, "--no-run", "hydra.mode=MULTIRUN"])
+    assert shown.exit_code == 0, shown.output
+    assert "asmi_offline, one job of its sweep" in shown.output
+    assert "Estimate" not in shown.output
+    # A problem found beforehand keeps them from being scored, too.
+    shown = CliRunner().invoke(main, [*arguments, "subsample_eval_dataset=1"])
+    assert shown.exit_code == 1
+    assert "the run has a single row" in shown.output
+    # The other checks read the settings.
+    shown = CliRunner().invoke(main, [*arguments, "asmi.depth=2"])
+    assert shown.exit_code == 1
+    assert "depth must lie in (0, 1)" in shown.output
+    assert "side models" not in shown.output

@@ -1,0 +1,343 @@
+"""Joined shards against LM-Polygraph's own manager on all rows; every run here is made up."""
+
+import re
+import runpy
+import sys
+from collections import defaultdict
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from lm_polygraph.utils.manager import UEManager
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.runs.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.runs.merge import merge_runs, ue_metrics
+from lm_polygraph_asmi.runs.rows import shard_of
+
+ROWS = 23
+PARTS = ("gen_metrics", "estimations", "stats")
+
+
+@pytest.fixture(scope="module")
+def unsplit(tmp_path_factory):
+    """LM-Polygraph's manager at the end of a run: finite, NaN and infinite scores and qualities."""
+    empty = tmp_path_factory.mktemp("empty") / "manager"
+    torch.save({"metrics": {}} | {part: defaultdict(list) for part in PARTS}, empty)
+    manager = UEManager.load(str(empty))
+    manager.ue_metrics = ue_metrics({})
+    random = np.random.default_rng(5)
+    scores = {name: random.normal(size=ROWS).tolist() for name in ("ASMI", "Perplexity", "PTrue")}
+    scores["Perplexity"][4] = scores["Perplexity"][20] = float("nan")
+    scores["PTrue"][0], scores["PTrue"][22] = float("inf"), float("-inf")
+    scores["tied"] = random.integers(3, size=ROWS).astype(float).tolist()
+    quality = {name: random.random(ROWS).tolist() for name in ("AlignScore", "Rouge_rougeL")}
+    quality["Accuracy"] = random.integers(2, size=ROWS).tolist()
+    quality["Rouge_rougeL"][7] = float("nan")
+    manager.estimations |= {("sequence", name): values for name, values in scores.items()}
+    manager.estimations["claim", "ClaimScore"] = random.normal(size=ROWS).tolist()
+    manager.gen_metrics |= {("sequence", name): values for name, values in quality.items()}
+    manager.stats |= {
+        "input_texts": [f"question {i}" for i in range(ROWS)],
+        "greedy_tokens": [list(range(i)) for i in range(ROWS)],
+        "asmi_mi_d60": [random.random(1 + i % 3).astype(np.float32) for i in range(ROWS)],
+        "asmi_settings_d60": [{"layer": 18, "seed": 0} for _ in range(ROWS)],
+        "asmi_seconds": random.random(ROWS).tolist(),
+        "seconds_greedy": random.random(ROWS).tolist(),
+    }
+    manager.eval_ue()
+    return manager
+
+
+def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset"):
+    """Write a run as so many jobs, `folder/shard0` and so on; their manager files."""
+    files = []
+    for number in range(shards):
+        rows = shard_of(list(range(ROWS)), number, shards)
+        files.append(folder / f"shard{number}" / f"ue_manager_seed{seed}")
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        content = {"state": unsplit.state, "metrics": {("sequence", "of this shard"): 0.0}}
+        for part in PARTS:
+            content[part] = defaultdict(list)
+            for key, values in getattr(unsplit, part).items():
+                content[part][key] += [values[row] for row in rows]
+        torch.save(content, files[-1])
+        data = {"source": f"hub/{dataset}", "shard": number, "num_shards": shards}
+        path = str(folder / f"rows-{number}")
+        manifest = {
+            "format": 1,
+            "status": "completed",
+            "started": f"2026-01-0{number + 1}T00:00:00+00:00",
+            "finished": f"2026-01-0{number + 2}T00:00:00+00:00",
+            "config_name": "asmi_grid",
+            "overrides": ["asmi.k=1", f"data.num_shards={shards}", f"data.shard={number}"],
+            "model": {"name": "a_model", "path": "hub/model", "revision": "c" * 40},
+            "dataset": {"name": dataset, "path": path, **data},
+            "seeds": {"run": seed},
+            "rows": {name: [f"{name} {i}" for i in rows] for name in ("ids", "clusters")},
+            "packages": {"torch": "2.8.0", "numpy": "2.0.0"},
+            "device": "cpu",
+            "seconds_wall": 10.0 + number,
+            "peak_memory_bytes": {"main": 100 - number, "cuda:0": number},
+            "asmi_reused": number,
+            "config": {
+                "data": data,
+                "dataset": path,
+                "cache_path": f"/machine{number}",
+                "save_path": f"/machine{number}",
+                "seed": [seed],
+                "model": {"path": "hub/model", "load_model_args": {"device_map": number}},
+                "stat_calculators": ["auto", {"cfg": {"journal": number, "memory_budget": number}}],
+                **(settings or {}),
+            },
+        }
+        write_manifest(manifest, files[-1])
+    return files
+
+
+def edit(manager, *names, to):
+    """Change an entry of a manifest."""
+    manifest = read_manifest(manager)
+    reduce(getitem, names[:-1], manifest)[names[-1]] = to
+    write_manifest(manifest, manager)
+
+
+def edit_content(manager, change):
+    content = torch.load(manager, weights_only=False)
+    change(content)
+    torch.save(content, manager)
+
+
+def only_error(paths, out):
+    merged, errors = merge_runs(paths, out)
+    assert not merged
+    assert not out.exists()
+    (error,) = errors
+    return error
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 11])
+def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path, shards):
+    files = split(unsplit, tmp_path, shards)
+    merged, errors = merge_runs([*files[::-1], *files[1:2]], tmp_path / "out")
+    assert not errors
+    file = tmp_path / "out/ue_manager_seed1"
+    assert merged == [("a_model/a_dataset, seed 1", shards, ROWS, file, [])]
+    unsplit.save(tmp_path / "unsplit")
+    expected = torch.load(tmp_path / "unsplit", weights_only=False)
+    joined = torch.load(file, weights_only=False)
+    assert repr(joined) == repr(expected)  # which tells types, order and every digit, NaN or not
+    assert len(joined["metrics"]) == 4 * 3 * (4 + 2)  # two of the four metrics normalised too
+    assert set(file.parent.iterdir()) == {file, manifest_path(file)}
+
+
+def test_the_joined_manifest(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    edit(files[2], "device", to="a GPU")
+    edit(files[2], "packages", "torch", to="2.9.0")
+    ((*_, warnings),), _ = merge_runs([tmp_path], tmp_path / "out")
+    assert warnings == ["shards ran with different releases of torch: 2.8.0, 2.9.0"]
+    manifest = read_manifest(tmp_path / "out/ue_manager_seed1")
+    for node in (manifest["dataset"], manifest["config"]["data"]):
+        assert (node["shard"], node["num_shards"]) == (0, 1)
+    assert manifest["dataset"]["path"] is manifest["config"]["dataset"] is None
+    assert [source["shard"] for source in manifest["merged_from"]] == [0, 1, 2, 3]
+    assert manifest["merged_from"][1] == {
+        "folder": str(tmp_path / "shard1"),
+        "shard": 1,
+        "started": "2026-01-02T00:00:00+00:00",
+        "finished": "2026-01-03T00:00:00+00:00",
+        "packages": {"torch": "2.8.0", "numpy": "2.0.0"},
+    }
+    seconds = unsplit.stats["seconds_greedy"]
+    assert manifest["seconds"]["greedy"] == {"median": np.median(seconds), "total": np.sum(seconds)}
+    assert manifest == manifest | {
+        "status": "completed",
+        "rows": {name: [f"{name} {i}" for i in range(ROWS)] for name in ("ids", "clusters")},
+        "overrides": ["asmi.k=1"],
+        "started": "2026-01-01T00:00:00+00:00",
+        "finished": "2026-01-05T00:00:00+00:00",
+        "seconds_wall": 46.0,
+        "peak_memory_bytes": {"main": 100, "cuda:0": 3},
+        "asmi_reused": 6,
+        "asmi": [{"layer": 18, "seed": 0}],
+        "device": "cpu, a GPU",
+        "packages": {"torch": "2.8.0, 2.9.0", "numpy": "2.0.0"},
+    }
+
+
+def test_metrics_are_those_of_polygraph_eval():
+    script = runpy.run_path(str(Path(sys.executable).with_name("polygraph_eval")))
+    for config in ({}, {"use_claim_ue": True}):
+        ours, theirs = ue_metrics(config), script["get_ue_metrics"](OmegaConf.create(config))
+        assert [(type(m), vars(m)) for m in ours] == [(type(m), vars(m)) for m in theirs]
+
+
+def test_a_missing_shard(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    text = only_error([files[0], files[1], files[3]], tmp_path / "out")
+    assert "shard 2 of 4 is missing" in text
+    assert (
+        "polygraph_eval --config-name asmi_grid hydra.mode=RUN asmi.k=1 "
+        "data.num_shards=4 data.shard=2"
+    ) in text
+
+
+def test_a_failed_or_killed_shard_and_its_second_run(unsplit, tmp_path):
+    first = split(unsplit, tmp_path / "first")
+    edit(first[1], "status", to="failed")
+    edit(first[1], "error", to="OutOfMemoryError: too large")
+    first[3].unlink()
+    edit(first[3], "status", to="running")
+    text = only_error([tmp_path / "first"], tmp_path / "out")
+    assert 'has the status "failed": OutOfMemoryError: too large' in text
+    assert 'has the status "running": the job was killed' in text
+    assert "data.shard=1" in text
+    assert "data.shard=3" in text
+    again = split(unsplit, tmp_path / "again")
+    merged, errors = merge_runs([tmp_path / "first", again[1], again[3]], tmp_path / "out")
+    assert not errors
+    assert merged[0].rows == ROWS
+
+
+def test_a_shard_finished_twice(unsplit, tmp_path):
+    files = split(unsplit, tmp_path / "first")
+    again = split(unsplit, tmp_path / "again")
+    text = only_error([*files, again[3]], tmp_path / "out")
+    assert text.count("shard 3 of 4 in") == 2
+    assert f"{again[3].parent} and shard" in text
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"format": 2}'])
+def test_a_manifest_that_is_not_there_damaged_or_of_another_release(unsplit, tmp_path, text):
+    files = split(unsplit, tmp_path, 2)
+    manifest_path(files[1]).unlink() if text is None else manifest_path(files[1]).write_text(text)
+    merged, errors = merge_runs([tmp_path], tmp_path / "out")
+    assert not merged
+    assert str(manifest_path(files[1])) in errors[0]
+    assert f"Nobody knows which rows {files[1]} holds" in errors[0]
+    assert "shard 1 of 2 is missing" in errors[1]
+
+
+def test_a_damaged_manager_file(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    for content in (b"", b"hello", files[1].read_bytes()[:-900]):
+        files[1].write_bytes(content)
+        assert f"{files[1]} is missing or damaged" in only_error([tmp_path], tmp_path / "out")
+    files[1].unlink()
+    assert f"{files[1]} is missing or damaged" in only_error([tmp_path], tmp_path / "out")
+
+
+def test_fewer_values_than_rows(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    for part, key, name in [
+        ("stats", "input_texts", "input_texts"),
+        ("gen_metrics", ("sequence", "Accuracy"), "Accuracy"),
+        ("estimations", ("sequence", "ASMI"), "ASMI"),
+    ]:
+        edit_content(files[1], lambda content, part=part, key=key: content[part][key].pop())
+        text = only_error([tmp_path], tmp_path / "out")
+        assert f"has 5 values of {name}, but its manifest names 6 rows" in text
+
+
+def test_shards_that_were_not_made_alike(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+
+    def check(what, here, there):
+        text = only_error([tmp_path], tmp_path / "out")
+        shards = [f"shard {n} of 4 in {files[n].parent}" for n in (0, 2)]
+        assert f"different {what}: {here} in {shards[0]}, {there} in {shards[1]}" in text
+
+    edit_content(files[2], lambda content: content["gen_metrics"].pop(("sequence", "Accuracy")))
+    check("quality metrics", ["Accuracy"], [])
+    edit_content(files[2], lambda content: content["estimations"].pop(("sequence", "ASMI")))
+    check("estimators", ["ASMI"], [])
+    edit_content(files[2], lambda content: content["stats"]["asmi_settings_d60"][0].update(layer=9))
+    check("ASMI settings", [{"layer": 18, "seed": 0}], [{"layer": 9, "seed": 0}])
+    edit(files[2], "model", "revision", to="d" * 40)
+    check("model revisions", ["c" * 40], ["d" * 40])
+
+
+def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    edit_content(files[1], lambda content: content["stats"].pop("asmi_mi_d60"))
+    edit_content(files[2], lambda content: content["stats"]["greedy_tokens"].pop())
+    ((*_, file, warnings),), errors = merge_runs([tmp_path], tmp_path / "out")
+    assert not errors
+    assert [warning.partition(" in ")[0] for warning in warnings] == [
+        "statistic greedy_tokens left out: not one entry per row of shard 2 of 4",
+        "statistic asmi_mi_d60 left out: not one entry per row of shard 1 of 4",
+    ]
+    joined = torch.load(file, weights_only=False)
+    assert repr(joined["metrics"]) == repr(unsplit.metrics)
+    assert set(joined["stats"]) == set(unsplit.stats) - {"greedy_tokens", "asmi_mi_d60"}
+
+
+def test_shards_of_other_rows(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    edit(files[2], "rows", "ids", to=read_manifest(files[1])["rows"]["ids"])
+    text = only_error([tmp_path], tmp_path / "out")
+    assert f"row 'ids 5' is in shard 1 of 4 in {files[1].parent} and in shard 2" in text
+    edit(files[2], "rows", "ids", to=["row a", "row b"])
+    assert "[5, 6, 2, 6] rows were not cut" in only_error([tmp_path], tmp_path / "out")
+
+
+def test_nothing_is_written_over(unsplit, tmp_path):
+    files = split(unsplit, tmp_path)
+    out = tmp_path / "out"
+    assert len(merge_runs(files, out)[0]) == 1
+    before = [(path, path.read_bytes()) for path in sorted(out.iterdir())]
+    (text,) = merge_runs([tmp_path], out)[1]  # with the joined file among what is searched
+    assert f"{out}/ue_manager_seed1 is there already" in text
+    assert [(path, path.read_bytes()) for path in sorted(out.iterdir())] == before
+    assert "nothing to join" in only_error([out], tmp_path / "other")
+    (out / "ue_manager_seed1").unlink()
+    assert "asmi_manifest_seed1.json is there already" in merge_runs(files, out)[1][0]
+
+
+def test_cells_and_seeds_side_by_side(unsplit, tmp_path):
+    for seed in (0, 1):
+        split(unsplit, tmp_path / f"masks{seed}", 2, settings={"asmi": {"seed": seed}})
+    for seed in (1, 2):
+        split(unsplit, tmp_path / "other", 2, seed=seed, dataset="other")
+    merged, errors = merge_runs([tmp_path], tmp_path / "out")
+    assert not errors
+    files = sorted(m.file.relative_to(tmp_path / "out").as_posix() for m in merged)
+    assert len(set(files)) == 4
+    for file in files[:2]:
+        assert re.fullmatch("a_model/a_dataset-[0-9a-f]{8}/ue_manager_seed1", file)
+    assert files[2:] == [f"a_model/other/ue_manager_seed{seed}" for seed in (1, 2)]
+    merge_runs([tmp_path / "other"], tmp_path / "one")
+    assert len(list((tmp_path / "one").glob("ue_manager_seed*"))) == 2
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, ["merge", *map(str, arguments)], env={"COLUMNS": "300"})
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_command(unsplit, tmp_path):
+    complete = split(unsplit, tmp_path / "runs/complete", dataset="complete")
+    edit(complete[0], "packages", "numpy", to="2.1.0")
+    incomplete = split(unsplit, tmp_path / "runs/incomplete", dataset="incomplete")
+    for file in (incomplete[2], manifest_path(incomplete[2])):
+        file.unlink()
+    out = tmp_path / "out"
+    code, text = run(tmp_path / "runs", "--out", out)
+    assert code == 1
+    assert f"│ a_model/complete, seed 1 │ 4 │ {ROWS} │ {out}/a_model/complete/ue_mana" in text
+    assert "a_model/complete, seed 1: shards ran with different releases of numpy" in text
+    assert "Error: a_model/incomplete, seed 1: shard 2 of 4 is missing" in text
+    assert not (out / "a_model/incomplete").exists()
+    assert len(load_run(out / "a_model/complete").scores) == ROWS
+    assert run(tmp_path / "runs/complete", "--out", tmp_path / "one")[0] == 0
+    (tmp_path / "empty").mkdir()
+    code, text = run(tmp_path / "empty", "--out", tmp_path / "none")
+    assert code == 1
+    assert "holds no run" in text

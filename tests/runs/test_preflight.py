@@ -1,0 +1,177 @@
+"""What is found before a model is loaded."""
+
+import logging
+
+import pytest
+from datasets import Dataset
+from hydra import compose, initialize
+
+from lm_polygraph_asmi.runs.preflight import check_config, check_data, count_rows
+from tests.runs.test_squad import QUESTION, write
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def composed(*overrides: str, name: str = "asmi_coqa"):
+    with initialize(version_base=None, config_path=None):
+        return compose(name, overrides=list(overrides))
+
+
+def of_config(*overrides: str, estimators: list | None = None):
+    config = composed(*overrides)
+    if estimators:
+        config.estimators = estimators
+    return list(check_config(config))
+
+
+def of_data(*overrides: str):
+    return list(check_data(composed("benchmark=asmi_babiqa", *overrides)))
+
+
+def saved(folder, **columns):
+    Dataset.from_dict(columns).save_to_disk(folder)
+    return f"data.source={folder}"
+
+
+def test_shipped_configs_are_sound():
+    for name in ("asmi_coqa", "asmi_depth_sweep", "asmi_only", "asmi_offline"):
+        overrides = ["data.source=x"] if name == "asmi_offline" else []
+        assert list(check_config(composed(*overrides, name=name))) == []
+
+
+RAUQ = {"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}
+
+
+@pytest.mark.parametrize(
+    ("estimators", "message"),
+    [
+        ([RAUQ, RAUQ], "2 estimators are called 'RAUQ'"),
+        ([{"name": "Perplexitee"}], "Perplexitee cannot be built"),
+    ],
+)
+def test_estimators(estimators, message):
+    (finding,) = of_config(estimators=estimators)
+    assert message in finding.text
+    assert finding.fatal
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("+asmi.estimator.detph=0.7", "got an unexpected keyword argument 'detph'"),
+        ("asmi.calculator.top_k=0", "top_k (K) must be at least 1, got 0"),
+    ],
+)
+def test_a_setting_that_asmi_does_not_take_is_said_once(setting, message):
+    (finding,) = of_config("estimators=asmi_only", "output_attentions=false", setting)
+    names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
+    assert finding.text.startswith(f"{names} cannot be built: ")
+    assert message in finding.text
+    assert finding.fatal
+
+
+def test_values_that_must_be_given():
+    config = composed("model=asmi_local", "+data.more={a: ???}")
+    assert list(check_config(config)) == [
+        ("data.more.a must be given: add data.more.a=... to the command", True),
+        ("model.path must be given: add model.path=... to the command", True),
+    ]
+    assert list(check_data(config)) == []
+    (finding,) = check_config(composed(name="asmi_stability"))  # where others are made of it
+    assert finding.text.startswith("answers must be given")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "fatal"),
+    [
+        (["output_attentions=false"], "RAUQ, RAUQ (entropy) read attention maps, but outp", True),
+        (["asmi.answers=run"], "saved answers of asmi.answers do not have", True),
+        (
+            ["model.load_model_args.attn_implementation=sdpa"],
+            "loaded with sdpa attention, which makes no attention maps",
+            True,
+        ),
+        (["generation_params.do_sample=true"], "would sample the answers it calls greedy", True),
+        (["generation_params.do_sample=null"], "do_sample is not set", False),
+        (["batch_size=4"], "Use batch_size: 1", False),
+        (["ignore_exceptions=true"], "loses all its scores", False),
+    ],
+)
+def test_settings(overrides, message, fatal):
+    (finding,) = of_config(*overrides)
+    assert message in finding.text
+    assert finding.fatal == fatal
+
+
+def test_larger_batches_without_stop_strings_are_fine():
+    assert of_config("batch_size=4", "generation_params.stop_strings=null") == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "overrides", "message"),
+    [
+        ({"input": ["a", "b"], "gold": ["x", "y"]}, [], "has no column 'output'"),
+        ({"input": [], "output": []}, [], "is empty or damaged"),
+        ({"input": ["a"], "output": ["x"]}, [], "the run has a single row"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=1"], "single row"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.num_shards=2"], "single row"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=0.1"], "has no row"),
+        ({"input": ["a", "b"], "output": ["x", None]}, [], "row test:1 lacks a prompt or an"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.shard=1"], "data.shard must lie in"),
+    ],
+)
+def test_data(tmp_path, columns, overrides, message):
+    (finding,) = of_data(saved(tmp_path / "d", **columns), *overrides)
+    assert message in finding.text
+    assert finding.fatal
+
+
+def test_sound_data(tmp_path):
+    assert of_data(saved(tmp_path / "d", input=["a", "b"], output=["x", "y"])) == []
+    squad = f"data.source={write(tmp_path / 'q.json', [QUESTION, QUESTION])}"
+    assert of_data("benchmark=asmi_squad", squad) == []
+
+
+def test_a_dataset_that_cannot_be_reached():
+    (finding,) = of_data("data.source=nowhere/at-all")
+    assert "nowhere/at-all cannot be reached" in finding.text
+    assert finding.fatal
+
+
+def test_a_dataset_named_directly(tmp_path):
+    """Without the node `data`, as in configs of LM-Polygraph's own."""
+    Dataset.from_dict({"input": ["a"], "gold": ["x"]}).save_to_disk(tmp_path / "d")
+    (finding,) = of_data(f"dataset={tmp_path / 'd'}")
+    assert "has no column 'output'" in finding.text
+    (tmp_path / "two").mkdir()
+    Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]}).to_csv(tmp_path / "two/t.csv")
+    config = composed("subsample_eval_dataset=0.5", "eval_split=train")
+    config.dataset = [str(tmp_path / "two"), "default"]
+    assert count_rows(config) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "messages"),
+    [
+        ("input,output\na,007\nb,c\n", ["'007' into 7"]),
+        ("input,output\na,007\n", ["'007' into 7", "a single row"]),
+        ("input,gold\na,x\nb,y\n", ["has no column 'output', but ['input', 'gold']: set text_c"]),
+        ("", ["No columns to parse"]),
+    ],
+)
+def test_a_csv_file(tmp_path, content, messages):
+    (tmp_path / "d.csv").write_text(content)
+    findings = of_data(f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false")
+    for finding, message in zip(findings, messages, strict=True):
+        assert message in finding.text
+        assert finding.fatal == ("007" not in message)
+
+
+def test_repeated_prompts_are_said_once(tmp_path, caplog):
+    source = saved(tmp_path / "d", input=["a", "b", "a"], output=["x", "y", "z"])
+    with caplog.at_level(logging.WARNING, "lm_polygraph"):
+        assert of_data(source) == []
+    assert caplog.text.count("repeat an earlier prompt") == 1

@@ -1,0 +1,93 @@
+"""What two rows of a run tell, and what is said where they fail."""
+
+import subprocess
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from lm_polygraph_asmi.runs import trial
+from lm_polygraph_asmi.runs.trial import Trial, batch_times, estimate, try_rows
+
+TRACEBACK = """[2026-01-01 00:00:00,000][lm_polygraph][INFO] - Loading
+Traceback (most recent call last):
+  File "{file}", line 1, in main
+    {source}
+{error}
+"""
+
+
+def failure(monkeypatch, code: int, printed: str) -> str:
+    """What is said of a run that ended so."""
+    done = subprocess.CompletedProcess([], code, "", printed)
+    monkeypatch.setattr(trial.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(RuntimeError) as raised:
+        try_rows(OmegaConf.create(), [])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "error", "hint"),
+    [
+        ("a.py", "x", "ValueError: Found array with 0 sample(s) (shape=(0,))", "IsotonicPCC"),
+        ("m.py", "x", "Exception: Cant find stat calculator for: asmi_mi_d90. Maybe", "depths"),
+        ("m.py", "x", "Exception: Cant find stat calculator for: entropy. Maybe", "needs `auto`"),
+        ("p.py", "assert len(expected_tokens) == 1", "AssertionError", "leave out PTrue"),
+        ("s/greedy_probs.py", "x", "IndexError: tuple index out", "attn_implementation=eager"),
+        ("m.py", "x", "torch.OutOfMemoryError: CUDA out of memory. Tried", "memory too small"),
+        ("m.py", "x", "OSError: [Errno 28] No space left on device", "free disk space"),
+        ("m.py", "x", "OSError: We couldn't connect to 'https://hug", "cannot be reached"),
+    ],
+)
+def test_what_a_failed_run_means(monkeypatch, file, source, error, hint):
+    printed = TRACEBACK.format(file=file, source=source, error=error)
+    first, second = failure(monkeypatch, 1, printed).splitlines()
+    assert first == error
+    assert hint in second
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "said"),
+    [
+        (-9, "Loading", "the system ended it with signal 9\nmemory too small"),
+        (1, "Loading\nstopped; see above\n", "Loading\nstopped; see above"),
+        (1, TRACEBACK.format(file="a", source="x", error="E: a\n\nb"), "E: a\nb"),
+    ],
+)
+def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
+    assert failure(monkeypatch, code, printed).startswith(said)
+
+
+def test_estimate():
+    tried = Trial(pd.DataFrame(), [30.0, 32.0, 36.0], {"asmi": 0.5}, {"main": 2 * 10**9})
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(estimate(tried, rows=10_000, seeds=2))
+    shown = " ".join(capture.get().split())
+    for row in (
+        "asmi │ 0.50 s a row",
+        "a row, everything counted │ 3.00 s",
+        "until the first row │ 30 seconds",
+        "the whole run, 10,000 rows, 2 seeds │ about 16.7 hours",
+        "peak of memory, main │ 2.0 GB",
+    ):
+        assert row in shown
+    with console.capture() as capture:
+        console.print(estimate(tried._replace(times=[]), rows=10_000))
+    assert "the whole run" not in capture.get()
+
+
+def test_times_in_a_log():
+    at = "[2026-01-01 00:00:{:02},500][lm_polygraph][INFO] - "
+    lines = [
+        at.format(1) + "Initializing stat calculators...",
+        at.format(5) + "Done intitializing stat calculators...",
+        at.format(5) + "Something else",
+        at.format(7) + "===== NEW BATCH =====",
+        at.format(8) + "===== NEW BATCH =====",
+        at.format(9) + "===== METRICS =====",
+    ]
+    assert np.diff(batch_times("\n".join(lines))).tolist() == [2.0, 1.0]
+    assert batch_times("[00:00:01] stat calculators...") == []

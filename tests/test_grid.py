@@ -1,0 +1,68 @@
+"""A grid of cells on the joblib launcher, every cell in shards, joined again."""
+
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.runs.manifest import read_manifest
+from tests import tiny_lm
+from tests.polygraph import polygraph_eval, polygraph_eval_here
+from tests.runs.test_squad import QUESTION, write
+
+MODELS = {"asmi_llama2_7b": "llama", "asmi_mistral_7b": "mistral-window"}
+BENCHMARKS = ("asmi_squad", "asmi_squad_closed_book")
+
+
+def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
+    """Two models on two benchmarks in two shards: eight jobs, two at a time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, family in MODELS.items():
+        tiny_lm.save(tmp_path / name, family, max_position_embeddings=1024)
+    questions = [
+        QUESTION._replace(id=str(i), question=f"Whose mill is number {i}?", answer=answer)
+        for i, answer in enumerate(["red", "blue kites", "True", "the passage", "Brask"])
+    ]
+    overrides = [
+        f"data.source={write(tmp_path / 'questions.json', questions)}",
+        "estimators=asmi_no_side_models",
+        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]",
+        "model.path=${hydra:runtime.choices.model}",
+        "model.load_model_args.dtype=float32",
+        "max_new_tokens=4",
+        "asmi.num_samples=2",
+        "~generation_params.stop_strings",
+        f"cache_path={tmp_path}",
+    ]
+    polygraph_eval(
+        "--config-name", "asmi_grid", "--multirun", *overrides,
+        f"model={','.join(MODELS)}", f"benchmark={','.join(BENCHMARKS)}",
+        "data.num_shards=2", "data.shard=0,1",
+        "hydra.sweep.dir=grid", "hydra.launcher.n_jobs=2",
+    )  # fmt: skip
+    assert len(list(Path("grid").rglob("ue_manager_seed1"))) == 8
+    merged = CliRunner().invoke(main, ["merge", "grid", "--out", "merged"])
+    assert merged.exit_code == 0, merged.output
+    files = sorted(Path("merged").rglob("ue_manager_seed1"))
+    assert len(files) == 4
+
+    for model in MODELS:
+        polygraph_eval_here(
+            "--config-name", "asmi_cell", *overrides, f"model={model}", "benchmark=asmi_squad",
+            "asmi.journal=null", f"hydra.run.dir={model}-whole",
+        )  # fmt: skip
+        whole = load_run(f"{model}-whole")
+        joined = load_run(next(f for f in files if f.parts[1:3] == (model, "asmi_squad")))
+        assert joined.stats["input_texts"] == whole.stats["input_texts"]
+        assert joined.stats["sample_texts"] == whole.stats["sample_texts"]
+        assert list(joined.scores) == list(whole.scores)
+        np.testing.assert_allclose(joined.scores, whole.scores, rtol=1e-4, atol=1e-6)
+        manifest = read_manifest(joined.path)
+        assert manifest["rows"] == read_manifest(whole.path)["rows"]
+        assert len(manifest["merged_from"]) == 2
+    of_models = [load_run(f"{model}-whole").scores for model in MODELS]
+    assert not np.allclose(*of_models)

@@ -1,0 +1,85 @@
+"""A run killed at any moment loses nothing that was scored."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import diskcache
+import numpy as np
+from datasets import Dataset
+
+from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.runs.manifest import read_manifest
+from tests import tiny_lm
+from tests.polygraph import SCRIPT
+
+ROWS = 60
+ENTRIES_PER_ROW = 3  # unmasked pass, masked passes, sampled answers
+
+
+def entries(journal: Path) -> int:
+    """How many results another process has kept so far."""
+    if not (journal / "cache.db").exists():
+        return 0
+    try:
+        with diskcache.Cache(str(journal)) as kept:
+            return len(kept)
+    except Exception:  # it is being made at this moment
+        return 0
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
+    rows = {"input": prompts, "output": ["the mill"] * (ROWS - 1) + ["a kite"]}
+    Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
+    overrides = [
+        "--config-name",
+        "asmi_offline",
+        "benchmark=asmi_babiqa",
+        "estimators=asmi",
+        "data.source=questions",
+        "model=asmi_local",
+        f"model.path={tiny_lm.save(tmp_path / 'tiny')}",
+        "output_attentions=false",
+        "asmi.num_samples=2",
+        "~generation_params.stop_strings",
+    ]
+    journal = tmp_path / "journal"
+    killed = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *overrides, "cache_path=.", "hydra.run.dir=killed"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while entries(journal) < 5 * ENTRIES_PER_ROW and killed.poll() is None:
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL, "the run was too quick to be killed"
+    kept = entries(journal)
+    assert 5 * ENTRIES_PER_ROW <= kept < ROWS * ENTRIES_PER_ROW
+    assert not (tmp_path / "killed" / "ue_manager_seed1").exists()
+    assert read_manifest(tmp_path / "killed" / "ue_manager_seed1")["status"] == "running"
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for folder, cache in (("resumed", "."), ("whole", "elsewhere")):
+        subprocess.run(
+            [sys.executable, str(SCRIPT), *overrides, f"cache_path={cache}",
+             f"hydra.run.dir={folder}"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    resumed, whole = load_run(tmp_path / "resumed"), load_run(tmp_path / "whole")
+    reused = sum(resumed.stats["asmi_reused_depths"])
+    # Of the row that was being scored, the one or the other part may be there.
+    assert abs(reused - kept / ENTRIES_PER_ROW) <= 1
+    assert read_manifest(resumed.path)["asmi_reused"] == reused
+    assert sum(whole.stats["asmi_reused_depths"]) == 0
+    for name in whole.scores:
+        np.testing.assert_array_equal(resumed.scores[name], whole.scores[name])
+    assert resumed.stats["sample_texts"] == whole.stats["sample_texts"]

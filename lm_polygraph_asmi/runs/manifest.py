@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from lm_polygraph_asmi.statistics import SECONDS
 
 FORMAT = 1

@@ -22,15 +22,20 @@ class Run:
         scores: a row per example, a column per estimator; higher = more uncertain.
         quality: a row per example, a column per quality metric; higher = better.
         stats: saved statistics, a list with one entry per example each.
-        clusters: key of each example, equal where examples are not independent; from the manifest,
-            None where there is none.
+        manifest: what stands beside it (`runs.manifest`), None where nothing does.
     """
 
     path: Path
     scores: pd.DataFrame
     quality: pd.DataFrame
     stats: dict[str, list[Any]]
-    clusters: list[str] | None = None
+    manifest: dict[str, Any] | None = None
+
+    @property
+    def clusters(self) -> list[str] | None:
+        """Key of each example, equal where examples are not independent; None if not known."""
+        clusters = self.manifest["rows"]["clusters"] if self.manifest else []
+        return clusters if len(clusters) == len(self.scores) else None
 
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in force, one dictionary per depth."""
@@ -61,7 +66,7 @@ def load_run(path: str | Path) -> Run:
     Raises:
         FileNotFoundError: no such file, or none in the folder.
         ValueError: a folder with several seeds, a file of another kind, or an unfinished run,
-            whose estimators and quality metrics do not cover the same examples.
+            whose estimators and quality metrics do not cover the same examples; a damaged manifest.
     """
     file, *others = manager_files(path)
     if others:
@@ -83,15 +88,11 @@ def load_run(path: str | Path) -> Run:
         )
     scores = pd.DataFrame({str(name): values for name, values in tables["estimations"].items()})
     quality = pd.DataFrame({str(name): values for name, values in tables["gen_metrics"].items()})
-    return Run(file, scores, quality, dict(parts["stats"]), _clusters(file, len(scores)))
-
-
-def _clusters(file: Path, rows: int) -> list[str] | None:
     try:
-        clusters = read_manifest(file)["rows"]["clusters"]
-    except (FileNotFoundError, ValueError, KeyError):
-        return None
-    return clusters if len(clusters) == rows else None
+        manifest = read_manifest(file)
+    except FileNotFoundError:
+        manifest = None
+    return Run(file, scores, quality, dict(parts["stats"]), manifest)
 
 
 def together(runs: Sequence[Run]) -> Run:

@@ -1,5 +1,7 @@
 """Rendering of results in a terminal."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from rich.table import Table
@@ -11,6 +13,8 @@ from lm_polygraph_asmi.statistics import at_depth
 
 REFERENCE, REFERENCE_SYMBOL = "MaximumSequenceProbability", "MSP"
 """The baseline that differences are taken from."""
+
+SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
 RIGHT = 0.5
 """Quality from which an answer counts as right."""
@@ -100,6 +104,13 @@ def notes(run: Run, metric: str) -> str:
     if run.clusters is not None:
         kept = {cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok}
         lines.append(f"Clusters (stories, passages or prompts): {len(kept)}.")
+    replaced = [
+        f"{key} = {Path(path).name}"
+        for key in SIDE_MODELS
+        if (path := (run.manifest or {}).get("config", {}).get(key)) and Path(path).is_absolute()
+    ]
+    if replaced:
+        lines.append(f"Side models from local files: {', '.join(replaced)}.")
     drawn = run.stats.get("asmi_num_responses")
     if drawn:
         lines.append(f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers (median).")

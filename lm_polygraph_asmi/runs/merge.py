@@ -105,7 +105,7 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
         file = Path(out, cell if len(cells) > 1 else "", f"ue_manager_seed{seed}")
         try:
             merged.append(_join(f"{cell}, seed {seed}", _finished_shards(found), file))
-        except (MergeError, OSError) as error:
+        except (ValueError, OSError) as error:
             errors.append(f"{cell}, seed {seed}: {error}")
     return merged, errors
 
@@ -194,9 +194,17 @@ def _common_overrides(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _join(cell: str, shards: Sequence[Shard], file: Path) -> Merged:
-    for taken in (file, manifest_path(file)):
-        if taken.exists():
-            raise MergeError(f"{taken} is there already: name another --out, or remove it")
+    sources = [
+        {"folder": str(shard.manager.parent), "shard": shard.number}
+        | {name: shard.manifest[name] for name in ("started", "finished", "packages")}
+        for shard in shards
+    ]
+    if file.exists():
+        # A sweep may be joined again once its last cell is finished.
+        if read_manifest(file).get("merged_from") == sources:
+            rows = sum(len(shard.ids) for shard in shards)
+            return Merged(cell, len(shards), rows, file, ["joined before"])
+        raise MergeError(f"{file} is there already: name another --out, or remove it")
     _check_rows(shards)
     managers = [_load(shard) for shard in shards]
     _check_alike(shards, managers)
@@ -218,7 +226,7 @@ def _join(cell: str, shards: Sequence[Shard], file: Path) -> Merged:
     joined.metrics = {}
     joined.ue_metrics = ue_metrics(shards[0].manifest["config"])
     joined.eval_ue()
-    manifest = _joined_manifest(shards, joined.stats)
+    manifest = _joined_manifest(shards, joined.stats) | {"merged_from": sources}
     for name, releases in manifest["packages"].items():
         if ", " in releases:  # seldom moves a score, and shards may be days apart: not refused
             warnings.append(f"shards ran with different releases of {name}: {releases}")
@@ -316,9 +324,4 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         "asmi": asmi_settings(stats),
         "asmi_reused": sum(manifest["asmi_reused"] for manifest in manifests),
         "seconds": seconds_per_phase(stats),
-        "merged_from": [
-            {"folder": str(shard.manager.parent), "shard": shard.number}
-            | {name: shard.manifest[name] for name in ("started", "finished", "packages")}
-            for shard in shards
-        ],
     }

@@ -41,7 +41,7 @@ def unsplit(tmp_path_factory):
     quality["Accuracy"] = random.integers(2, size=ROWS).tolist()
     quality["Rouge_rougeL"][7] = float("nan")
     manager.estimations |= {("sequence", name): values for name, values in scores.items()}
-    manager.estimations["claim", "ClaimScore"] = random.normal(size=ROWS).tolist()
+    manager.estimations["claim", "ClaimScore"] = random.normal(size=2 * ROWS).tolist()
     manager.gen_metrics |= {("sequence", name): values for name, values in quality.items()}
     manager.stats |= {
         "input_texts": [f"question {i}" for i in range(ROWS)],
@@ -66,7 +66,8 @@ def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset")
         for part in PARTS:
             content[part] = defaultdict(list)
             for key, values in getattr(unsplit, part).items():
-                content[part][key] += [values[row] for row in rows]
+                each = len(values) // ROWS
+                content[part][key] += values[rows[0] * each : (rows[-1] + 1) * each]
         torch.save(content, files[-1])
         data = {"source": f"hub/{dataset}", "shard": number, "num_shards": shards}
         path = str(folder / f"rows-{number}")
@@ -293,12 +294,18 @@ def test_nothing_is_written_over(unsplit, tmp_path):
     out = tmp_path / "out"
     assert len(merge_runs(files, out)[0]) == 1
     before = [(path, path.read_bytes()) for path in sorted(out.iterdir())]
-    (text,) = merge_runs([tmp_path], out)[1]  # with the joined file among what is searched
+    # The same runs again, with the joined file among what is searched.
+    ((again,), errors) = merge_runs([tmp_path], out)
+    assert again.warnings == ["joined before"]
+    assert errors == []
+    edit(files[0], "finished", to="later")
+    (text,) = merge_runs(files, out)[1]
     assert f"{out}/ue_manager_seed1 is there already" in text
     assert [(path, path.read_bytes()) for path in sorted(out.iterdir())] == before
     assert "nothing to join" in only_error([out], tmp_path / "other")
+    # A manifest alone is what an interrupted merge leaves.
     (out / "ue_manager_seed1").unlink()
-    assert "asmi_manifest_seed1.json is there already" in merge_runs(files, out)[1][0]
+    assert merge_runs(files, out)[1] == []
 
 
 def test_cells_and_seeds_side_by_side(unsplit, tmp_path):

@@ -11,19 +11,25 @@ import json
 import logging
 import pickle
 import sqlite3
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import diskcache
 import torch
 import transformers
-from transformers import PreTrainedModel
+from accelerate.utils import align_module_device
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi import __version__
 
 log = logging.getLogger("lm_polygraph")
 
 _DAMAGE = (sqlite3.Error, OSError, diskcache.Timeout, pickle.UnpicklingError, EOFError, ValueError)
+_CHUNK = 2**22
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by their bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 FORMAT = 1
 """Part of every key: raised when the meaning of stored results changes."""
@@ -49,6 +55,11 @@ class Journal:
             self._entries = diskcache.Cache(str(folder), eviction_policy="none")
         except _DAMAGE as error:
             self._give_up("opened", error)
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is one at all; without, keys need not be made."""
+        return self._entries is not None
 
     def get(self, key: dict[str, Any]) -> Any | None:
         """The result stored under a key, or None if there is none that can be trusted."""
@@ -83,7 +94,8 @@ class Journal:
         log.warning(
             "The journal %s cannot be %s (%s: %s). The run goes on and its results are saved at "
             "its end, but if it is killed, answers scored from here on are scored again. Is the "
-            "disk full, or is it a network file system? asmi.journal names another folder",
+            "disk full, is it a network file system, or is the folder damaged (then remove it)? "
+            "asmi.journal names another",
             self.folder, what, type(error).__name__, error,
         )  # fmt: skip
         self._writable = False  # what is there can still be read
@@ -99,6 +111,7 @@ def environment_key() -> dict[str, str]:
         "lm_polygraph_asmi": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "lm-polygraph": version("lm-polygraph"),
         "format": str(FORMAT),
     }
 
@@ -106,17 +119,28 @@ def environment_key() -> dict[str, str]:
 def model_key(model: PreTrainedModel) -> dict[str, str]:
     """Identity of a model's weights, configuration, precision and place.
 
-    Of every parameter at most 64 evenly spaced values are read: another checkpoint, another
-    precision or a fine-tuned layer gives another key, and a model of any size takes seconds.
-    Parameters that are offloaded (on the meta device) count by name and shape.
+    Every value of every parameter and buffer counts, so another checkpoint, an adapter, a single
+    head set to zero or another quantisation gives another key. Forward hooks do not: with hooks
+    that change what a model computes, keep no journal.
+
+    Raises:
+        TypeError: weights of a kind whose bits cannot be read.
     """
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        if parameter.device.type != "meta" and parameter.numel():
-            values = parameter.detach().reshape(-1)
-            picked = values[:: max(1, values.numel() // 64)].cpu().contiguous()
-            digest.update(picked.view(torch.uint8).numpy().tobytes())
+    for name, module in model.named_modules():
+        with align_module_device(module):  # offloaded weights are fetched one module at a time
+            tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
+            for full_name, tensor in tensors:
+                try:
+                    content = _checksum(tensor)
+                except (RuntimeError, NotImplementedError, KeyError) as error:
+                    raise TypeError(
+                        f"the journal cannot tell weights {full_name} ({type(tensor).__name__}, "
+                        f"{tensor.dtype}) from others: set asmi.journal to null"
+                    ) from error
+                digest.update(
+                    f"{full_name} {tuple(tensor.shape)} {tensor.dtype} {content} ".encode()
+                )
     config = {
         name: value
         for name, value in model.config.to_dict().items()
@@ -124,3 +148,22 @@ def model_key(model: PreTrainedModel) -> dict[str, str]:
     }
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     return {"model": digest.hexdigest(), "device": model.device.type}
+
+
+def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Identity of a tokenizer: its vocabulary and special tokens."""
+    content = [sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map]
+    return {"tokenizer": hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()}
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Exact and position-dependent, on the tensor's own device: sum of (2 i + 1) x_i mod 2^64, x_i
+    the bits of its values."""
+    values = tensor.detach().contiguous().reshape(-1)
+    bits = values.view(_WHOLE[values.element_size()])
+    total = 0
+    for start in range(0, bits.numel(), _CHUNK):
+        part = bits[start : start + _CHUNK].long()
+        place = torch.arange(start, start + part.numel(), device=part.device)
+        total += int((part * (2 * place + 1)).sum())
+    return total % 2**64

@@ -29,10 +29,16 @@ def coqa_prompt(story: str, before: list[tuple[str, str]], question: str) -> str
 
 
 def babi_prompt(context: str, question: str) -> str:
-    from lm_polygraph.utils.common import load_external_module
-
-    script = Path(__file__).parents[1] / "scripts" / "build_babi.py"
-    return load_external_module(str(script)).PROMPT.format(context=context, question=question)
+    return (
+        "Imagine that you are only able to say a single word. Answer the question given a context. "
+        "You must only output the full name of the location the same way it is mentioned in the "
+        "text. Do not try to be polite of helpful.\n\nExample:\n\nContext:\nMary moved to the "
+        "bathroom. John went to the hallway. Daniel went back to the hallway. Sandra moved to the "
+        "garden. John moved to the office. Sandra journeyed to the bathroom. Mary moved to the "
+        "hallway. Daniel travelled to the office. John went back to the garden. John moved to the "
+        "bedroom.\nQuestion:\nWhere is Sandra?\nAnswer:\nbathroom\n\n"
+        f"Context:\n{context}\n\nQuestion:\n{question}\nAnswer:\n"
+    )
 
 
 def _coqa() -> dict[str, list]:

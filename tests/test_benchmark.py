@@ -11,7 +11,7 @@ from hydra import compose, initialize
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, read_write
 
 from lm_polygraph_asmi.analysis import load_run
 from lm_polygraph_asmi.configs_path import configs_path
@@ -264,12 +264,18 @@ def test_the_grid_has_sixteen_cells():
     assert len(jobs) == 16
     cells = {(job.model.path, str(job.data.source)) for job in jobs}
     assert len(cells) == 16
-    folders = set()
-    for job in jobs:
-        HydraConfig.instance().set_config(job)
-        folders.add(str(job.hydra.sweep.subdir))
-    assert len(folders) == 16
     assert len(names_of(jobs[-1])) == BASELINES + 3
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_two_jobs_of_a_sweep_share_a_folder(name):
+    """Whatever is swept: the number of the job is part of its folder."""
+    config = composed(name)
+    for number in (0, 1):
+        with read_write(config):
+            config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)
+        assert str(config.hydra.sweep.subdir).endswith(str(number))
 
 
 @pytest.mark.parametrize("launcher", ["asmi_slurm", "asmi_ray"])

@@ -8,9 +8,11 @@ import diskcache
 import numpy as np
 import pytest
 import torch
+from accelerate import cpu_offload
 
-from lm_polygraph_asmi.journal import Journal, model_key
+from lm_polygraph_asmi.journal import Journal, model_key, tokenizer_key
 from tests.families import tiny_model
+from tests.tiny_lm import tokenizer
 
 KEY = {"model": "tiny", "input_ids": [1, 2, 3], "depth": 0.6}
 RESULT = {"asmi_mi": np.array([0.1, 0.2]), "asmi_settings": {"layer": 2}}
@@ -112,12 +114,39 @@ def test_model_key_tells_models_apart():
     key = model_key(model)
     assert model_key(tiny_model("llama")) == key
     others = [tiny_model("llama-tied"), tiny_model("llama").to(torch.bfloat16)]
-    changed = tiny_model("llama")
-    with torch.no_grad():
-        changed.model.layers[3].mlp.up_proj.weight.mul_(1.01)
-    window = tiny_model("llama", rope_theta=99.0)
-    keys = {model_key(other)["model"] for other in (*others, changed, window)}
-    assert len(keys | {key["model"]}) == 5
+    for edit in (
+        lambda m: m.model.layers[3].self_attn.o_proj.weight[:, 8:16].zero_(),  # a head
+        lambda m: m.model.embed_tokens.weight[7].mul_(1.01),
+        lambda m: m.lm_head.weight[3:5].copy_(m.lm_head.weight[[4, 3]]),
+        lambda m: m.model.layers[0].register_buffer("scales", torch.ones(3)),
+    ):
+        others.append(tiny_model("llama"))
+        with torch.no_grad():
+            edit(others[-1])
+    others.append(tiny_model("llama", rope_theta=99.0))
+    keys = {model_key(other)["model"] for other in others}
+    assert len(keys | {key["model"]}) == len(others) + 1
+
+
+def test_the_chunks_of_a_large_tensor_make_one_checksum(monkeypatch):
+    key = model_key(tiny_model("llama"))
+    monkeypatch.setattr("lm_polygraph_asmi.journal._CHUNK", 7)
+    assert model_key(tiny_model("llama")) == key
+
+
+def test_offloaded_weights_count():
+    keys = []
+    for factor in (1.0, 1.5):
+        model = tiny_model("llama")
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight.mul_(factor)
+        keys.append(model_key(cpu_offload(model, torch.device("cpu")))["model"])
+    assert keys[0] != keys[1]
+
+
+def test_tokenizer_key_tells_end_tokens_apart():
+    assert tokenizer_key(tokenizer()) == tokenizer_key(tokenizer())
+    assert tokenizer_key(tokenizer()) != tokenizer_key(tokenizer(pad_is_eos=True))
 
 
 def test_model_key_ignores_where_and_how_a_model_was_loaded(tmp_path):

@@ -16,6 +16,7 @@ from lm_polygraph.utils.dataset import Dataset as HostDataset
 from lm_polygraph_asmi.analysis import load_run, normalised_prr
 from lm_polygraph_asmi.maths import sample_head_masks
 from tests import tiny_lm
+from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 from tests.polygraph import polygraph_eval
 from tests.runs.test_squad import QUESTION, write
@@ -84,10 +85,8 @@ def test_build_babi(tmp_path):
     run_script("build_babi.py", str(tmp_path / "babi.txt"), str(tmp_path / "babi"))
     rows = load_from_disk(tmp_path / "babi")
     assert rows["output"] == ["office", "garden", "hallway"]
-    end = (
-        "Mary went to the office. John went to the garden.\n\nQuestion:\nWhere is John?\nAnswer:\n"
-    )
-    assert rows["input"][1].endswith(f"Context:\n{end}")
+    moves = "Mary went to the office. John went to the garden."
+    assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
 
 

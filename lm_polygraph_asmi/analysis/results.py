@@ -81,6 +81,8 @@ def load_run(path: str | Path) -> Run:
         for part in ("estimations", "gen_metrics")
     }
     lengths = {len(values) for table in tables.values() for values in table.values()}
+    if "input_texts" in parts["stats"]:
+        lengths.add(len(parts["stats"]["input_texts"]))
     if len(lengths) != 1:
         raise ValueError(
             f"{file} is incomplete: its columns have {sorted(lengths)} rows. The run stopped "

@@ -1,7 +1,9 @@
 """The Hydra callback of every shipped config: checks before a run, a manifest beside results."""
 
+import gc
 import logging
 import time
+import traceback
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.resolvers import container
+from lm_polygraph_asmi.runs.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
 
@@ -28,11 +31,13 @@ class RunRecord(Callback):
         self._manifests: dict[Path, dict[str, Any]] = {}
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        from lm_polygraph_asmi.runs.preflight import check_config, check_data
+        from lm_polygraph_asmi.runs.manifest import reset_peak_memory
+        from lm_polygraph_asmi.runs.preflight import check_run
 
         self._started = time.time()
         self._manifests = {}
-        findings = [*check_config(config), *check_data(config)]
+        reset_peak_memory()
+        findings = check_run(config)
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
         if any(finding.fatal for finding in findings):
@@ -42,31 +47,36 @@ class RunRecord(Callback):
                 )
             return
         self._manifests = _started_manifests(config)
-        self._write()
+        for manager, manifest in self._manifests.items():
+            # What an earlier run left in this folder counts until this one has results.
+            if not manager.exists():
+                write_manifest(manifest, manager)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        from lm_polygraph_asmi.runs.manifest import peak_memory
-
-        completed = job_return.status == JobStatus.COMPLETED
+        failed = job_return.status != JobStatus.COMPLETED
+        error = None
+        try:
+            _ = job_return.return_value  # raises what the job raised
+        except Exception as raised:
+            error = raised
         for manager, manifest in self._manifests.items():
             manifest |= {
-                "status": "completed" if completed else "failed",
                 "finished": _now(),
                 "seconds_wall": time.time() - self._started,
                 "peak_memory_bytes": peak_memory(),
+                "status": "failed" if failed else "completed",
             }
-            if not completed:
-                error = getattr(job_return, "_return_value", None)
+            if failed:
                 manifest["error"] = f"{type(error).__name__}: {error}"
-            if manager.is_file():
+            if manager.is_file() and manager.stat().st_mtime >= self._started:
                 _add_results(manifest, manager)
-        self._write()
-
-    def _write(self) -> None:
-        from lm_polygraph_asmi.runs.manifest import write_manifest
-
-        for manager, manifest in self._manifests.items():
+            elif manager.is_file():
+                continue  # of an earlier run
             write_manifest(manifest, manager)
+        if isinstance(error, BaseException):
+            # Hydra keeps the error, and with its frames the model, until the whole sweep has ended.
+            traceback.clear_frames(error.__traceback__)
+            gc.collect()
 
 
 def _now() -> str:
@@ -88,7 +98,11 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "status": "running",
             "started": _now(),
             "config_name": hydra.job.config_name,
-            "overrides": list(hydra.overrides.task),
+            "overrides": [
+                override
+                for override in hydra.overrides.task
+                if without_secrets({override.partition("=")[0].rpartition(".")[2].lstrip("+"): 0})
+            ],
             "model": {
                 "name": choices.get("model"),
                 "path": model["path"],
@@ -106,7 +120,7 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "rows": manifest.rows_of(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
-            "config": {key: value for key, value in job.items() if key != "hf_token"},
+            "config": without_secrets(job),
         }
         for seed in job["seed"]
     }
@@ -121,6 +135,9 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
 
     content = torch.load(manager, weights_only=False)
     stats = content["stats"]
+    if content["state"] != "failed":  # of several seeds, another one may have failed
+        manifest["status"] = "completed"
+        manifest.pop("error", None)
     # A model of the hub is in the cache only now, if this run was its first.
     model = manifest["model"]
     revision = manifest["config"]["model"]["load_model_args"].get("revision")

@@ -11,6 +11,7 @@ import platform
 import resource
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import numpy as np
 from lm_polygraph_asmi.statistics import SECONDS
 
 FORMAT = 1
+SECRETS = {"hf_token", "token", "use_auth_token", "api_key"}
+"""Names of settings that do not go into a manifest."""
 PACKAGES = (
     "lm-polygraph-asmi", "lm-polygraph", "torch", "transformers", "tokenizers", "accelerate",
     "datasets", "sentence-transformers", "hydra-core", "numpy", "scipy", "scikit-learn",
@@ -116,13 +119,34 @@ def model_revision(path: str, revision: str | None) -> str:
                 digest.update(file.read_bytes())
         return f"sha256:{digest.hexdigest()[:16]}"
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
+    try:
+        cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
+    except HFValidationError:  # a folder that is not there
+        return "unknown"
     return Path(cached).parent.name if isinstance(cached, str) else "unknown"
 
 
+def without_secrets(node: Any) -> Any:
+    """A config without tokens and keys, since manifests are passed on."""
+    if isinstance(node, dict):
+        return {name: without_secrets(value) for name, value in node.items() if name not in SECRETS}
+    return [without_secrets(value) for value in node] if isinstance(node, list) else node
+
+
+def reset_peak_memory() -> None:
+    """Let `peak_memory` start anew: the jobs of a sweep may share a process."""
+    import torch
+
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # Linux; elsewhere the figure is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> dict[str, int]:
-    """Bytes: the most this process has held in main memory, and on each GPU."""
+    """Bytes: the most this process has held in main memory, and on each GPU, since the reset."""
     import torch
 
     # Kilobytes on Linux, bytes on macOS.

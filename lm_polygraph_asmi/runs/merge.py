@@ -241,6 +241,11 @@ def _join(cell: str, shards: Sequence[Shard], file: Path) -> Merged:
 
 def _check_rows(shards: Sequence[Shard]) -> None:
     """Whether shards were cut from the same rows: disjoint, and of sizes that differ by one."""
+    if len(shards) > 1 and shards[0].manifest["config"].get("subsample_eval_dataset", -1) != -1:
+        raise MergeError(
+            "subsample_eval_dataset drew rows within each shard, others than an unsplit run draws: "
+            "run the shards again with data.size or data.limit in its place"
+        )
     sizes = [len(shard.ids) for shard in shards]
     if max(sizes) - min(sizes) > 1:
         raise MergeError(f"{sizes} rows were not cut from the same data: run all shards again")

@@ -28,6 +28,17 @@ class Finding(NamedTuple):
     fatal: bool
 
 
+def check_run(config: DictConfig) -> list[Finding]:
+    """All findings of this module; what cannot even be checked is one too."""
+    found = []
+    for check in (check_config, check_data):
+        try:
+            found += list(check(config))
+        except Exception as error:  # an interpolation that fails can raise anything
+            found.append(Finding(f"{type(error).__name__}: {error}", fatal=True))
+    return found
+
+
 def check_config(config: DictConfig) -> Iterator[Finding]:
     """Findings about the settings of a run."""
     for setting in (missing := _missing(config)):
@@ -52,6 +63,12 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             )
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
+    if len(config.get("seed") or [1]) > 1:
+        yield Finding(
+            "several seeds: answers, masks and samples do not follow from LM-Polygraph's seed, so "
+            "the runs will be alike. Redraw with asmi.calculator.seed and asmi.sampling_seed",
+            fatal=False,
+        )
     if config.get("ignore_exceptions"):
         yield Finding(
             "ignore_exceptions is true: an estimator that fails on one batch loses all its scores",
@@ -132,11 +149,26 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield Finding(str(error), fatal=True)
         return
-    if isinstance(config.dataset, str) and Path(config.dataset).is_file():
+    if not _is_built(config) and Path(str(config.dataset)).is_file():
         yield Finding(
             f"{config.dataset} is read by pandas, which turns the answer 'None' into NaN and "
             "'007' into 7: save the rows as a `datasets` folder instead",
             fatal=False,
+        )
+    sharded = OmegaConf.select(config, "data.num_shards", default=1) > 1
+    if sharded and config.get("subsample_eval_dataset", -1) != -1:
+        yield Finding(
+            "subsample_eval_dataset would draw rows within each shard, others than an unsplit run "
+            "draws: use data.size or data.limit",
+            fatal=True,
+        )
+    columns = (config.text_column, config.get("label_column"))
+    if _is_built(config) and columns != ("input", "output"):
+        yield Finding(
+            f"text_column and label_column are {columns}, but rows are kept in the columns input "
+            "and output: leave them so, and name those of the source with data.text_column and "
+            "data.label_column",
+            fatal=True,
         )
     if rows < 2:
         yield Finding(
@@ -153,15 +185,20 @@ def count_rows(config: DictConfig) -> int:
     Raises:
         ConnectionError, ValueError: as `rows.read_rows`.
     """
-    # As written: resolving it would build the rows, outside the reach of our messages.
-    written = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
-    if isinstance(written, str) and "asmi_rows" in written:
+    if _is_built(config):
         rows = len(load_from_disk(rows_folder(container(config.data))))
     else:
         source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
         rows = _rows_in(source, config.eval_split, config.text_column, config.get("label_column"))
     size = config.get("subsample_eval_dataset", -1)
     return rows if size == -1 else min(rows, int(size * rows) if size < 1 else size)
+
+
+def _is_built(config: DictConfig) -> bool:
+    """Whether the rows are those of the node `data`."""
+    # As written: resolving it would build the rows, outside the reach of our messages.
+    written = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
+    return isinstance(written, str) and "asmi_rows" in written
 
 
 @lru_cache(maxsize=1)  # the doctor asks twice

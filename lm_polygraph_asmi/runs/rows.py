@@ -11,6 +11,8 @@ import logging
 import os
 import re
 import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -102,17 +104,27 @@ def read_rows(
 
     Raises:
         ConnectionError: the source cannot be reached.
-        ValueError: no such split or column, no rows, or a row without an answer.
+        FileNotFoundError: no such JSON file.
+        ValueError: no such split or column, no rows, a row without an answer, or a prompt asked
+            for that this source cannot have.
     """
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
     if name.endswith(".json"):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"data.source names {name}, which is not there")
         rows = _from_questions(read_squad(name), prompt_style, closed_book)
     else:
         table = _load(source, name, split)
         columns = table.column_names
-        if {"context", "question", "answers"} <= set(columns):
+        if text_column not in columns and {"context", "question", "answers"} <= set(columns):
             rows = _from_questions(questions_of(table), prompt_style, closed_book)
         else:
+            if closed_book or prompt_style != "paper":
+                raise ValueError(
+                    f"{name} has finished prompts (columns {columns}), so data.closed_book and "
+                    "data.prompt_style cannot change them: name a source with SQuAD's columns, or "
+                    "leave both as they are"
+                )
             for column in (text_column, label_column):
                 if column is not None and column not in columns:
                     raise ValueError(
@@ -124,6 +136,7 @@ def read_rows(
         raise ValueError(f"{name} holds no row in the split {split!r}: see data.split")
     if cluster_regex is not None:
         rows = [row._replace(cluster=_cluster_by(cluster_regex, row.input)) for row in rows]
+    rows = _with_own_ids(rows, name)
     repeated = len(rows) - len({row.input for row in rows})
     if repeated:
         log.warning(
@@ -149,6 +162,18 @@ def _load(source: Any, name: str, split: str) -> Dataset:
             f"and the hub did not answer. Fetch it once with a connection, or set data.source to a "
             f"folder ({error})"
         ) from error
+
+
+def _with_own_ids(rows: list[Row], name: str) -> list[Row]:
+    """Every row with an id of its own: the second "7" becomes "7#2"."""
+    times: Counter[str] = Counter()
+    own = []
+    for row in rows:
+        times[row.id] += 1
+        own.append(row._replace(id=f"{row.id}#{times[row.id]}") if times[row.id] > 1 else row)
+    if len(times) < len(rows):
+        log.warning("%s repeats %d ids; they were numbered", name, len(rows) - len(times))
+    return own
 
 
 def _was_saved(folder: Path) -> bool:
@@ -178,24 +203,41 @@ def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> l
 
 def _cluster_by(regex: str, prompt: str) -> str:
     found = re.search(regex, prompt)
-    if found is None:
-        raise ValueError(f"data.cluster_regex {regex!r} does not match the prompt {prompt[:200]!r}")
+    if found is None or not found.groups():
+        raise ValueError(
+            f"data.cluster_regex {regex!r} has no group, or does not match: {prompt[:200]!r}"
+        )
     return cluster_key(found[1])
 
 
 def save_rows(rows: list[Row], folder: Path) -> None:
-    """Write rows as a folder for `datasets.load_from_disk`; an existing one stays as it is."""
-    if (folder / "dataset_info.json").exists():
-        return
+    """Write rows as a folder for `datasets.load_from_disk`; a whole one stays as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if folder.exists():
+        if _holds(folder, len(rows)):
+            return
+        shutil.rmtree(folder)  # something has cleaned up in it
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Several jobs may build the same folder at once: each its own, and the first one is kept.
-    own = folder.with_name(f"{folder.name}.{os.getpid()}")
+    own = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     columns = {name: [getattr(row, name) for row in rows] for name in Row._fields}
     Dataset.from_dict(columns).save_to_disk(own)
     try:
         own.rename(folder)
     except OSError:
         shutil.rmtree(own)
+        if not _holds(folder, len(rows)):
+            raise
+
+
+def _holds(folder: Path, rows: int) -> bool:
+    try:
+        return len(load_from_disk(str(folder))) == rows
+    except (OSError, ValueError):
+        return False
 
 
 def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:

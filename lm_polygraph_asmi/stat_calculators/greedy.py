@@ -10,6 +10,7 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator, StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.analysis.results import load_run
+from lm_polygraph_asmi.runs.manifest import model_revision
 from lm_polygraph_asmi.stat_calculators.host import causal_model, prompt_ids
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
@@ -31,7 +32,10 @@ class SavedAnswersCalculator(StatCalculator):
     def __init__(self, run: str | Path) -> None:
         super().__init__()
         self.run = run
-        stats = load_run(run).stats
+        finished = load_run(run)
+        self.model = finished.manifest["model"] if finished.manifest else None
+        self._checked = False
+        stats = finished.stats
         self.answers = dict(
             zip(
                 stats["input_texts"],
@@ -55,9 +59,24 @@ class SavedAnswersCalculator(StatCalculator):
 
         Raises:
             KeyError: a prompt that the saved run did not answer.
+            ValueError: the saved run had another model.
         """
+        if not self._checked:
+            self._check_model(model)
         rows = [self._row(text, model) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
+
+    def _check_model(self, model: Model) -> None:
+        """The same model has the same name, or, in another folder, the same content."""
+        if self.model is not None and self.model["path"] != model.model_path:
+            here = model_revision(model.model_path, None)
+            if here != self.model["revision"]:
+                raise ValueError(
+                    f"the answers of {self.run} are those of {self.model['path']}, this run has "
+                    f"{model.model_path}: token ids would not mean the same. Name a run of "
+                    "the same model"
+                )
+        self._checked = True
 
     def _row(self, text: str, model: Model) -> dict[str, Any]:
         if text not in self.answers:

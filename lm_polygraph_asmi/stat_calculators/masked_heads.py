@@ -164,7 +164,7 @@ class MaskedHeadsCalculator(StatCalculator):
         What the journal holds is taken from there, depth by depth.
         """
         if self._model_key is None:
-            self._model_key = environment_key() | model_key(model)
+            self._model_key = environment_key() | model_key(model) if self.journal.kept else {}
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         by_depth = {depth: self.settings(model, depth) for depth in self.depths}
         answer_key = self._model_key | {

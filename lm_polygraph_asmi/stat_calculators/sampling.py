@@ -12,7 +12,7 @@ from lm_polygraph.utils.model import Model
 from torch import Tensor
 from transformers import DynamicCache
 
-from lm_polygraph_asmi.journal import Journal, environment_key, model_key
+from lm_polygraph_asmi.journal import Journal, environment_key, model_key, tokenizer_key
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.stat_calculators.host import causal_model
@@ -37,7 +37,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     def __init__(self, samples_n: int = 10, seed: int = 0, journal: str | None = None) -> None:
         super().__init__(samples_n)
         self.seed, self.journal = seed, Journal(journal)
-        self._model_key: dict[str, str] | None = None
+        self._model_key: dict[str, Any] | None = None
 
     def __call__(
         self,
@@ -52,15 +52,13 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
 
     def _row(self, text: str, model: Model, max_new_tokens: int) -> dict[str, Any]:
         if self._model_key is None:
-            self._model_key = environment_key() | model_key(causal_model(model))
+            self._model_key = self._identify(model) if self.journal.kept else {}
         prompt = model.tokenize([text])["input_ids"][0].tolist()
         key = self._model_key | {
             "prompt": prompt,
             "samples": self.samples_n,
             "seed": self.seed,
             "max_new_tokens": max_new_tokens,
-            "generation": vars(model.generation_parameters),
-            "attention": attention_of(model.model),
         }
         row = self.journal.get(key)
         if row is None:
@@ -74,6 +72,20 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
             row["seconds_samples"] = time.perf_counter() - start
             self.journal.put(key, row)
         return row
+
+    @staticmethod
+    def _identify(model: Model) -> dict[str, Any]:
+        """All that governs generation but the prompt."""
+        transformer = causal_model(model)
+        return {
+            **environment_key(),
+            **model_key(transformer),
+            **tokenizer_key(model.tokenizer),
+            "attention": attention_of(transformer),
+            "generation": vars(model.generation_parameters),
+            # What the run does not set comes from here, end tokens among it.
+            "model_generation": transformer.generation_config.to_json_string(),
+        }
 
 
 class _BehindPrompt:

@@ -95,6 +95,17 @@ def test_unfinished_run(tmp_path):
     assert "is incomplete" in text
 
 
+def test_a_run_that_stopped_between_two_rows(tmp_path):
+    """A row was begun, and none of its scores was made."""
+    file = save(tmp_path)
+    content = torch.load(file, weights_only=False)
+    content["stats"]["input_texts"] = list("abcde")
+    torch.save(content, file)
+    code, text = show(file)
+    assert code == 1
+    assert "its columns have [4, 5] rows" in text
+
+
 def test_no_run_in_the_folder(tmp_path):
     code, text = show(tmp_path)
     assert code == 1

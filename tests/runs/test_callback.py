@@ -1,5 +1,6 @@
 """What stands beside a run's results, and what stops it early; whole runs of a tiny model."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
+from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis import load_run
+from lm_polygraph_asmi.runs.callback import RunRecord
 from lm_polygraph_asmi.runs.manifest import manifest_path, read_manifest, write_manifest
 from lm_polygraph_asmi.runs.rows import cluster_key
 from tests import tiny_lm
@@ -147,6 +150,62 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manifest_path(manager).write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         read_manifest(manager)
+
+
+def test_an_earlier_run_in_the_folder_keeps_its_manifest(run):
+    manager = run("data.limit=2")
+    before = manifest_path(manager).read_text()
+    with pytest.raises(OSError, match="cannot be loaded"):
+        run("data.limit=3", "model.path=/nowhere")
+    assert manifest_path(manager).read_text() == before
+    run("data.limit=3")
+    assert len(read_manifest(manager)["rows"]["ids"]) == 3
+
+
+def test_a_model_folder_that_is_not_there_is_recorded_all_the_same(run, tmp_path):
+    with pytest.raises(OSError, match="cannot be loaded"):
+        run("model.path=/nowhere")
+    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
+    assert (manifest["status"], manifest["model"]["revision"]) == ("failed", "unknown")
+
+
+def test_tokens_do_not_go_into_the_manifest(run):
+    manager = run("data.limit=2", "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET")
+    text = manifest_path(manager).read_text()
+    assert "SECRET" not in text
+    assert "data.limit=2" in read_manifest(manager)["overrides"]
+
+
+def test_what_cannot_be_checked_stops_the_run_too(run, capsys):
+    with pytest.raises(SystemExit):
+        run("data.limit=2.5")
+    with pytest.raises(SystemExit):
+        run("data.cluster_regex=Who")
+    assert "data.cluster_regex" in capsys.readouterr().out
+
+
+def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
+    """As a sweep would, the error is held on to."""
+    held = []
+
+    def fail(*_):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(Perplexity, "__call__", fail)
+    ended = RunRecord.on_job_end
+
+    def hold(self, config, job_return, **others):
+        held.append(job_return)
+        ended(self, config, job_return, **others)
+        gc.collect()
+        held.append([o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)])
+
+    monkeypatch.setattr(RunRecord, "on_job_end", hold)
+    gc.collect()
+    before = [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
+    with pytest.raises(RuntimeError, match="no more"):
+        run()
+    assert len(held[1]) == len(before)
 
 
 def test_a_doubtful_setting_is_said_and_does_not_stop_the_run(run, capsys):

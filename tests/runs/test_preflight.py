@@ -98,6 +98,7 @@ def test_values_that_must_be_given():
         (["generation_params.do_sample=null"], "do_sample is not set", False),
         (["batch_size=4"], "Use batch_size: 1", False),
         (["ignore_exceptions=true"], "loses all its scores", False),
+        (["seed=[1,2]"], "the runs will be alike", False),
     ],
 )
 def test_settings(overrides, message, fatal):
@@ -127,6 +128,22 @@ def test_data(tmp_path, columns, overrides, message):
     (finding,) = of_data(saved(tmp_path / "d", **columns), *overrides)
     assert message in finding.text
     assert finding.fatal
+
+
+def test_subsamples_of_shards(tmp_path):
+    rows = {"input": list("abcdefgh"), "output": list("abcdefgh")}
+    split = ["data.num_shards=2", "subsample_eval_dataset=3"]
+    (finding,) = of_data(saved(tmp_path / "d", **rows), *split)
+    assert "others than an unsplit run draws" in finding.text
+    assert finding.fatal
+
+
+def test_columns_of_the_source_are_named_below_data(tmp_path):
+    rows = {"question": ["a", "b"], "output": ["x", "y"]}
+    columns = ["text_column=question", "data.text_column=question"]
+    (finding,) = of_data(saved(tmp_path / "d", **rows), *columns)
+    assert "name those of the source with data.text_column" in finding.text
+    assert of_data(saved(tmp_path / "e", **rows), columns[1]) == []
 
 
 def test_sound_data(tmp_path):

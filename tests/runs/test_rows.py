@@ -1,6 +1,7 @@
 """Which rows a run asks, and who they are."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from lm_polygraph_asmi.runs.rows import (
     cluster_key,
     read_rows,
     rows_folder,
+    save_rows,
     shard_of,
     spread,
     subsample,
@@ -142,7 +144,7 @@ def test_clusters_by_a_part_of_the_prompt(tmp_path):
     regex = r"(?s)Story: (.*?)\n\nQuestion: "
     rows = read_rows(source, "test", "input", "output", cluster_regex=regex)
     assert [row.cluster for row in rows] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
-    with pytest.raises(ValueError, match="does not match the prompt 'Story: a"):
+    with pytest.raises(ValueError, match="has no group, or does not match: 'Story: a"):
         read_rows(source, "test", "input", "output", cluster_regex="Passage: (.*)")
 
 
@@ -185,6 +187,42 @@ def test_an_empty_split(tmp_path):
 def test_an_unreachable_dataset(source):
     with pytest.raises(ConnectionError, match=r"the dataset nowhere/at-all.* cannot be reached"):
         read_rows(source, "test", "input", "output")
+
+
+def test_prompts_that_are_finished_cannot_be_asked_otherwise(tmp_path):
+    source = saved(tmp_path, input=["Who?"], output=["A"])
+    for changed in ({"closed_book": True}, {"prompt_style": "demo"}):
+        with pytest.raises(ValueError, match="has finished prompts"):
+            rows_folder(data(source, **changed))
+
+
+def test_repeated_ids_are_numbered(tmp_path, caplog):
+    source = saved(tmp_path, id=["7", "8", "7"], input=["a", "b", "c"], output=["x", "y", "z"])
+    rows = read_rows(source, "test", "input", "output")
+    assert [row.id for row in rows] == ["7", "8", "7#2"]
+    assert "repeats 1 ids; they were numbered" in caplog.text
+
+
+def test_a_folder_that_something_has_cleaned_up_in_is_built_again(tmp_path):
+    rows = read_rows(
+        saved(tmp_path, input=["a", "b"], output=["x", "y"]), "test", "input", "output"
+    )
+    folder = tmp_path / "rows"
+    save_rows(rows, folder)
+    (arrow,) = folder.glob("*.arrow")
+    arrow.unlink()
+    save_rows(rows, folder)
+    assert load_from_disk(folder)["input"] == ["a", "b"]
+
+
+def test_several_jobs_build_the_same_folder(tmp_path):
+    rows = read_rows(
+        saved(tmp_path, input=["a", "b"], output=["x", "y"]), "test", "input", "output"
+    )
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: save_rows(rows, tmp_path / "rows"), range(8)))
+    assert load_from_disk(tmp_path / "rows")["output"] == ["x", "y"]
+    assert not list(tmp_path.glob("rows.*"))
 
 
 @pytest.mark.parametrize("limit", [0, -3])

@@ -5,6 +5,7 @@ import pytest
 import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
+from lm_polygraph_asmi.runs.manifest import write_manifest
 from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
 from tests.tiny_lm import whitebox
 
@@ -52,6 +53,17 @@ def test_a_question_that_was_not_asked(finished, model):
     folder, _ = finished
     with pytest.raises(KeyError, match=r"holds no answer to the prompt 'Is it blue\?'"):
         SavedAnswersCalculator(folder)({}, ["Is it blue?"], model)
+
+
+def test_answers_of_another_model(finished, model):
+    folder, _ = finished
+    manifest = {"model": {"path": "other", "revision": "abc"}, "rows": {"clusters": []}}
+    write_manifest(manifest, folder / "ue_manager_seed1")
+    with pytest.raises(ValueError, match="are those of other, this run has tiny"):
+        SavedAnswersCalculator(folder)({}, TEXTS, model)
+    manifest["model"]["path"] = "tiny"
+    write_manifest(manifest, folder / "ue_manager_seed1")
+    assert SavedAnswersCalculator(folder)({}, TEXTS, model)["greedy_tokens"]
 
 
 def test_no_such_run(tmp_path):

@@ -71,6 +71,15 @@ def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
             SeededSamplingCalculator(**changed, journal=str(tmp_path))({}, TEXTS, model, 6)
     with pytest.raises(AssertionError, match="drawn again"):
         SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 7)
-    monkeypatch.setattr(model.generation_parameters, "temperature", 1.0)
+    for settings, name, value in (
+        (model.generation_parameters, "temperature", 1.0),
+        (model.model.generation_config, "eos_token_id", [2, 5]),
+        (model.model.generation_config, "min_p", 0.2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(settings, name, value)
+            with pytest.raises(AssertionError, match="drawn again"):
+                SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 6)
+    monkeypatch.setattr(model.generation_parameters, "top_p", 0.5)
     with pytest.raises(AssertionError, match="drawn again"):
         SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 6)

@@ -272,7 +272,7 @@ def test_no_two_jobs_of_a_sweep_share_a_folder(name):
     """Whatever is swept: the number of the job is part of its folder."""
     config = composed(name)
     for number in (0, 1):
-        with read_write(config):
+        with read_write(config.hydra):
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
         assert str(config.hydra.sweep.subdir).endswith(str(number))

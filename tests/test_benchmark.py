@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, read_write
 
 from lm_polygraph_asmi.analysis import load_run
 from lm_polygraph_asmi.configs_path import configs_path
-from lm_polygraph_asmi.runs.manifest import read_manifest
+from lm_polygraph_asmi.manifest import read_manifest
 from lm_polygraph_asmi.runs.rows import read_rows
 from lm_polygraph_asmi.statistics import saved_stats
 from tests import tiny_lm

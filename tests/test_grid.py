@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.analysis import load_run
 from lm_polygraph_asmi.cli import main
-from lm_polygraph_asmi.runs.manifest import read_manifest
+from lm_polygraph_asmi.manifest import read_manifest
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval, polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write

@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset
 
 from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.runs.manifest import read_manifest
+from lm_polygraph_asmi.manifest import read_manifest
 from tests import tiny_lm
 from tests.polygraph import SCRIPT
 

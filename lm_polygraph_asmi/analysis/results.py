@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lm_polygraph_asmi.runs.manifest import read_manifest
+from lm_polygraph_asmi.manifest import read_manifest
 
 
 @dataclass(frozen=True)

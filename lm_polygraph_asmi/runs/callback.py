@@ -13,8 +13,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from lm_polygraph_asmi.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.resolvers import container
-from lm_polygraph_asmi.runs.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
 
@@ -31,7 +31,7 @@ class RunRecord(Callback):
         self._manifests: dict[Path, dict[str, Any]] = {}
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        from lm_polygraph_asmi.runs.manifest import reset_peak_memory
+        from lm_polygraph_asmi.manifest import reset_peak_memory
         from lm_polygraph_asmi.runs.preflight import check_run
 
         self._started = time.time()
@@ -85,7 +85,8 @@ def _now() -> str:
 
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     """What is known of a run before it starts, for every manager file it will write."""
-    from lm_polygraph_asmi.runs import manifest
+    from lm_polygraph_asmi import manifest
+    from lm_polygraph_asmi.runs.rows import row_identities
 
     hydra = config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
@@ -117,7 +118,7 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
                 "samples": job["asmi"]["sampling_seed"],
                 "subsample": data.get("subsample_seed"),
             },
-            "rows": manifest.rows_of(job, seed),
+            "rows": row_identities(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
             "config": without_secrets(job),
@@ -131,7 +132,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     import numpy as np
     import torch
 
-    from lm_polygraph_asmi.runs.manifest import asmi_settings, model_revision, seconds_per_phase
+    from lm_polygraph_asmi.manifest import asmi_settings, model_revision, seconds_per_phase
 
     content = torch.load(manager, weights_only=False)
     stats = content["stats"]

@@ -276,3 +276,28 @@ def _rows_folder(described: str) -> Path:
     folder = cache / f"rows-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
     save_rows(rows, folder)
     return folder
+
+
+def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
+    """Ids and cluster keys of the rows a run asks, in its order; empty where they are not known.
+
+    LM-Polygraph's own `subsample_eval_dataset`, which keeps no identities, is replayed.
+
+    Args:
+        config: of the run, resolved.
+        seed: LM-Polygraph's, of which the subsample is a function.
+    """
+    if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
+        return {"ids": [], "clusters": []}
+    table = load_from_disk(config["dataset"])
+    if not isinstance(table, Dataset):
+        table = table[config["eval_split"]]
+    numbers = list(range(len(table)))
+    size = config.get("subsample_eval_dataset", -1)
+    if size != -1:
+        numbers = subsample(numbers, int(size * len(table)) if size < 1 else size, seed)
+    columns = table.column_names
+    ids = table["id"] if "id" in columns else range(len(table))
+    own = config["text_column"]
+    clusters = table["cluster"] if "cluster" in columns else list(map(cluster_key, table[own]))
+    return {"ids": [str(ids[i]) for i in numbers], "clusters": [str(clusters[i]) for i in numbers]}

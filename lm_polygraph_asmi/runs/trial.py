@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.runs.manifest import read_manifest
+from lm_polygraph_asmi.manifest import read_manifest
 
 ROWS = 2
 HINTS = {

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.analysis import cluster_interval, load_run, normalised_prr
 from lm_polygraph_asmi.cli import main
-from lm_polygraph_asmi.runs.manifest import manifest_path, write_manifest
+from lm_polygraph_asmi.manifest import manifest_path, write_manifest
 
 SETTINGS = {
     "depth": 0.6,

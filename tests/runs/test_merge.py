@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.analysis import load_run
 from lm_polygraph_asmi.cli import main
-from lm_polygraph_asmi.runs.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.manifest import manifest_path, read_manifest, write_manifest
 from lm_polygraph_asmi.runs.merge import merge_runs, ue_metrics
 from lm_polygraph_asmi.runs.rows import shard_of
 

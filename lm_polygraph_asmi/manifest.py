@@ -65,34 +65,6 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     os.replace(unfinished, path)
 
 
-def rows_of(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
-    """Ids and cluster keys of the rows a run asks, in its order; empty where it is not known.
-
-    LM-Polygraph's own `subsample_eval_dataset`, which keeps no identities, is replayed.
-    """
-    from datasets import Dataset, load_from_disk
-
-    from lm_polygraph_asmi.runs.rows import cluster_key, subsample
-
-    if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
-        return {"ids": [], "clusters": []}
-    table = load_from_disk(config["dataset"])
-    if not isinstance(table, Dataset):
-        table = table[config["eval_split"]]
-    numbers = list(range(len(table)))
-    size = config.get("subsample_eval_dataset", -1)
-    if size != -1:
-        numbers = subsample(numbers, int(size * len(table)) if size < 1 else size, seed)
-    columns = table.column_names
-    ids = table["id"] if "id" in columns else [str(i) for i in range(len(table))]
-    clusters = (
-        table["cluster"]
-        if "cluster" in columns
-        else [cluster_key(text) for text in table[config["text_column"]]]
-    )
-    return {"ids": [str(ids[i]) for i in numbers], "clusters": [str(clusters[i]) for i in numbers]}
-
-
 def packages() -> dict[str, str]:
     """Releases of what a number can depend on."""
     found = {"python": platform.python_version()}

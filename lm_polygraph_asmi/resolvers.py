@@ -12,11 +12,12 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi.runs import container
 
 
 def _path(relative: str) -> str:
@@ -29,11 +30,6 @@ def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictCon
         return DictConfig({}) if node is None else node
     # Resolved here: a merged node no longer stands below the root its interpolations start from.
     return DictConfig(container(DictConfig({}) if node is None else node) | dict(changed))
-
-
-def container(node: DictConfig) -> dict[str, Any]:
-    """A node of a config as plain values, interpolations resolved."""
-    return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
 
 
 def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from hydra import compose, initialize
 
-from lm_polygraph_asmi.resolvers import container
+from lm_polygraph_asmi.runs import container
 from lm_polygraph_asmi.runs.rows import read_selected_rows, save_rows
 
 

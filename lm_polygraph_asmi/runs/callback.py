@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.manifest import peak_memory, without_secrets, write_manifest
-from lm_polygraph_asmi.resolvers import container
+from lm_polygraph_asmi.runs import container
 
 log = logging.getLogger("lm_polygraph")
 

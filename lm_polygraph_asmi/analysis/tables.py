@@ -35,7 +35,7 @@ def prr_table(run: Run, metric: str) -> Table:
     compared = run.clusters is not None and REFERENCE in run.scores
     rows = {name: prr_with_error(run.scores.loc[finite, name], quality) for name in run.scores}
     table = Table(title=f"PRR over {len(quality)} answers")
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
     if compared:

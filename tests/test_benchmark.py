@@ -135,6 +135,27 @@ def test_the_paper_benchmark_has_all_methods():
     assert followed[BASELINES:] == [name.replace("64", "8") for name in swept[BASELINES:]]
 
 
+@pytest.mark.parametrize("group", shipped("estimators"))
+def test_every_group_of_estimators(group):
+    # A sweep's depths are asked for by its own config.
+    depths = [] if group != "asmi_depth_sweep" else ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"]
+    config = composed("asmi_cell", f"estimators={group}", *depths)
+    names = names_of(config)
+    assert len(set(names)) == len(names)
+    made = {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
+    for entry in config.estimators:
+        estimator = FactoryEstimator()(entry.name, entry.get("cfg", {}))
+        assert {s for s in estimator.stats_dependencies if s.startswith("asmi_")} <= made
+
+
+def test_the_parts_of_what_needs_no_side_model():
+    whole, single, sampled = (
+        names_of(composed("asmi_cell", f"estimators=asmi_{part}"))
+        for part in ("no_side_models", "single_pass", "sampled")
+    )
+    assert sorted(whole) == sorted(single + sampled)
+
+
 def test_k256_and_the_redraw_change_one_thing():
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
     assert k256.asmi.calculator == OmegaConf.merge(plain.asmi.calculator, {"top_k": 256})

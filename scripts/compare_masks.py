@@ -186,8 +186,7 @@ class Redraws:
         def statistic(rows: np.ndarray) -> float:
             return mean(draws, rows) - (0 if minus is None else mean(minus, rows))
 
-        found = cluster_interval(statistic, self.clusters)
-        return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+        return str(cluster_interval(statistic, self.clusters))
 
 
 def pairs(correlations: np.ndarray) -> str:

@@ -15,6 +15,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
 
 def cluster_interval(
     statistic: Callable[[np.ndarray], float],

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lm_polygraph_asmi.manifest import read_manifest
+from lm_polygraph_asmi.manifest import asmi_settings, read_manifest
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Run:
         scores: a row per example, a column per estimator; higher = more uncertain.
         quality: a row per example, a column per quality metric; higher = better.
         stats: saved statistics, a list with one entry per example each.
-        manifest: what stands beside it (`runs.manifest`), None where nothing does.
+        manifest: what stands beside it (`lm_polygraph_asmi.manifest`), None where nothing does.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Run:
 
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in force, one dictionary per depth."""
-        return [self.stats[name][0] for name in sorted(self.stats) if "asmi_settings" in name]
+        return asmi_settings(self.stats)
 
     def seconds(self) -> float | None:
         """Median seconds of ASMI per example, all depths together; None if not saved."""

@@ -67,7 +67,7 @@ def _difference(run: Run, name: str, finite: np.ndarray, quality: pd.Series) -> 
     found = cluster_interval(difference, clusters)
     if np.isnan(found.low):
         return ["undefined"]
-    return [f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"]
+    return [str(found)]
 
 
 def notes(run: Run, metric: str) -> str:

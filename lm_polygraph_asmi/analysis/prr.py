@@ -1,11 +1,12 @@
 """Prediction Rejection Ratio as LM-Polygraph defines it, fast enough to be resampled."""
 
-import warnings
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import DegenerateDataWarning, bootstrap
+
+from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws
 
 
 class PRR(NamedTuple):
@@ -15,49 +16,115 @@ class PRR(NamedTuple):
     standard_error: float
 
 
-def _area(order: np.ndarray, quality: np.ndarray) -> float:
-    """Mean quality of the kept examples, averaged over all rejection levels."""
-    kept = np.arange(1, len(quality) + 1)
-    return float(np.mean(np.cumsum(quality[order]) / kept))
+class Rejection:
+    """One score's order of rejection, ready for many weightings of the same rows.
+
+    Rows with equal scores count as their mean, which is what they give on average over all their
+    orders: a constant score then has the area of random rejection, whatever the order of the file.
+
+    Args:
+        uncertainty: (n,), higher = more uncertain. Without NaN.
+    """
+
+    def __init__(self, uncertainty: ArrayLike) -> None:
+        scores = np.asarray(uncertainty, dtype=float)
+        self.order = np.argsort(scores, kind="stable")
+        ranked = scores[self.order]
+        self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+
+    def area(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Mean of `values` over the kept rows, averaged over all levels of rejection.
+
+        Args:
+            values: (n,) quality, or errors for a risk-coverage curve.
+            counts: (b, n) how often each row stands in each of b samples.
+
+        Returns:
+            (b,).
+        """
+        count, mean = counts.take(self.order, axis=1), values[self.order]
+        total = count * mean
+        if len(self.starts) < len(self.order):
+            count = np.add.reduceat(count, self.starts, axis=1)
+            total = np.add.reduceat(total, self.starts, axis=1)
+            mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+        kept, summed = count.cumsum(1), total.cumsum(1)
+        # A group adds the sum over j = 1 ... count of (summed before + j mean) / (kept before + j),
+        # which harmonic numbers give in closed form.
+        harmonic = np.r_[0, np.cumsum(1 / np.arange(1, kept[:, -1].max() + 1))]
+        levels = np.diff(harmonic.take(kept), axis=1, prepend=0)
+        excess = summed - total - (kept - count) * mean
+        return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
+
+
+def _normalised(areas: np.ndarray, oracle: np.ndarray, random: np.ndarray) -> np.ndarray:
+    """NaN where all rows are equally good."""
+    span = oracle - random
+    defined = ~np.isclose(oracle, random)
+    return np.divide(areas - random, span, out=np.full_like(areas, np.nan), where=defined)
+
+
+def weighted_prr(
+    scores: Sequence[ArrayLike], quality: ArrayLike, samples: Iterator[np.ndarray]
+) -> np.ndarray:
+    """Normalised PRR of M scores on weightings of the same n rows.
+
+    Args:
+        scores: M arrays (n,), higher = more uncertain.
+        quality: (n,), higher = better.
+        samples: arrays (b, n) of counts, such as `cluster_draws` yields.
+
+    Returns:
+        (sum of b, M); NaN where all rows of a sample are equally good.
+    """
+    quality = np.asarray(quality, dtype=float)
+    orders, oracle = [Rejection(score) for score in scores], Rejection(-quality)
+    found = []
+    for counts in samples:
+        best, random = oracle.area(quality, counts), counts @ quality / counts.sum(1)
+        found.append(
+            np.stack([_normalised(o.area(quality, counts), best, random) for o in orders], axis=1)
+        )
+    return np.concatenate(found)
 
 
 def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
     """Area between rejection by `uncertainty` and random rejection, over that of the oracle.
 
     1 = examples rejected in the order of their errors, 0 = uninformative, negative = errors are
-    ranked the wrong way. LM-Polygraph's `prr_normalized` with the exact value of its random
-    baseline (mean quality) where the host averages 1000 shuffles, and without its min-max scaling
-    of quality, which cancels. NaN when all examples have the same quality.
+    ranked the wrong way. LM-Polygraph's `prr_normalized` with two exact values in place of chance:
+    the random baseline is the mean quality where the host averages 1000 shuffles, and equal scores
+    count as their mean where the host takes them as the file happens to order them. NaN when all
+    examples have the same quality.
 
     Args:
         uncertainty: higher = more uncertain.
         quality: higher = better; continuous.
     """
-    uncertainty, quality = np.asarray(uncertainty), np.asarray(quality, dtype=float)
-    random = quality.mean()
-    oracle = _area(np.argsort(-quality), quality)
-    if np.isclose(oracle, random):
-        return float("nan")
-    return (_area(np.argsort(uncertainty), quality) - random) / (oracle - random)
+    everything = np.ones((1, len(np.asarray(quality))), dtype=int)
+    return float(weighted_prr([uncertainty], quality, iter([everything]))[0, 0])
+
+
+def prr_draws(
+    scores: Sequence[ArrayLike],
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int,
+    seed: int = SEED,
+) -> np.ndarray:
+    """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M)."""
+    return weighted_prr(scores, quality, cluster_draws(clusters, resamples, seed))
 
 
 def prr_with_error(
-    uncertainty: ArrayLike, quality: ArrayLike, resamples: int = 1000, seed: int = 20260711
+    uncertainty: ArrayLike, quality: ArrayLike, resamples: int = 1000, seed: int = SEED
 ) -> PRR:
     """Normalised PRR and its bootstrap standard error over examples, as in the paper's tables."""
     value = normalised_prr(uncertainty, quality)
-    if np.isnan(value) or len(np.asarray(quality)) < 2:
+    examples = len(np.asarray(quality))
+    if np.isnan(value) or examples < 2:
         return PRR(value, float("nan"))
-    with warnings.catch_warnings():
-        # A resample of equally good answers has no PRR; it is left out of the standard error.
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        result = bootstrap(
-            (uncertainty, quality),
-            normalised_prr,
-            paired=True,
-            vectorized=False,
-            n_resamples=resamples,
-            method="percentile",
-            random_state=np.random.default_rng(seed),
-        )
-    return PRR(value, float(np.nanstd(result.bootstrap_distribution, ddof=1)))
+    # A resample of equally good answers has no PRR; it is left out of the standard error.
+    rows = [str(i) for i in range(examples)]
+    drawn = prr_draws([uncertainty], quality, rows, resamples, seed)
+    return PRR(value, float(np.nanstd(drawn, ddof=1)))

@@ -1,0 +1,167 @@
+"""Paired comparison of methods that scored the same answers."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import binomtest, rankdata
+
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    cluster_interval,
+    percentile_interval,
+)
+from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_draws
+
+
+def prr_intervals(
+    scores: Mapping[str, ArrayLike],
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    differences: Iterable[tuple[str, str]] = (),
+    resamples: int = 10_000,
+    seed: int = SEED,
+) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
+    """PRR of every method, and PRR differences (first minus second), with 95 % intervals.
+
+    One draw of clusters serves all methods, so that what they share cancels in a difference.
+    Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
+
+    Args:
+        scores: method -> (n,), higher = more uncertain, finite.
+        quality: (n,), higher = better.
+        clusters: key of each row.
+        differences: pairs of methods.
+
+    Returns:
+        By method, and by pair.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    names = list(scores)
+    _check_columns(scores, quality, clusters)
+    value = {name: normalised_prr(scores[name], quality) for name in names}
+    if len(set(clusters)) < 2 or np.isnan([*value.values()]).any():
+        drawn = np.full((1, len(names)), np.nan)
+    else:
+        drawn = prr_draws([scores[name] for name in names], quality, clusters, resamples, seed)
+    column = {name: drawn[:, i] for i, name in enumerate(names)}
+    alone = {name: percentile_interval(value[name], column[name]) for name in names}
+    paired = {
+        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
+        for a, b in differences
+    }
+    return alone, paired
+
+
+def _check_columns(
+    scores: Mapping[str, ArrayLike], quality: ArrayLike, clusters: Sequence[str]
+) -> None:
+    for name, column in {**scores, "quality": quality}.items():
+        if len(np.asarray(column)) != len(clusters):
+            raise ValueError(
+                f"{name} has {len(np.asarray(column))} values for {len(clusters)} cluster keys: "
+                "methods are compared over the same rows, one value each"
+            )
+        if not np.isfinite(np.asarray(column, dtype=float)).all():
+            raise ValueError(
+                f"{name} has values that are not finite: leave these rows out for all methods"
+            )
+
+
+class Tally(NamedTuple):
+    """How comparisons came out: an interval above zero, holding zero, or below it."""
+
+    wins: int
+    ties: int
+    losses: int
+
+
+def tally(differences: Iterable[Interval]) -> Tally:
+    """Wins, ties and losses; a difference without an interval is none of them."""
+    defined = [d for d in differences if np.isfinite([d.low, d.high]).all()]
+    wins, losses = sum(d.low > 0 for d in defined), sum(d.high < 0 for d in defined)
+    return Tally(wins, len(defined) - wins - losses, losses)
+
+
+def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
+    """Chance that a wrong answer has the higher score than a right one, ties counting half.
+
+    NaN without wrong, or without right answers.
+    """
+    score, wrong = np.asarray(score, dtype=float), np.asarray(wrong, dtype=bool)
+    errors = int(wrong.sum())
+    pairs = errors * (len(wrong) - errors)
+    if not pairs:
+        return float("nan")
+    return float((rankdata(score)[wrong].sum() - errors * (errors + 1) / 2) / pairs)
+
+
+def auroc_interval(
+    score: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], resamples: int = RESAMPLES
+) -> Interval:
+    """Error-detection AUROC with its interval over clusters."""
+    score, wrong = np.asarray(score, dtype=float), np.asarray(wrong, dtype=bool)
+    return cluster_interval(lambda rows: auroc(score[rows], wrong[rows]), clusters, resamples)
+
+
+def difference_interval(
+    statistic: Callable[[np.ndarray, np.ndarray], float],
+    first: ArrayLike,
+    second: ArrayLike,
+    labels: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Interval of statistic(first, labels) - statistic(second, labels), with shared draws."""
+    first, second, labels = np.asarray(first), np.asarray(second), np.asarray(labels)
+    return cluster_interval(
+        lambda rows: statistic(first[rows], labels[rows]) - statistic(second[rows], labels[rows]),
+        clusters,
+        resamples,
+    )
+
+
+class McNemar(NamedTuple):
+    """Errors that only one of two scores flags, both flagging equally many answers.
+
+    Attributes:
+        only_first, only_second: wrong answers that one flags and the other does not.
+        both: wrong answers that both flag.
+        flagged: answers each flags.
+        p_value: exact, two-sided, of only_first = only_second.
+    """
+
+    only_first: int
+    only_second: int
+    both: int
+    flagged: int
+    p_value: float
+
+
+def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int) -> McNemar:
+    """Whether one score catches errors the other is blind to, at a matched flag rate.
+
+    Rows with equal scores are flagged in their order. Source: appendix "The Distinct-Signal
+    Analysis" of the paper, which does not say its flag rate.
+
+    Args:
+        first, second: (n,), higher = more uncertain.
+        wrong: (n,).
+        flagged: how many of the most uncertain answers each score flags.
+    """
+    wrong = np.asarray(wrong, dtype=bool)
+
+    def flags(score: ArrayLike) -> np.ndarray:
+        most_uncertain = np.argsort(-np.asarray(score, dtype=float), kind="stable")[:flagged]
+        return np.isin(np.arange(len(wrong)), most_uncertain)
+
+    a, b = flags(first), flags(second)
+    only_a, only_b = int((wrong & a & ~b).sum()), int((wrong & b & ~a).sum())
+    discordant = only_a + only_b
+    p_value = binomtest(only_a, discordant).pvalue if discordant else 1.0
+    return McNemar(only_a, only_b, int((wrong & a & b).sum()), flagged, float(p_value))

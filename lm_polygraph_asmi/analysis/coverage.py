@@ -1,0 +1,55 @@
+"""How much probability the top-K truncation keeps, by how much subnetworks disagree."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.statistics import COVERAGE_AT
+
+BANDS = {
+    "low (bottom decile)": (0, 10),
+    "mid (P45 to P55)": (45, 55),
+    "high (top decile)": (90, 100),
+}
+"""Percentiles of MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
+
+
+def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
+    """-m ln m in nats: the entropy a tail of mass at most m contributes as one bucket.
+
+    1/e from m = 1/e on, where the function has its maximum. Source: appendix "Top-K Coverage
+    Analysis" of the paper (m = 0.045 gives 0.14).
+    """
+    mass = np.clip(missing, 0, 1 / np.e)
+    return -mass * np.log(np.where(mass > 0, mass, 1))
+
+
+def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> pd.DataFrame:
+    """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
+
+    Args:
+        information: (N,) MI_t of all tokens, nats.
+        coverage: (N, 7) mean over masks of the mass of the top K, K = 1 ... 256.
+
+    Returns:
+        A row per band and one for all tokens; columns n, a K each, "tail entropy bound" (nats).
+
+    Raises:
+        ValueError: other shapes.
+    """
+    information, coverage = np.asarray(information, dtype=float), np.asarray(coverage, dtype=float)
+    if coverage.shape != (len(information), len(COVERAGE_AT)):
+        raise ValueError(
+            f"coverage must have shape ({len(information)}, {len(COVERAGE_AT)}), got "
+            f"{coverage.shape}"
+        )
+    rows = {}
+    for band, (low, high) in {**BANDS, "all tokens": (0, 100)}.items():
+        edges = np.percentile(information, [low, high])
+        inside = (information >= edges[0]) & (information <= edges[1])
+        rows[band] = {"n": int(inside.sum())} | dict(
+            zip(COVERAGE_AT, coverage[inside].mean(0), strict=True)
+        )
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table["tail entropy bound"] = tail_entropy_bound(1 - table[64])
+    return table

@@ -1,0 +1,98 @@
+"""Which depth to mask, and whether another sample of questions would choose the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import SEED
+from lm_polygraph_asmi.analysis.prr import weighted_prr
+
+
+class Sweep(NamedTuple):
+    """One variant's scores at several depths on one cell.
+
+    Attributes:
+        scores: (D, n), higher = more uncertain.
+        quality: (n,).
+        clusters: key of each row.
+    """
+
+    scores: np.ndarray
+    quality: np.ndarray
+    clusters: Sequence[str]
+
+
+@dataclass(frozen=True)
+class DepthSelection:
+    """Depth by aggregate PRR, and how it holds up on random halves.
+
+    Attributes:
+        cells: (C, D) PRR.
+        aggregate: (D,) mean over the cells.
+        chosen: position of the best depth.
+        selected: (D,) share of splits whose first half selects the depth.
+        mean_regret: PRR lost on the second half by the first half's choice, mean over splits.
+        no_regret: share of splits that lose nothing.
+        splits: how many.
+    """
+
+    cells: np.ndarray
+    aggregate: np.ndarray
+    chosen: int
+    selected: np.ndarray
+    mean_regret: float
+    no_regret: float
+    splits: int
+
+
+def depth_selection(
+    sweeps: Sequence[Sweep], splits: int = 1000, seed: int = SEED
+) -> DepthSelection:
+    """Argmax of PRR averaged over cells, with the cluster-respecting split-half test.
+
+    In every split each cell's clusters are halved at random; PRR is normalised within each half.
+    Source: appendix "Full Benchmark and Depth Sweep" of the paper.
+
+    Raises:
+        ValueError: no cell, cells of different numbers of depths, or a cell with one cluster.
+    """
+    if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:
+        raise ValueError(
+            "all cells must have the same depths, got "
+            f"{[len(sweep.scores) for sweep in sweeps]} of them"
+        )
+    cells = np.array(
+        [
+            weighted_prr(list(s.scores), s.quality, iter([np.ones((1, len(s.quality)), int)]))[0]
+            for s in sweeps
+        ]
+    )
+    rng = np.random.default_rng(seed)
+    halves = np.array([_on_halves(sweep, splits, rng) for sweep in sweeps])
+    # Over cells; one whose half holds equally good answers alone says nothing on that split.
+    first, second = np.nanmean(halves, axis=0)
+    selected = first.argmax(1)
+    regret = second.max(1) - second[np.arange(splits), selected]
+    aggregate = np.nanmean(cells, axis=0)
+    return DepthSelection(
+        cells,
+        aggregate,
+        int(aggregate.argmax()),
+        np.bincount(selected, minlength=cells.shape[1]) / splits,
+        float(regret.mean()),
+        float((regret == 0).mean()),
+        splits,
+    )
+
+
+def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarray:
+    """(2, splits, D) PRR on both halves of random splits."""
+    _, codes = np.unique(np.asarray(sweep.clusters, dtype=str), return_inverse=True)
+    total = int(codes.max()) + 1
+    if total < 2:
+        raise ValueError("a cell with one cluster cannot be halved")
+    in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
+    halves = (half.astype(int) for half in (in_first, ~in_first))
+    return np.array([weighted_prr(list(sweep.scores), sweep.quality, iter([h])) for h in halves])

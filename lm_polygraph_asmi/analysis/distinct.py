@@ -1,0 +1,183 @@
+"""Does a score know of errors that output confidence does not? Tested out of fold.
+
+Source: appendix "The Distinct-Signal Analysis" of the paper.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import chi2
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval
+from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, difference_interval
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class DistinctSignal:
+    """What a signal adds to its controls.
+
+    Attributes:
+        residual_auroc: error detection by the part of the signal that is linear in none of the
+            controls; 0.5 = chance, below it the residual is higher for right answers.
+        incremental_auroc: AUROC with the signal minus AUROC without.
+        likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
+        p_value: of the ratio (chi squared, one degree of freedom). It takes rows as independent,
+            so with clusters it is too small: nominal, as in the paper.
+        n, clusters, errors: rows, clusters, wrong answers.
+    """
+
+    residual_auroc: Interval
+    incremental_auroc: Interval
+    likelihood_ratio: float
+    p_value: float
+    n: int
+    clusters: int
+    errors: int
+
+    @property
+    def detected(self) -> bool:
+        """The paper's criterion: the residual interval excludes 0.5."""
+        return self.residual_auroc.excludes(0.5)
+
+
+def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
+    """(n,) fold of each row, 0 to 4; a cluster is in one fold, errors are spread evenly.
+
+    Raises:
+        ValueError: too few clusters, or too few right or wrong answers, to leave some in each fold.
+    """
+    wrong = np.asarray(wrong, dtype=bool)
+    fewest = min(
+        len({c for c, is_wrong in zip(clusters, wrong, strict=True) if is_wrong == kind})
+        for kind in (False, True)
+    )
+    if fewest < FOLDS:
+        raise ValueError(
+            f"{FOLDS} folds need right and wrong answers in at least {FOLDS} clusters each, got "
+            f"{fewest}: use more rows"
+        )
+    folds = np.empty(len(wrong), dtype=int)
+    split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
+    for number, (_, test) in enumerate(split.split(wrong, wrong, clusters)):
+        folds[test] = number
+    return folds
+
+
+def _out_of_fold(
+    predict: Callable[[np.ndarray, np.ndarray], np.ndarray], folds: np.ndarray
+) -> np.ndarray:
+    """predict(train, test) for every fold, put together."""
+    found = np.empty(len(folds))
+    for number in np.unique(folds):
+        test = folds == number
+        found[test] = predict(~test, test)
+    return found
+
+
+def _selector() -> LogisticRegression:
+    return make_pipeline(StandardScaler(), LogisticRegression(C=np.inf, max_iter=1000))
+
+
+def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) -> np.ndarray:
+    """(n,) probability of error by a logistic model that never saw the row's fold.
+
+    Args:
+        features: (n, m).
+        wrong: (n,).
+        folds: (n,), from `cluster_folds`.
+    """
+    features, wrong = np.asarray(features, dtype=float), np.asarray(wrong, dtype=bool)
+    return _out_of_fold(
+        lambda train, test: (
+            _selector().fit(features[train], wrong[train]).predict_proba(features[test])[:, 1]
+        ),
+        folds,
+    )
+
+
+def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.ndarray:
+    """(n,) what a linear model of the signal, fitted on the other folds, leaves of it."""
+    signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
+    return signal - _out_of_fold(
+        lambda train, test: (
+            LinearRegression().fit(controls[train], signal[train]).predict(controls[test])
+        ),
+        folds,
+    )
+
+
+def likelihood_ratio_test(
+    controls: ArrayLike, signal: ArrayLike, wrong: ArrayLike
+) -> tuple[float, float]:
+    """Twice the gain in log-likelihood of a logistic model by the signal, and its p-value."""
+    controls = np.asarray(controls, dtype=float)
+    wrong = np.asarray(wrong, dtype=bool)
+
+    def log_likelihood(features: np.ndarray) -> float:
+        fitted = _selector().fit(features, wrong).predict_proba(features)
+        return -log_loss(wrong, fitted, normalize=False)
+
+    full = log_likelihood(np.column_stack([controls, np.asarray(signal, dtype=float)]))
+    ratio = max(0.0, 2 * (full - log_likelihood(controls)))
+    return ratio, float(chi2.sf(ratio, 1))
+
+
+def distinct_signal(
+    signal: ArrayLike,
+    controls: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> DistinctSignal:
+    """Residual and incremental error detection of a signal over its controls.
+
+    Out of fold, in 5 folds that keep clusters whole. Intervals resample clusters and hold the
+    fitted models fixed. Source: table "app-distinct" of the paper.
+
+    Args:
+        signal: (n,), higher = more uncertain.
+        controls: (n, m), such as MSP and single-pass entropy.
+        wrong: (n,).
+        clusters: key of each row.
+
+    Raises:
+        ValueError: too few clusters or errors, or a constant signal.
+    """
+    signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
+    wrong = np.asarray(wrong, dtype=bool)
+    if np.ptp(signal) == 0:
+        raise ValueError("the signal is the same for all answers: there is nothing to test")
+    folds = cluster_folds(wrong, clusters, seed)
+    base = error_probability(controls, wrong, folds)
+    full = error_probability(np.column_stack([controls, signal]), wrong, folds)
+    ratio, p_value = likelihood_ratio_test(controls, signal, wrong)
+    left = residual(signal, controls, folds)
+    return DistinctSignal(
+        auroc_interval(left, wrong, clusters, resamples),
+        difference_interval(auroc, full, base, wrong, clusters, resamples),
+        ratio,
+        p_value,
+        len(wrong),
+        len(set(clusters)),
+        int(wrong.sum()),
+    )
+
+
+AGGREGATIONS: dict[str, Callable[[np.ndarray], float]] = {
+    "mean": lambda tokens: float(np.mean(tokens)),
+    "top-quartile mean": lambda tokens: float(
+        np.mean(np.sort(tokens)[-max(1, round(len(tokens) / 4)) :])
+    ),
+    "max": lambda tokens: float(np.max(tokens)),
+}
+"""Ways from token scores (T,) to an answer's score; the paper's estimator is the mean."""

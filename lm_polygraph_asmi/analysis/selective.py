@@ -1,0 +1,259 @@
+"""What a score is worth to someone who may abstain.
+
+Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper and its
+appendix "Deployment Payoff: Full Analysis".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, cluster_interval
+from lm_polygraph_asmi.analysis.comparison import auroc, difference_interval
+from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
+from lm_polygraph_asmi.analysis.prr import Rejection
+
+
+def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
+    """Area under the risk-coverage curve: error rate among the k kept, averaged over k = 1 ... n.
+
+    Lower is better. Equal scores count as their mean. Source: table "payoff-aurc" of the paper.
+    """
+    errors = np.asarray(wrong, dtype=float)
+    return float(Rejection(uncertainty).area(errors, np.ones((1, len(errors)), dtype=int))[0])
+
+
+def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
+    """(n,) error rate among the k least uncertain answers, k = 1 ... n; ties as their mean."""
+    order = Rejection(uncertainty)
+    errors = np.asarray(wrong, dtype=float)[order.order]
+    sizes = np.diff(np.r_[order.starts, len(errors)])
+    mean = np.repeat(np.add.reduceat(errors, order.starts) / sizes, sizes)
+    return mean.cumsum() / np.arange(1, len(errors) + 1)
+
+
+def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
+    """Error rate among the `coverage` least uncertain answers, at least one of them."""
+    curve = risk_coverage(uncertainty, wrong)
+    return float(curve[max(1, round(coverage * len(curve))) - 1])
+
+
+@dataclass(frozen=True)
+class Quadrants:
+    """Answers split at the medians of MSP and fragility.
+
+    Attributes:
+        error_rate, count: (2, 2); rows: confident, unconfident by MSP; columns: robust, fragile.
+        gap: error rate of the confident-but-fragile minus that of the confident-robust.
+    """
+
+    error_rate: np.ndarray
+    count: np.ndarray
+    gap: Interval
+
+
+def _split(msp: np.ndarray, fragility: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return msp > np.median(msp), fragility > np.median(fragility)
+
+
+def confident_but_fragile(
+    msp: ArrayLike,
+    fragility: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> Quadrants:
+    """Error rates by confidence and fragility; NaN in an empty cell.
+
+    Medians are taken anew in every resample; a score at the median counts as confident or robust.
+    Source: figure "confident-fragile" of the paper.
+
+    Args:
+        msp: (n,), LM-Polygraph's: higher = less confident.
+        fragility: (n,), u_sem; higher = more uncertain.
+        wrong: (n,).
+        clusters: key of each row.
+    """
+    msp, fragility = np.asarray(msp, dtype=float), np.asarray(fragility, dtype=float)
+    wrong = np.asarray(wrong, dtype=float)
+
+    def rate(chosen: np.ndarray) -> float:
+        return float(wrong[chosen].mean()) if chosen.any() else float("nan")
+
+    def gap(rows: np.ndarray) -> float:
+        unconfident, fragile = _split(msp[rows], fragility[rows])
+        errors = wrong[rows]
+        cells = [errors[~unconfident & fragile], errors[~unconfident & ~fragile]]
+        if not all(map(len, cells)):
+            return float("nan")
+        return float(cells[0].mean() - cells[1].mean())
+
+    unconfident, fragile = _split(msp, fragility)
+    masks = [[a & b for b in (~fragile, fragile)] for a in (~unconfident, unconfident)]
+    return Quadrants(
+        np.array([[rate(mask) for mask in row] for row in masks]),
+        np.array([[int(mask.sum()) for mask in row] for row in masks]),
+        cluster_interval(gap, clusters, resamples),
+    )
+
+
+@dataclass(frozen=True)
+class TokenNull:
+    """Whether tokens of confident answers carry what the answers do.
+
+    Attributes:
+        gap: share of tokens in wrong answers above the median token score, minus that below.
+        auroc: of token scores against the answer's label; 0.5 = chance.
+        tokens, answers: how many.
+    """
+
+    gap: Interval
+    auroc: Interval
+    tokens: int
+    answers: int
+
+
+def token_null(
+    msp: ArrayLike,
+    token_scores: Sequence[np.ndarray],
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> TokenNull:
+    """Token-level version of the confident-but-fragile gap, with every token its answer's label.
+
+    Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
+
+    Args:
+        msp: (n,) of answers.
+        token_scores: n arrays (T,), u_t.
+        wrong: (n,) of answers.
+        clusters: key of each answer.
+    """
+    msp, wrong = np.asarray(msp, dtype=float), np.asarray(wrong, dtype=bool)
+    confident = np.flatnonzero(msp <= np.median(msp)).tolist()
+    lengths = [len(token_scores[i]) for i in confident]
+    scores = np.concatenate([token_scores[i] for i in confident])
+    labels = np.repeat(wrong[confident], lengths)
+    keys = np.repeat([clusters[i] for i in confident], lengths).tolist()
+
+    def gap(rows: np.ndarray) -> float:
+        high = scores[rows] > np.median(scores[rows])
+        if high.all() or not high.any():
+            return float("nan")
+        return float(labels[rows][high].mean() - labels[rows][~high].mean())
+
+    return TokenNull(
+        cluster_interval(gap, keys, resamples),
+        cluster_interval(lambda rows: auroc(scores[rows], labels[rows]), keys, resamples),
+        len(scores),
+        len(confident),
+    )
+
+
+def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float = 0.5) -> float:
+    """Error rate among the MSP-confident half after abstaining on a share of it.
+
+    Final coverage is (1 - abstain) / 2: 0.25 in table "payoff" of the paper.
+
+    Args:
+        msp: (n,), higher = less confident; the lower half is confident.
+        by: (n,), the score whose highest values are abstained on.
+        wrong: (n,).
+        abstain: share of the confident half.
+    """
+    confident = np.argsort(np.asarray(msp, dtype=float), kind="stable")[
+        : (len(np.asarray(msp)) + 1) // 2
+    ]
+    return retained_error(np.asarray(by)[confident], np.asarray(wrong)[confident], 1 - abstain)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Abstaining in the confident half by u_sem against doing so by another score.
+
+    Attributes:
+        confident_error: error rate of the confident half, nothing abstained on.
+        by_fragility, by_other: what is left after the filter.
+        difference: the first minus the second; negative = u_sem is the better filter.
+    """
+
+    confident_error: float
+    by_fragility: float
+    by_other: float
+    difference: Interval
+
+
+def confident_filter(
+    msp: ArrayLike,
+    fragility: ArrayLike,
+    other: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    abstain: float = 0.5,
+    resamples: int = RESAMPLES,
+) -> Filter:
+    """The confident-stratum filter; source: table "payoff" of the paper."""
+    columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, wrong)]
+
+    def difference(rows: np.ndarray) -> float:
+        m, f, o, w = (column[rows] for column in columns)
+        return filter_error(m, f, w, abstain) - filter_error(m, o, w, abstain)
+
+    m, f, o, w = columns
+    return Filter(
+        filter_error(m, m, w, 0.0),
+        filter_error(m, f, w, abstain),
+        filter_error(m, o, w, abstain),
+        cluster_interval(difference, clusters, resamples),
+    )
+
+
+def filter_curve(
+    msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: Sequence[float] | np.ndarray
+) -> np.ndarray:
+    """`filter_error` at every share of abstention; source: figure "payoff" of the paper."""
+    return np.array([filter_error(msp, by, wrong, share) for share in abstain])
+
+
+def global_selector(
+    controls: ArrayLike,
+    signal: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    coverages: Sequence[float] = (0.7, 0.8, 0.9),
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> dict[float, tuple[float, float, Interval]]:
+    """Error a logistic selector keeps, without and with the signal, out of fold.
+
+    Source: appendix "Deployment Payoff: Full Analysis" of the paper.
+
+    Args:
+        controls: (n, m), MSP and entropy.
+        signal: (n,), u_sem.
+        wrong: (n,).
+        clusters: key of each row.
+        coverages: shares of answers kept.
+
+    Returns:
+        coverage -> error without the signal, error with it, with minus without.
+
+    Raises:
+        ValueError: too few clusters or errors for the folds.
+    """
+    wrong = np.asarray(wrong, dtype=float)
+    folds = cluster_folds(wrong, clusters, seed)
+    base = error_probability(controls, wrong, folds)
+    full = error_probability(np.column_stack([controls, signal]), wrong, folds)
+    found = {}
+    for coverage in coverages:
+
+        def kept(score: np.ndarray, errors: np.ndarray, coverage: float = coverage) -> float:
+            return retained_error(score, errors, coverage)
+
+        difference = difference_interval(kept, full, base, wrong, clusters, resamples)
+        found[coverage] = (kept(base, wrong), kept(full, wrong), difference)
+    return found

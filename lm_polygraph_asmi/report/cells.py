@@ -1,0 +1,366 @@
+"""Finished runs as cells of a benchmark: a model on a dataset, all methods on the same rows."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.analysis.results import Run, load_run, manager_files, together
+from lm_polygraph_asmi.statistics import at_depth, depth_label
+
+RIGHT = 0.5
+"""Quality from which an answer counts as right, as in the paper."""
+PREFERRED_METRIC = "AlignScore"
+MSP, SEMANTIC_ENTROPY = "MaximumSequenceProbability", "SemanticEntropy"
+ENTROPY = "MeanTokenEntropy"
+SYMBOLS = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
+
+_VARIANT = re.compile(rf"^({'|'.join(SYMBOLS)}) \(([\d.]+)%(?:, (.*))?\)$")
+
+
+class Variant(NamedTuple):
+    """What the name of an ASMI score says.
+
+    Attributes:
+        symbol: "ASMI", "Sem-ASMI" or "Adapt-ASMI".
+        depth: relative.
+        settings: the rest, such as "K=64, scope=response".
+    """
+
+    symbol: str
+    depth: float
+    settings: str
+
+
+class Unavailable(ValueError):
+    """A cell has not got what an item of the report needs; the text says what."""
+
+
+def variant(method: str) -> Variant | None:
+    """A method's name taken apart; None for a baseline."""
+    found = _VARIANT.match(method)
+    return Variant(found[1], float(found[2]) / 100, found[3] or "") if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One model's answers to one dataset, and all that was measured on them.
+
+    Attributes:
+        model, dataset: names, as in tables.
+        runs: the runs over these answers; of the first, token-level statistics are read.
+        run: their methods together.
+        metric: the quality metric in use.
+        depth: the operating depth.
+        rows: (n,) rows in use: those where quality and the scores of all methods are finite.
+        notes: what was left out, and why.
+    """
+
+    model: str
+    dataset: str
+    runs: tuple[Run, ...]
+    run: Run
+    metric: str
+    depth: float
+    rows: np.ndarray
+    notes: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}, {self.dataset}"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        return self.run.manifest or {}
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """(n, methods); higher = more uncertain."""
+        return self.run.scores.iloc[self.rows].reset_index(drop=True)
+
+    @cached_property
+    def quality(self) -> np.ndarray:
+        return self.run.quality[self.metric].to_numpy(dtype=float)[self.rows]
+
+    @cached_property
+    def wrong(self) -> np.ndarray:
+        return self.quality < RIGHT
+
+    @cached_property
+    def clusters(self) -> list[str]:
+        """Keys from the manifest, else from the prompts, else every row its own."""
+        return [self._clusters[i] for i in self.rows]
+
+    @cached_property
+    def _clusters(self) -> list[str]:
+        if self.run.clusters is not None:
+            return self.run.clusters
+        texts = self.run.stats.get("input_texts")
+        return text_clusters(texts) if texts else [str(i) for i in range(len(self.run.scores))]
+
+    @cached_property
+    def ids(self) -> list[str] | None:
+        """Ids of the rows in use, None where no manifest names them."""
+        ids = self.manifest.get("rows", {}).get("ids", [])
+        return [ids[i] for i in self.rows] if len(ids) == len(self.run.scores) else None
+
+    @cached_property
+    def grounded(self) -> bool:
+        """Whether answers should come from a given context; closed-book recall should not."""
+        closed = self.manifest.get("dataset", {}).get("closed_book", False)
+        return not closed and not re.search("closed|trivia", self.dataset, re.IGNORECASE)
+
+    @cached_property
+    def variants(self) -> dict[str, str]:
+        """Symbol -> method, at the operating depth, with the settings of the first such method."""
+        found: dict[str, str] = {}
+        settings = None
+        for method in self.scores:
+            parsed = variant(method)
+            if parsed is None or parsed.depth != self.depth:
+                continue
+            settings = parsed.settings if settings is None else settings
+            own = [
+                part for part in parsed.settings.split(", ") if not part.startswith(("tau", "beta"))
+            ]
+            if ", ".join(own) == settings:
+                found.setdefault(parsed.symbol, method)
+        return found
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        return [method for method in self.scores if variant(method) is None]
+
+    def need(self, *names: str) -> list[Any]:
+        """Columns or lists of tokens by attribute, such as "msp" or "mi_tokens".
+
+        Raises:
+            Unavailable: one of them was not saved.
+        """
+        missing = [name for name in names if getattr(self, name) is None]
+        if missing:
+            raise Unavailable(f"{', '.join(missing)} not saved")
+        return [getattr(self, name) for name in names]
+
+    def need_errors(self) -> None:
+        """Raises Unavailable unless there are right and wrong answers."""
+        if self.wrong.all() or not self.wrong.any():
+            raise Unavailable(f"all answers are {'wrong' if self.wrong.all() else 'right'}")
+
+    def score(self, method: str) -> np.ndarray:
+        return self.scores[method].to_numpy(dtype=float)
+
+    @cached_property
+    def msp(self) -> np.ndarray | None:
+        """Negative log-likelihood of the answer, nats: the host's MSP, else ASMI's own pass."""
+        if MSP in self.scores:
+            return self.score(MSP)
+        tokens = self.tokens("asmi_log_likelihood")
+        return None if tokens is None else np.array([-answer.sum() for answer in tokens])
+
+    @cached_property
+    def entropy(self) -> np.ndarray | None:
+        """Mean single-pass entropy of the answer's tokens, nats: the host's, else ASMI's own."""
+        if ENTROPY in self.scores:
+            return self.score(ENTROPY)
+        return self._mean("asmi_entropy")
+
+    @cached_property
+    def u_sem(self) -> np.ndarray | None:
+        """Sem-ASMI, nats: the estimator's, else from saved tokens."""
+        if "Sem-ASMI" in self.variants:
+            return self.score(self.variants["Sem-ASMI"])
+        tokens = self.u_tokens
+        return None if tokens is None else np.array([answer.mean() for answer in tokens])
+
+    @cached_property
+    def mi(self) -> np.ndarray | None:
+        """ASMI, nats: the estimator's, else from saved tokens."""
+        if "ASMI" in self.variants:
+            return self.score(self.variants["ASMI"])
+        return self._mean("asmi_mi", at_operating_depth=True)
+
+    @cached_property
+    def entropy_of_mean(self) -> np.ndarray | None:
+        """Mean over tokens of H(p_bar_t), nats."""
+        return self._mean("asmi_entropy_of_mean", at_operating_depth=True)
+
+    @cached_property
+    def mean_entropy(self) -> np.ndarray | None:
+        """Mean over tokens and masks of H(p_t), nats."""
+        return self._mean("asmi_mean_entropy", at_operating_depth=True)
+
+    @cached_property
+    def agreement_tokens(self) -> list[np.ndarray] | None:
+        return self.tokens("asmi_agreement", at_operating_depth=True)
+
+    @cached_property
+    def mi_tokens(self) -> list[np.ndarray] | None:
+        return self.tokens("asmi_mi", at_operating_depth=True)
+
+    @cached_property
+    def u_tokens(self) -> list[np.ndarray] | None:
+        """MI_t (1 - A_t) of every token, nats."""
+        if self.mi_tokens is None or self.agreement_tokens is None:
+            return None
+        pairs = zip(self.mi_tokens, self.agreement_tokens, strict=True)
+        return [mi * (1 - a) for mi, a in pairs]
+
+    def _mean(self, name: str, at_operating_depth: bool = False) -> np.ndarray | None:
+        tokens = self.tokens(name, at_operating_depth)
+        return None if tokens is None else np.array([answer.mean() for answer in tokens])
+
+    def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
+        """A statistic of the rows in use, as it was saved by the first run that has all of it."""
+        name = at_depth(name, self.depth) if at_operating_depth else name
+        for run in self.runs:
+            values = run.stats.get(name, [])
+            if len(values) == len(run.scores):
+                return [values[i] for i in self.rows]
+        return None
+
+    def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
+        """A token-level statistic of the rows in use; without closing tokens if scores are."""
+        values = self.saved(name, at_operating_depth)
+        if values is None:
+            return None
+        arrays = [np.asarray(value, dtype=float) for value in values]
+        closing = self.saved("asmi_closing")
+        if closing and any("no closing token" in name for name in self.variants.values()):
+            arrays = [
+                value[:-1] if closes and len(value) > 1 else value
+                for value, closes in zip(arrays, closing, strict=True)
+            ]
+        return arrays
+
+    def settings(self) -> dict[str, Any] | None:
+        """ASMI's settings at the operating depth."""
+        found = self.saved("asmi_settings", at_operating_depth=True)
+        return dict(found[0]) if found else None
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from, as plain values."""
+        model, data = self.manifest.get("model", {}), self.manifest.get("dataset", {})
+        return {
+            "cell": self.label,
+            "runs": [str(run.path) for run in self.runs],
+            "model": model.get("path", "not recorded"),
+            "revision": model.get("revision", "not recorded"),
+            "dataset": data.get("source") or data.get("name") or "not recorded",
+            "quality": self.metric,
+            "n": len(self),
+            "clusters": len(set(self.clusters)),
+            "seeds": [(run.manifest or {}).get("seeds", {}) for run in self.runs],
+            "asmi": self.settings() or {},
+            "packages": self.manifest.get("packages", {}),
+            "device": self.manifest.get("device", "not recorded"),
+            "notes": list(self.notes),
+        }
+
+
+def load_cells(
+    paths: Iterable[str | Path], metric: str | None = None, depth: float = 0.6
+) -> list[Cell]:
+    """Read runs (manager files or folders); those over the same answers become one cell.
+
+    Args:
+        paths: manager files, or run folders. Only files you trust: they are pickles.
+        metric: quality metric; None is AlignScore, or the first one a run has.
+        depth: operating depth; a run that has not got it is read at its first.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_run`; or a metric that a run has not got.
+    """
+    groups: list[list[Run]] = []
+    for file in dict.fromkeys(file for path in paths for file in manager_files(path)):
+        run = load_run(file)
+        for group in groups:
+            if _same_answers(group[0], run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    cells = [_cell(group, metric, depth) for group in groups]
+    times = Counter(cell.label for cell in cells)
+    return [_told_apart(cell, times) for cell in cells]
+
+
+def _same_answers(one: Run, other: Run) -> bool:
+    texts = ("input_texts", "greedy_texts")
+    return (
+        _names(one) == _names(other)
+        and all(one.stats.get(t) and one.stats.get(t) == other.stats.get(t) for t in texts)
+        and one.quality.equals(other.quality)
+    )
+
+
+def _names(run: Run) -> tuple[str, str]:
+    """Model and dataset; from the manifest, else the folder."""
+    manifest = run.manifest or {}
+    model, data = manifest.get("model", {}), manifest.get("dataset", {})
+    path = Path(model.get("path") or "unknown model").name
+    name = (model.get("name") or path).removeprefix("asmi_")
+    folder = run.path.resolve().parent.name
+    dataset = data.get("name") or Path(str(data.get("source") or folder)).stem
+    dataset = dataset.removeprefix("asmi_").replace("_", " ")
+    return (path if name == "local" else name).replace("_", " "), dataset
+
+
+def _told_apart(cell: Cell, times: Counter[str]) -> Cell:
+    """Cells of one model and dataset get their folder's name into the label."""
+    if times[cell.label] == 1:
+        return cell
+    folder = cell.runs[0].path.resolve().parent.name
+    return Cell(**{**vars_of(cell), "dataset": f"{cell.dataset} ({folder}, n = {len(cell)})"})
+
+
+def vars_of(cell: Cell) -> dict[str, Any]:
+    return {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
+
+
+def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
+    # The run with the most methods first: the others only add theirs.
+    runs = sorted(group, key=lambda run: -len(run.scores.columns))
+    run, notes = together(runs), []
+    names = list(run.quality)
+    if metric is not None and metric not in names:
+        raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
+    if not names or not len(run.scores.columns):
+        raise ValueError(f"{run.path} has no quality metric or no method: there is nothing to rank")
+    preferred = [name for name in names if name == PREFERRED_METRIC]
+    metric = metric or [*preferred, *names][0]
+    empty = [name for name in run.scores if not np.isfinite(run.scores[name]).any()]
+    if empty:
+        notes.append(f"left out, without one finite score: {', '.join(empty)}")
+        run = Run(run.path, run.scores.drop(columns=empty), run.quality, run.stats, run.manifest)
+    finite = np.isfinite(run.quality[metric]) & np.isfinite(run.scores).all(axis=1)
+    lost = int((~finite).sum())
+    if lost:
+        guilty = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
+        notes.append(
+            f"{lost} of {len(finite)} rows without a finite "
+            f"{' or '.join(guilty) or metric} left out for all methods"
+        )
+    if not finite.any():
+        raise ValueError(f"{run.path} has no row where all methods and {metric} are finite")
+    depths = [parsed.depth for name in run.scores if (parsed := variant(name))]
+    saved = [used["depth"] for used in run.settings()]
+    known = [*depths, *saved]
+    if known and depth not in known:
+        notes.append(f"operating depth {known[0]:.0%}: the run has not got {depth:.0%}")
+        depth = known[0]
+    if not known:
+        notes.append(f"no ASMI score at any depth ({depth_label(depth)} wanted)")
+    model, dataset = _names(run)
+    rows = np.flatnonzero(finite.to_numpy())
+    return Cell(model, dataset, tuple(runs), run, metric, depth, rows, tuple(notes))

@@ -1,0 +1,164 @@
+"""A table or figure of the report, and how its values are written."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.prr import PRR
+from lm_polygraph_asmi.report.cells import Cell
+
+
+class Marked(NamedTuple):
+    """A value that stands out: "bold" the best, "underline" the second best."""
+
+    value: Any
+    mark: str
+
+
+@dataclass
+class Exhibit:
+    """One item of the report.
+
+    Attributes:
+        name: of its files.
+        title: its heading.
+        cells: what it was computed from.
+        table: values as they are; floats, `Interval`, `PRR`, `Marked` and text.
+        figure: None where a table says it all.
+        notes: what a reader has to know.
+        digits: after the point.
+        signed: columns of differences, written with their sign and an asterisk where the interval
+            excludes zero.
+    """
+
+    name: str
+    title: str
+    cells: Sequence[Cell]
+    table: pd.DataFrame | None = None
+    figure: Figure | None = None
+    notes: Sequence[str] = ()
+    digits: int = 2
+    signed: Sequence[str] = field(default_factory=tuple)
+
+    def shown(self, markup: str) -> pd.DataFrame:
+        """The table as text, for "markdown" or "latex"."""
+        assert self.table is not None
+        table = self.table.astype(object)
+        for column in table:
+            signed = column in self.signed
+            table[column] = [text(value, self.digits, signed, markup) for value in table[column]]
+        return table.rename(columns=lambda column: escape(str(column), markup))
+
+    def flat(self) -> pd.DataFrame:
+        """The table as numbers: an interval becomes three columns, a PRR two."""
+        assert self.table is not None
+        columns: dict[str, list[Any]] = {}
+        for name in self.table:
+            values = [v.value if isinstance(v, Marked) else v for v in self.table[name]]
+            parts = [f for v in values if isinstance(v, Interval | PRR) for f in v._fields]
+            for part in dict.fromkeys(parts) or [None]:
+                own = f"{name} {part.replace('_', ' ')}" if part not in (None, "value") else name
+                columns[str(own)] = [_part(value, part) for value in values]
+        return pd.DataFrame(columns)
+
+
+class Gap(NamedTuple):
+    """An item that these runs do not hold, and why."""
+
+    title: str
+    reason: str
+
+
+Items = Sequence[Exhibit | Gap]
+"""What a function of the report returns."""
+
+
+def gather(
+    cells: Sequence[Cell], compute: Callable[[Cell], list[dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], list[Cell], list[str]]:
+    """Rows of a table from every cell that has some; the cells used; why others were not.
+
+    A cell where `compute` raises ValueError is passed over with its message.
+    """
+    rows, used, reasons = [], [], []
+    for cell in cells:
+        try:
+            own = compute(cell)
+        except ValueError as error:
+            reasons.append(f"{cell.label}: {error}")
+            continue
+        if own:
+            rows += own
+            used.append(cell)
+    return rows, used, reasons
+
+
+def gap(title: str, reasons: Sequence[str], otherwise: str = "no run holds it") -> Items:
+    return [Gap(title, "; ".join(reasons) or otherwise)]
+
+
+def left_out(reasons: Sequence[str]) -> list[str]:
+    """A note on the cells that are missing in a table."""
+    return [f"Not here: {'; '.join(reasons)}."] if reasons else []
+
+
+def _part(value: Any, part: str | None) -> Any:
+    if part is None or value is None:
+        return value
+    return getattr(value, part) if isinstance(value, Interval | PRR) else value
+
+
+def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown") -> str:
+    """One value of a table; a dash where it is undefined."""
+    if isinstance(value, Marked):
+        inner = text(value.value, digits, signed, markup)
+        marks = {
+            ("bold", "markdown"): "**{}**", ("underline", "markdown"): "<u>{}</u>",
+            ("bold", "latex"): r"\textbf{{{}}}", ("underline", "latex"): r"\underline{{{}}}",
+        }  # fmt: skip
+        return marks[value.mark, markup].format(inner)
+    plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
+    number = f"{{:{'+' if signed else ''}.{digits}f}}".format
+    if isinstance(value, Interval):
+        if pd.isna(value.value):
+            return "–"
+        if pd.isna(value.low):
+            return _minus(number(value.value), markup)
+        star = "*" if signed and value.excludes(0) else ""
+        found = f"{number(value.value)}{star} [{number(value.low)}, {number(value.high)}]"
+        return _minus(found, markup)
+    if isinstance(value, PRR):
+        if pd.isna(value.value):
+            return "–"
+        error = "" if pd.isna(value.standard_error) else f"{value.standard_error:.{digits}f}"
+        return _minus(number(value.value), markup) + (plus_minus + error if error else "")
+    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return _minus(number(value), markup)
+    return escape(str(value), markup)
+
+
+def _minus(number: str, markup: str) -> str:
+    return re.sub(r"-(?=\d)", "−" if markup == "markdown" else r"$-$", number)
+
+
+_LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+          "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+          "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$", "≤": r"$\le$",
+          "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
+
+
+def escape(raw: str, markup: str) -> str:
+    """Text that may come from a model, safe in a table; line breaks are shown as ⏎."""
+    raw = raw.replace("\n", " ⏎ ").strip()
+    if markup == "latex":
+        return "".join(_LATEX.get(character, character) for character in raw).replace("⏎", "/")
+    return re.sub(r"([|*_`<>\\])", r"\\\1", raw)

@@ -1,0 +1,319 @@
+"""Who wins: benchmark, head-to-head, depths, stability."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis import comparison
+from lm_polygraph_asmi.analysis.clusters import SEED, Interval
+from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
+from lm_polygraph_asmi.analysis.prr import prr_with_error
+from lm_polygraph_asmi.analysis.redraws import redraw_stability
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.cells import MSP, SEMANTIC_ENTROPY, Cell, variant
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked
+
+FAMILIES = {
+    "MaximumSequenceProbability": "information", "Perplexity": "information",
+    "MeanTokenEntropy": "information", "MeanPointwiseMutualInformation": "information",
+    "SelfCertainty": "information", "MeanConditionalPointwiseMutualInformation": "information",
+    "MonteCarloSequenceEntropy": "samples", "MonteCarloNormalizedSequenceEntropy": "samples",
+    "SemanticEntropy": "samples", "SAR": "samples", "SentenceSAR": "samples", "LUQ": "samples",
+    "KernelLanguageEntropy": "samples", "PTrue": "probing", "PTrueSampling": "probing",
+    "RAUQ": "attention", "RAUQ (entropy)": "attention",
+}  # fmt: skip
+"""The paper's 17 baselines and their families; any other method is "other"."""
+ASMI_FAMILY = "head masks"
+
+
+def family(method: str) -> str:
+    return ASMI_FAMILY if variant(method) else FAMILIES.get(method, "other")
+
+
+def _in_table_order(cells: Sequence[Cell]) -> list[str]:
+    """Methods by family as in the paper, variants by depth."""
+    found = dict.fromkeys(method for cell in cells for method in cell.scores)
+    families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
+    known = list(FAMILIES)
+
+    def position(method: str) -> tuple[int, float, int]:
+        parsed = variant(method)
+        place = known.index(method) if method in known else len(known)
+        return families.index(family(method)), parsed.depth if parsed else 0, place
+
+    return sorted(found, key=position)
+
+
+def _competes(method: str, cell: Cell) -> bool:
+    """Whether a method is marked best or second best: baselines, and the operating variants."""
+    return variant(method) is None or method in cell.variants.values()
+
+
+def benchmark(cells: Sequence[Cell]) -> Items:
+    """Table "bench_main" of the paper, with all methods and depths."""
+    methods = _in_table_order(cells)
+    table = pd.DataFrame({"method": methods, "family": [family(m) for m in methods]})
+    for cell in cells:
+        found = {m: prr_with_error(cell.score(m), cell.quality) for m in cell.scores}
+        ranked = sorted(
+            (m for m in found if _competes(m, cell) and not np.isnan(found[m].value)),
+            key=lambda m: -found[m].value,
+        )
+        marks = dict(zip(ranked, ("bold", "underline"), strict=False))
+        table[cell.label] = [
+            Marked(found[m], marks[m]) if m in marks else found.get(m) for m in methods
+        ]
+    return [
+        Exhibit(
+            "benchmark",
+            "Benchmark: PRR of every method",
+            cells,
+            table,
+            figures.forest(
+                {cell.label: intervals_of(cell)[0] for cell in cells}, "PRR, 95 % over clusters"
+            ),
+            [
+                "PRR ± bootstrap standard error over answers; 1 = errors rejected first, 0 = "
+                "uninformative, below 0 = errors ranked the wrong way. Best in bold, second best "
+                "underlined, among baselines and the variants at the operating depth. The figure "
+                "has 95 % intervals over clusters. Compare within a column only.",
+                "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
+                "them as the file orders them.",
+            ],
+        )
+    ]
+
+
+def datasets(cells: Sequence[Cell]) -> Items:
+    """Table "datasets" of the paper."""
+    rows = []
+    for cell in cells:
+        prompts, answers = cell.saved("asmi_prompt_length"), cell.saved("greedy_tokens")
+        rows.append(
+            {
+                "cell": cell.label,
+                "n": len(cell),
+                "clusters": len(set(cell.clusters)),
+                "prompt tokens": float(np.median(prompts)) if prompts else None,
+                "answer tokens": float(np.median([len(a) for a in answers])) if answers else None,
+                f"mean {cell.metric}": float(cell.quality.mean()),
+                "right": float(1 - cell.wrong.mean()),
+                "answers expected from": "context" if cell.grounded else "memory",
+            }
+        )
+    notes = ["Medians of tokens; right: quality of at least 0.5."]
+    return [Exhibit("datasets", "Datasets", cells, pd.DataFrame(rows), None, notes)]
+
+
+@cache
+def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
+    """PRR intervals of a cell's methods, and of the differences the report needs."""
+    prr = {m: prr_with_error(cell.score(m), cell.quality, resamples=2).value for m in cell.scores}
+    pairs = [(a, b) for a in _references(cell, prr) for b in _references(cell, prr) if a != b]
+    return comparison.prr_intervals(
+        {m: cell.score(m) for m in cell.scores}, cell.quality, cell.clusters, pairs, 10_000, SEED
+    )
+
+
+def _references(cell: Cell, prr: dict[str, float]) -> list[str]:
+    named = [m for m in (MSP, SEMANTIC_ENTROPY) if m in cell.scores]
+    best = _best(cell.baselines, prr)
+    return list(dict.fromkeys([*cell.variants.values(), *named, *([best] if best else [])]))
+
+
+def _best(methods: Sequence[str], prr: dict[str, float]) -> str | None:
+    defined = [m for m in methods if not np.isnan(prr[m])]
+    return max(defined, key=lambda m: prr[m]) if defined else None
+
+
+def head_to_head(cells: Sequence[Cell]) -> Items:
+    """Table "h2h" of the paper: paired differences, and how often they decide."""
+    title = "Head-to-head: paired differences of PRR"
+    rows, used = [], []
+    for cell in cells:
+        alone, paired = intervals_of(cell)
+        prr = {m: found.value for m, found in alone.items()}
+        top, best = _best(list(cell.variants.values()), prr), _best(cell.baselines, prr)
+        if top is None or best is None:
+            continue
+        used.append(cell)
+        semantic = cell.variants.get("Sem-ASMI", "")
+        rows.append(
+            {
+                "cell": cell.label,
+                "top variant": f"{top} ({prr[top]:.3f})",
+                "best baseline": f"{best} ({prr[best]:.3f})",
+                "top Δ SemEnt": paired.get((top, SEMANTIC_ENTROPY)),
+                "top Δ best baseline": paired[top, best],
+                "Sem-ASMI Δ SemEnt": paired.get((semantic, SEMANTIC_ENTROPY)),
+                "Sem-ASMI Δ MSP": paired.get((semantic, MSP)),
+            }
+        )
+    if not rows:
+        return [Gap(title, "no run has both a variant and a baseline with a defined PRR")]
+    table = pd.DataFrame(rows)
+    deltas = [name for name in table if "Δ" in name]
+    notes = [
+        "Cluster-respecting paired bootstrap, B = 10,000, percentile 95 %; positive = ASMI ahead, "
+        "asterisk: the interval excludes zero. The best baseline and the top variant are chosen on "
+        "the same answers, which favours both.",
+    ]
+    if not any(SEMANTIC_ENTROPY in cell.scores for cell in cells):
+        notes.append(
+            "SemanticEntropy, the pre-specified reference, was not run (it needs an NLI model): "
+            "its columns are empty."
+        )
+    found: Items = [
+        Exhibit(
+            "head_to_head", title, used, table,
+            figures.forest(
+                {d: dict(zip(table["cell"], table[d], strict=True)) for d in deltas
+                 if table[d].notna().any()},
+                "ΔPRR, 95 % over clusters",
+            ),
+            notes, 3, deltas,
+        )
+    ]  # fmt: skip
+    return [*found, _tallies(used, table, deltas)]
+
+
+def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) -> Exhibit:
+    def is_llama_squad(cell: Cell) -> bool:
+        return "llama2" in re.sub("[ -]", "", cell.model.lower()) and "squad" in cell.dataset
+
+    grounded = np.array([cell.grounded for cell in cells])
+    subsets = {"grounded": grounded, "closed-book": ~grounded}
+    if any(is_llama_squad(cell) and cell.grounded for cell in cells):
+        without = grounded & ~np.array([is_llama_squad(cell) for cell in cells])
+        subsets["grounded, without Llama-2 on SQuAD"] = without
+    rows = []
+    for name, chosen in subsets.items():
+        for delta in deltas:
+            found = [d for d in table.loc[chosen, delta] if isinstance(d, Interval)]
+            if found:
+                counts = comparison.tally(found)._asdict()
+                leads = sum(d.value > 0 for d in found)
+                rows.append({"cells": name, "comparison": delta} | counts | {"leads": leads})
+    notes = [
+        "Win or loss: the interval excludes zero; tie: it does not; lead: the difference is "
+        "positive."
+    ]
+    if len(subsets) == 3:
+        notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
+    return Exhibit(
+        "wins_ties_losses", "Wins, ties and losses", cells, pd.DataFrame(rows), None, notes
+    )
+
+
+def depths(cells: Sequence[Cell]) -> Items:
+    """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
+    title = "Depth selection"
+    rows, curves, used, skipped = [], {}, [], []
+    for symbol in ("Adapt-ASMI", "Sem-ASMI"):
+        swept = {cell: _by_depth(cell, symbol) for cell in cells}
+        swept = {cell: methods for cell, methods in swept.items() if len(methods) > 1}
+        common = sorted(set.intersection(*(set(m) for m in swept.values()))) if swept else []
+        if len(common) < 2:
+            continue
+        halved = {c: m for c, m in swept.items() if len(set(c.clusters)) > 1}
+        skipped += [c.label for c in swept if c not in halved]
+        if not halved:
+            continue
+        used += [cell for cell in halved if cell not in used]
+        found = depth_selection(
+            [
+                Sweep(np.array([c.score(m[d]) for d in common]), c.quality, c.clusters)
+                for c, m in halved.items()
+            ]
+        )
+        curves[symbol] = (common, found.cells, [c.label for c in halved])
+        for i, depth in enumerate(common):
+            rows.append(
+                {
+                    "variant": symbol,
+                    "depth": f"{depth:.0%}",
+                    "aggregate PRR": Marked(found.aggregate[i], "bold")
+                    if i == found.chosen
+                    else float(found.aggregate[i]),
+                    "selected on halves": float(found.selected[i]),
+                    "mean regret": found.mean_regret if i == found.chosen else None,
+                    "no regret": found.no_regret if i == found.chosen else None,
+                }
+            )
+    if not rows:
+        return [Gap(title, "no variant was scored at two or more depths (see asmi_depth_sweep)")]
+    notes = [
+        "Aggregate: mean over cells. Split-half: 1,000 random halves of clusters; the depth that "
+        "is best on the first half, and the PRR it loses on the second (share of splits that lose "
+        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure.",
+        *([f"Left out, with one cluster: {', '.join(skipped)}."] if skipped else []),
+    ]
+    table = pd.DataFrame(rows)
+    return [Exhibit("depth_selection", title, used, table, figures.depths(curves), notes, 3)]
+
+
+def _by_depth(cell: Cell, symbol: str) -> dict[float, str]:
+    """depth -> method, for methods that differ from the operating variant in depth alone."""
+    if symbol not in cell.variants:
+        return {}
+    operating = variant(cell.variants[symbol])
+    assert operating is not None
+    found = {}
+    for method in cell.scores:
+        parsed = variant(method)
+        if parsed and (parsed.symbol, parsed.settings) == (symbol, operating.settings):
+            found[parsed.depth] = method
+    return found
+
+
+def stability(cells: Sequence[Cell]) -> Items:
+    """Table "stability" of the paper: redraws of masks and samples on fixed answers."""
+    title = "Stability over redraws of the method's own randomness"
+    rows, used = [], []
+    for cell in cells:
+        for method, drawn in _redraws(cell).items():
+            found = redraw_stability(drawn, cell.quality)
+            used += [cell] if cell not in used else []
+            rows.append(
+                {
+                    "cell": cell.label,
+                    "method": method,
+                    "redraws": len(drawn),
+                    "mean PRR": found.mean,
+                    "sd": found.sd,
+                    "lowest": found.low,
+                    "highest": found.high,
+                    "rank ρ": found.rank_correlation,
+                }
+            )
+    if not rows:
+        reason = "no answers were scored twice with other masks or samples (see asmi_stability)"
+        return [Gap(title, reason)]
+    notes = [
+        "PRR over redraws on the same answers, and mean Spearman correlation of pairs of redraws. "
+        "With few redraws the sd is coarse."
+    ]
+    return [Exhibit("stability", title, used, pd.DataFrame(rows), None, notes, 3)]
+
+
+def _redraws(cell: Cell) -> dict[str, np.ndarray]:
+    """Method without its seed -> (R, n) scores that differ between runs of the cell."""
+    drawn: dict[str, list[np.ndarray]] = {}
+    for run in cell.runs:
+        for method in run.scores:
+            scores = run.scores[method].to_numpy(dtype=float)[cell.rows]
+            name = re.sub(r", seed=\d+", "", method)
+            if not np.isfinite(scores).all():
+                continue
+            others = drawn.setdefault(name, [])
+            if not any(np.array_equal(scores, other) for other in others):
+                others.append(scores)
+    # What is not random comes out the same in every run, but for the last bits.
+    return {
+        name: np.array(scores)
+        for name, scores in drawn.items()
+        if len(scores) > 1 and not all(np.allclose(s, scores[0], rtol=1e-4) for s in scores)
+    }

@@ -1,0 +1,223 @@
+"""Why: masking response, tokens, what the subnetworks answer, and what it costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import pearsonr
+
+from lm_polygraph_asmi.analysis.cost import phase_seconds
+from lm_polygraph_asmi.analysis.mechanism import (
+    OVER_ROBUST,
+    error_separation,
+    masking_response,
+    votes,
+)
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.cells import SYMBOLS, Cell, Unavailable
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, gather, left_out
+
+CASES = 5
+WARM_UP = 10
+
+
+def screen(cells: Sequence[Cell]) -> Items:
+    """Table "babiqa-mechanism" and figure "error-separation" of the paper."""
+    title = "Masking response and error separation"
+    panels = {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        (information,) = cell.need("mi_tokens")
+        scores = {s: cell.score(cell.variants[s]) for s in SYMBOLS if s in cell.variants}
+        if cell.msp is not None:
+            scores["MSP"] = cell.msp
+        response = masking_response(information)
+        found = error_separation(information, dict(scores), cell.wrong, cell.clusters)
+        shown = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
+        drawn = {name: scores[name] for name in [*shown, "MSP"] if name in scores}
+        panels[cell.label] = drawn, cell.wrong, found.auroc
+        return [
+            {
+                "cell": cell.label,
+                "tokens": response.tokens,
+                "median MI_t": response.median,
+                "mean MI_t": response.mean,
+                "right answers": found.right,
+                "wrong answers": found.wrong,
+                "near zero": response.over_robust,
+            }
+            | {f"AUROC {name}": interval for name, interval in found.auroc.items()}
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
+        "95 % intervals over clusters.",
+        f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
+        "label-free screen, as in the paper, which has one such cell (0.002 nats, and the signal "
+        "fails) against others from 0.016 nats on. It has not been validated.",
+        *left_out(reasons),
+    ]
+    figure = figures.violins(panels)
+    return [Exhibit("error_separation", title, used, pd.DataFrame(rows), figure, notes, 3)]
+
+
+def mechanism(cells: Sequence[Cell]) -> Items:
+    """Figure "mechanism" (a) of the paper: disagreement and agreement of tokens."""
+    title = "MI and semantic agreement of tokens"
+    panels = {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        mi, agreement = map(np.concatenate, cell.need("mi_tokens", "agreement_tokens"))
+        if len(mi) < 3 or not np.ptp(mi) or not np.ptp(agreement):
+            raise Unavailable("MI_t or A_t is the same everywhere")
+        r = float(pearsonr(mi, agreement).statistic)
+        panels[cell.label] = mi, agreement, r
+        return [
+            {
+                "cell": cell.label,
+                "tokens": len(mi),
+                "Pearson r": r,
+                "mean MI_t": float(mi.mean()),
+                "mean A_t": float(agreement.mean()),
+            }
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        "High MI_t with low agreement is flagged; with high agreement it is discounted.",
+        *left_out(reasons),
+    ]
+    table = pd.DataFrame(rows)
+    return [Exhibit("mechanism", title, used, table, figures.joint(panels), notes, 3)]
+
+
+def cosines(cells: Sequence[Cell]) -> Items:
+    """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
+    title = "Cosines of the top candidates of one token"
+    panels, used = {}, []
+    for cell in cells:
+        matrices = cell.saved("asmi_candidate_cosines", at_operating_depth=True)
+        candidates = cell.saved("asmi_candidates", at_operating_depth=True)
+        if not matrices or not candidates or not cell.mi_tokens or not cell.agreement_tokens:
+            continue
+        # Benign instability: where the kernel takes the most away from MI.
+        pairs = zip(cell.mi_tokens, cell.agreement_tokens, strict=True)
+        removed = [mi * agreement for mi, agreement in pairs]
+        answer = int(np.argmax([tokens.max() for tokens in removed]))
+        position = int(removed[answer].argmax())
+        texts = [_text(cell, answer, token) for token in candidates[answer][position]]
+        used.append(cell)
+        panels[cell.label] = np.asarray(matrices[answer][position]), texts
+    if not panels:
+        return [Gap(title, "no run saved them (set asmi.calculator.details=true)")]
+    notes = [
+        "Rows of the output projection, of the token where the kernel discounts most (largest "
+        "MI_t A_t). Negative cosines count as 0 in A_t."
+    ]
+    return [Exhibit("candidate_cosines", title, used, None, figures.cosines(panels), notes)]
+
+
+def _text(cell: Cell, answer: int, token: int) -> str:
+    """A token as text where the run saved it, else its id."""
+    saved = cell.saved("asmi_token_texts")
+    return (saved[answer] if saved else {}).get(int(token), f"token {int(token)}")
+
+
+def case_study(cells: Sequence[Cell]) -> Items:
+    """What the subnetworks answer where the model is confident and wrong."""
+    title = "Confident errors: what the subnetworks answer"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        msp, u_sem, information = cell.need("msp", "u_sem", "mi_tokens")
+        tops = cell.saved("asmi_top_token", at_operating_depth=True)
+        tokens, prompts = cell.saved("asmi_tokens"), cell.saved("input_texts")
+        answers, references = cell.saved("greedy_texts"), cell.saved("target_texts")
+        if not tops or not tokens or not prompts or not answers:
+            raise Unavailable("asmi_top_token, asmi_tokens or texts not saved")
+        confident_errors = np.flatnonzero(cell.wrong & (msp <= np.median(msp)))
+        rows = []
+        for i in confident_errors[np.argsort(-u_sem[confident_errors])][:CASES]:
+            position = int(np.argmax(information[i]))
+            vote = votes(np.asarray(tops[i]), tokens[i])[position]
+            other = None if vote.alternative is None else _text(cell, i, vote.alternative)
+            rows.append(
+                {
+                    "cell": cell.label,
+                    "question": _last_question(prompts[i]),
+                    "reference": str(references[i])[:60] if references else None,
+                    "answer": answers[i].strip()[:60],
+                    "most fragile token": _text(cell, i, tokens[i][position]),
+                    "masks that keep it": vote.agree,
+                    "strongest alternative": other,
+                    "its masks": vote.share,
+                    "u_sem": float(u_sem[i]),
+                }
+            )
+        if not rows:
+            raise Unavailable("no confident answer is wrong")
+        return rows
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        f"Up to {CASES} wrong answers of each cell from the confident half by MSP, most fragile "
+        "first, at their token of highest MI_t: share of masks whose most likely token is the "
+        "answer's, and the strongest other one. Picked for their fragility: no statistic.",
+        *left_out(reasons),
+    ]
+    return [Exhibit("case_study", title, used, pd.DataFrame(rows), None, notes, 3)]
+
+
+def _last_question(prompt: str) -> str:
+    lines = [line for line in prompt.splitlines() if line.startswith("Question:")]
+    return (lines[-1].removeprefix("Question:").strip() if lines else prompt[-120:])[:120]
+
+
+def cost(cells: Sequence[Cell]) -> Items:
+    """Table "cost" of the paper."""
+    title = "Measured cost"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        rows = []
+        for run in cell.runs:
+            found, manifest = phase_seconds(run.stats, WARM_UP), run.manifest or {}
+            calculator = manifest.get("config", {}).get("asmi", {}).get("calculator", {})
+            peak = manifest.get("peak_memory_bytes", {})
+            if found:
+                rows.append(
+                    {
+                        "cell": cell.label,
+                        "run": run.path.resolve().parent.name,
+                        "n": max(phase.n for phase in found.values()),
+                        **{phase: seconds.median for phase, seconds in found.items()},
+                        "masks": "one at a time" if calculator.get("memory_budget") == 1
+                        else "batched",
+                        "from the journal": manifest.get("asmi_reused"),
+                        "peak GiB": max(peak.values()) / 2**30 if peak else None,
+                        "device": manifest.get("device", "not recorded"),
+                    }
+                )  # fmt: skip
+        if not rows:
+            raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
+        return rows
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    table = pd.DataFrame(rows)
+    notes = [
+        f"Median seconds an answer and phase, the first {WARM_UP} answers left out, all depths of "
+        "a run together. Samples are drawn one by one behind a prompt that is run once; the paper "
+        "draws them as one batch. Where results came from a journal, seconds are those of the run "
+        "that made them. asmi.calculator.memory_budget=1 evaluates one mask at a time.",
+        *left_out(reasons),
+    ]
+    phases = [name for name in table if name in ("greedy", "samples", "nli", "asmi", "diversity")]
+    return [Exhibit("cost", title, used, table, figures.seconds(table, phases), notes)]

@@ -1,0 +1,289 @@
+"""Is the signal distinct from confidence, and where does it pay."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis import comparison, selective
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
+from lm_polygraph_asmi.analysis.redraws import rank_correlation
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.cells import ENTROPY, MSP, Cell, variant
+from lm_polygraph_asmi.report.exhibit import Exhibit, Items, Marked, gap, gather, left_out
+
+ABSTAIN = np.linspace(0, 0.9, 19)
+
+
+def _control_source(cells: Sequence[Cell]) -> str:
+    own = [c.label for c in cells if MSP not in c.scores or ENTROPY not in c.scores]
+    if not own:
+        return "MSP and H (MeanTokenEntropy) are LM-Polygraph's."
+    return f"MSP or H from ASMI's own unmasked pass: {', '.join(own)}; else LM-Polygraph's."
+
+
+def distinct(cells: Sequence[Cell]) -> Items:
+    """Table "app-distinct" of the paper, other aggregations, raw MI, and the kernel's share."""
+    title = "A distinct signal: error detection beyond confidence"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
+        rows = []
+        for signal, over, values, controls in _tests(cell):
+            if np.ptp(values) == 0:  # nothing to test
+                continue
+            found = distinct_signal(values, controls, cell.wrong, cell.clusters)
+            rows.append(
+                {
+                    "cell": cell.label,
+                    "signal": signal,
+                    "controls": over,
+                    "residual AUROC": found.residual_auroc,
+                    "incremental AUROC": found.incremental_auroc,
+                    "LR": found.likelihood_ratio,
+                    "p (nominal)": found.p_value,
+                    "detected": found.detected,
+                    "errors": found.errors,
+                }
+            )
+        return rows
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    table = pd.DataFrame(rows)
+    main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
+    notes = [
+        "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
+        "controls leaves of the signal; detected: its interval excludes 0.5 (below 0.5 the "
+        "residual is higher for right answers). Incremental: logistic model with the signal minus "
+        "without. The likelihood ratio takes answers as independent: nominal. Many tests stand "
+        "here side by side, without correction.",
+        "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's share. "
+        + _control_source(used),
+        *left_out(reasons),
+    ]
+    figure = figures.forest(
+        {"u_sem over MSP and H": dict(zip(main["cell"], main["residual AUROC"], strict=True))},
+        "residual AUROC, 95 % over clusters",
+        reference=0.5,
+    )
+    signed = ("incremental AUROC",)
+    return [Exhibit("distinct_signal", title, used, table, figure, notes, 3, signed)]
+
+
+def _tests(cell: Cell) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
+    """(signal, controls by name, values, controls) to be tested on a cell."""
+    u_sem, msp, entropy = cell.need("u_sem", "msp", "entropy")
+    controls = np.column_stack([msp, entropy])
+    over = "MSP, H"
+    found: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    for name, mean, tokens in (
+        ("u_sem", u_sem, cell.u_tokens),
+        ("MI", cell.mi, cell.mi_tokens),
+    ):
+        if mean is not None:
+            found.append((f"{name}, mean", over, mean, controls))
+        for way, aggregate in AGGREGATIONS.items():
+            if way != "mean" and tokens is not None:
+                values = np.array([aggregate(answer) for answer in tokens])
+                found.append((f"{name}, {way}", over, values, controls))
+    operating = cell.variants.values()
+    for method in cell.scores:
+        parsed = variant(method)
+        if parsed and parsed.symbol == "Sem-ASMI" and method not in operating:
+            found.append((method, over, cell.score(method), controls))
+    if cell.entropy_of_mean is not None and cell.mean_entropy is not None:
+        inside = np.column_stack([cell.entropy_of_mean, cell.mean_entropy])
+        found.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
+    return found
+
+
+def ensemble_mean(cells: Sequence[Cell]) -> Items:
+    """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain."""
+    title = "Ensemble-mean entropy alone"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
+        average, entropy, u_sem, mi = cell.need("entropy_of_mean", "entropy", "u_sem", "mi")
+        scores = {"mean": average, "u": u_sem, "mi": mi}
+        pairs = [("u", "mean"), ("mi", "mean")]
+        alone, paired = comparison.prr_intervals(scores, cell.quality, cell.clusters, pairs)
+        return [
+            {
+                "cell": cell.label,
+                "Spearman with H": rank_correlation(average, entropy),
+                "PRR of H(p̄)": alone["mean"],
+                "u_sem Δ H(p̄)": paired["u", "mean"],
+                "MI Δ H(p̄)": paired["mi", "mean"],
+            }
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        "Differences of PRR with paired 95 % intervals over clusters. " + _control_source(used),
+        *left_out(reasons),
+    ]
+    signed = ("u_sem Δ H(p̄)", "MI Δ H(p̄)")
+    return [Exhibit("ensemble_mean", title, used, pd.DataFrame(rows), None, notes, 3, signed)]
+
+
+def flags(cells: Sequence[Cell]) -> Items:
+    """McNemar's test at a matched flag rate; appendix "The Distinct-Signal Analysis"."""
+    title = "Errors flagged by u_sem and by entropy at a matched rate"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
+        u_sem, entropy = cell.need("u_sem", "entropy")
+        found = comparison.mcnemar(u_sem, entropy, cell.wrong, int(cell.wrong.sum()))
+        return [
+            {
+                "cell": cell.label,
+                "flagged by each": found.flagged,
+                "errors by both": found.both,
+                "only by u_sem": found.only_first,
+                "only by entropy": found.only_second,
+                "McNemar p": found.p_value,
+            }
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        "Each score flags as many answers as there are errors. Exact test; it takes answers as "
+        "independent.",
+        *left_out(reasons),
+    ]
+    return [Exhibit("matched_flags", title, used, pd.DataFrame(rows), None, notes, 3)]
+
+
+def confident_fragile(cells: Sequence[Cell]) -> Items:
+    """Figure "confident-fragile" of the paper, and the same among tokens."""
+    title = "Confident but fragile"
+    grids = {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        msp, u_sem = cell.need("msp", "u_sem")
+        found = selective.confident_but_fragile(msp, u_sem, cell.wrong, cell.clusters)
+        grids[cell.label] = found
+        rates = found.error_rate
+        row = {
+            "cell": cell.label,
+            "confident, robust": float(rates[0, 0]),
+            "confident, fragile": float(rates[0, 1]),
+            "unconfident, robust": float(rates[1, 0]),
+            "unconfident, fragile": float(rates[1, 1]),
+            "gap": found.gap,
+        }
+        if cell.u_tokens is not None:
+            null = selective.token_null(msp, cell.u_tokens, cell.wrong, cell.clusters)
+            row |= {"token gap": null.gap, "token AUROC": null.auroc}
+        return [row]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        "Error rates after splitting answers at the medians of MSP and u_sem. Gap: "
+        "confident-fragile minus confident-robust, 95 % over clusters. A gap may be explained by "
+        "confidence within the halves: see the residual AUROC. Tokens: those of confident answers, "
+        "labelled by their answer; the paper finds no effect there.",
+        *left_out(reasons),
+    ]
+    signed, table = ("gap", "token gap"), pd.DataFrame(rows)
+    figure = figures.quadrants(grids)
+    return [Exhibit("confident_fragile", title, used, table, figure, notes, 2, signed)]
+
+
+def payoff(cells: Sequence[Cell]) -> Items:
+    """Tables "payoff" and "payoff-aurc" and figure "payoff" of the paper."""
+    title = "Deployment payoff: filtering confident answers"
+    areas: list[dict[str, Any]] = []
+    kept, risks = {}, {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        msp, entropy, u_sem = cell.need("msp", "entropy", "u_sem")
+        signals = {"MSP": msp, "entropy": entropy, "u_sem": u_sem}
+        value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
+        best = min(value, key=lambda name: value[name])
+        difference = comparison.difference_interval(
+            selective.aurc, u_sem, msp, cell.wrong, cell.clusters
+        )
+        areas.append(
+            {"cell": cell.label}
+            | {name: Marked(v, "bold") if name == best else v for name, v in value.items()}
+            | {"u_sem − MSP": difference}
+        )
+        risks[cell.label] = {n: selective.risk_coverage(s, cell.wrong) for n, s in signals.items()}
+        kept[cell.label] = {
+            name: selective.filter_curve(msp, signals[name], cell.wrong, ABSTAIN)
+            for name in ("entropy", "u_sem")
+        }
+        found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
+        return [
+            {
+                "cell": cell.label,
+                "confident error": found.confident_error,
+                "filter by u_sem": found.by_fragility,
+                "filter by entropy": found.by_other,
+                "u_sem − entropy": found.difference,
+            }
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    filter_notes = [
+        "Error rate among the MSP-confident half, and after abstaining on half of it (final "
+        "coverage 0.25) by u_sem or by entropy; negative difference: u_sem filters better.",
+        *left_out(reasons),
+    ]
+    area_notes = [
+        "AURC, lower is better, best in bold; negative difference: u_sem has the lower area.",
+        *left_out(reasons),
+    ]
+    return [
+        Exhibit(
+            "payoff", title, used, pd.DataFrame(rows), figures.payoff(kept, ABSTAIN),
+            filter_notes, 3, ("u_sem − entropy",),
+        ),
+        Exhibit(
+            "aurc", "Area under the risk-coverage curve", used, pd.DataFrame(areas),
+            figures.risk_coverage(risks), area_notes, 3, ("u_sem − MSP",),
+        ),
+    ]  # fmt: skip
+
+
+def selector(cells: Sequence[Cell]) -> Items:
+    """Appendix "A trained global selector"."""
+    title = "A trained global selector"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
+        msp, entropy, u_sem = cell.need("msp", "entropy", "u_sem")
+        controls = np.column_stack([msp, entropy])
+        found = selective.global_selector(controls, u_sem, cell.wrong, cell.clusters)
+        return [
+            {
+                "cell": cell.label,
+                "coverage": coverage,
+                "error, MSP and H": base,
+                "error, with u_sem": full,
+                "with − without": difference,
+            }
+            for coverage, (base, full, difference) in found.items()
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    notes = [
+        "Error rate kept by a logistic selector fitted out of fold; negative: u_sem helps.",
+        *left_out(reasons),
+    ]
+    table, signed = pd.DataFrame(rows), ("with − without",)
+    return [Exhibit("global_selector", title, used, table, None, notes, 3, signed)]

@@ -1,0 +1,227 @@
+"""Drawing. Every function returns a figure made of computed values; nothing is computed here."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.selective import Quadrants
+from lm_polygraph_asmi.statistics import COVERAGE_AT
+
+BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
+"""Okabe and Ito's palette, readable with colour blindness; marks and line styles differ too."""
+LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
+STYLE: Any = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+         "svg.fonttype": "none", "legend.frameon": False}  # fmt: skip
+
+
+def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, `columns` a row."""
+    columns = min(panels, columns)
+    rows = math.ceil(panels / columns)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in axes[panels:]:
+        unused.set_axis_off()
+    return figure, list(axes[:panels])
+
+
+def _title(ax: Axes, label: str) -> None:
+    ax.set_title(label, fontsize=9, wrap=True)
+
+
+def forest(
+    panels: Mapping[str, Mapping[str, Interval | None]], label: str, reference: float = 0.0
+) -> Figure:
+    """Values with intervals, a panel per group; filled where the interval excludes `reference`."""
+    longest = max(len(rows) for rows in panels.values())
+    names = max((len(name) for rows in panels.values() for name in rows), default=10)
+    figure, axes = _grid(len(panels), 2.6 + 0.06 * names, 0.9 + 0.2 * longest, columns=2)
+    for ax, (title, rows) in zip(axes, panels.items(), strict=True):
+        found = {name: i for name, i in rows.items() if i is not None and np.isfinite(i.value)}
+        for place, (name, interval) in enumerate(reversed(found.items())):
+            colour = BLUE if "ASMI" in name or "ASMI" in title else BLACK
+            defined = np.isfinite(interval.low)
+            if defined:
+                ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=1.2)
+            sure = defined and interval.excludes(reference)
+            ax.plot(interval.value, place, "o", markersize=4, color=colour,
+                    markerfacecolor=colour if sure else "white")  # fmt: skip
+        ax.axvline(reference, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+        ax.set_yticks(range(len(found)), list(reversed(found)))
+        ax.set_ylim(-0.6, max(len(found), 1) - 0.4)
+        ax.set_xlabel(label)
+        _title(ax, title)
+    return figure
+
+
+def depths(
+    curves: Mapping[str, tuple[Sequence[float], np.ndarray, Sequence[str]]],
+) -> Figure:
+    """PRR over depth, a line per cell and the mean; a panel per variant."""
+    figure, axes = _grid(len(curves), 3.4, 2.8)
+    marks = "osv^Dx+*PX<>"
+    for ax, (variant, (at, cells, labels)) in zip(axes, curves.items(), strict=True):
+        percent = [100 * depth for depth in at]
+        for number, (row, name) in enumerate(zip(cells, labels, strict=True)):
+            ax.plot(percent, row, marker=marks[number % len(marks)], color=GREY, linewidth=1,
+                    markersize=4, label=name)  # fmt: skip
+        ax.plot(percent, np.nanmean(cells, axis=0), color=BLUE, linewidth=2, label="mean")
+        ax.set_xticks(percent, [f"{p:g} %" for p in percent])
+        ax.set_xlabel("relative depth of the masked layer")
+        ax.set_ylabel("PRR")
+        ax.legend(fontsize=6)
+        _title(ax, variant)
+    return figure
+
+
+def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
+    """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
+    figure, axes = _grid(len(grids), 2.6, 2.5)
+    for ax, (title, found) in zip(axes, grids.items(), strict=True):
+        ax.imshow(found.error_rate, cmap="Oranges", vmin=0, vmax=1)
+        for (i, j), rate in np.ndenumerate(found.error_rate):
+            shown = "–" if np.isnan(rate) else f"{rate:.0%}"
+            colour = "white" if rate > 0.6 else BLACK
+            ax.text(j, i, f"{shown}\nn = {found.count[i, j]}", ha="center", va="center",
+                    color=colour)  # fmt: skip
+        ax.set_xticks([0, 1], ["robust", "fragile"])
+        ax.set_yticks([0, 1], ["confident", "unconfident"])
+        ax.set_xlabel("by u_sem")
+        ax.set_ylabel("by MSP")
+        _title(ax, f"{title}: error rate")
+    return figure
+
+
+def payoff(curves: Mapping[str, Mapping[str, np.ndarray]], abstain: np.ndarray) -> Figure:
+    """Retained error in the confident half over abstention; figure "payoff" of the paper."""
+    figure, axes = _grid(len(curves), 2.8, 2.4)
+    for ax, (title, by) in zip(axes, curves.items(), strict=True):
+        for name, errors in by.items():
+            colour, style = LINES[name]
+            ax.plot(100 * abstain, errors, color=colour, linestyle=style, label=f"by {name}")
+        ax.set_xlabel("abstained, % of the confident half")
+        ax.set_ylabel("retained error")
+        ax.set_ylim(bottom=0)
+        ax.legend(fontsize=7)
+        _title(ax, title)
+    return figure
+
+
+def risk_coverage(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
+    """Risk over coverage for each signal."""
+    figure, axes = _grid(len(curves), 2.8, 2.4)
+    for ax, (title, by) in zip(axes, curves.items(), strict=True):
+        for name, risk in by.items():
+            colour, style = LINES[name]
+            ax.plot(np.arange(1, len(risk) + 1) / len(risk), risk, color=colour, linestyle=style,
+                    linewidth=1.2, label=name)  # fmt: skip
+        ax.set_xlabel("coverage")
+        ax.set_ylabel("error rate of the kept")
+        ax.set_ylim(0, 1)
+        ax.legend(fontsize=7)
+        _title(ax, title)
+    return figure
+
+
+def coverage(table: pd.DataFrame) -> Figure:
+    """Mass of the top K by band of MI_t."""
+    labels = list(dict.fromkeys(table["cell"]))
+    figure, axes = _grid(len(labels), 2.8, 2.4)
+    styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
+              "all": (GREY, "-", "")}  # fmt: skip
+    for ax, label in zip(axes, labels, strict=True):
+        for _, row in table[table["cell"] == label].iterrows():
+            colour, style, mark = styles[row["tokens"].split()[0]]
+            ax.plot(range(len(COVERAGE_AT)), [row[f"K = {k}"] for k in COVERAGE_AT], color=colour,
+                    linestyle=style, marker=mark, markersize=3, label=row["tokens"])  # fmt: skip
+        ax.set_xticks(range(len(COVERAGE_AT)), [str(k) for k in COVERAGE_AT])
+        ax.set_xlabel("K")
+        ax.set_ylabel("mass of the top K")
+        ax.set_ylim(top=1.02)
+        ax.legend(fontsize=6, title="tokens by MI", title_fontsize=6)
+        _title(ax, label)
+    return figure
+
+
+def violins(
+    panels: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray, Mapping[str, Interval]]],
+) -> Figure:
+    """Scores of right and wrong answers; figure "error-separation" of the paper."""
+    each = [(cell, name) for cell, (scores, _, _) in panels.items() for name in scores]
+    figure, axes = _grid(len(each), 2.3, 2.4, columns=4)
+    for ax, (cell, name) in zip(axes, each, strict=True):
+        scores, wrong, aurocs = panels[cell]
+        for place, (kind, chosen, colour) in enumerate(
+            (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
+        ):
+            values = scores[name][chosen]
+            if len(values) > 1 and np.ptp(values) > 0:
+                parts: Any = ax.violinplot(values, [place], showextrema=False, widths=0.8)
+                for body in parts["bodies"]:
+                    body.set(facecolor=colour, alpha=0.5)
+            if len(values):
+                ax.plot(place, np.median(values), "o", color=colour, markersize=4)
+            ax.text(place, -0.17, f"{kind}\nn = {len(values)}", ha="center", va="top",
+                    transform=ax.get_xaxis_transform(), fontsize=7)  # fmt: skip
+        ax.set_xticks([])
+        # The upper tail is long; what is beyond the 99th percentile would flatten the rest.
+        ax.set_ylim(min(0, scores[name].min()), np.percentile(scores[name], 99) or None)
+        ax.set_ylabel(f"{name}, nats")
+        auroc = aurocs[name].value
+        shown = "undefined" if np.isnan(auroc) else f"{auroc:.2f}"
+        _title(ax, f"{cell}\nAUROC {shown}")
+    return figure
+
+
+def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
+    """Joint distribution of MI_t and A_t; figure "mechanism" (a) of the paper."""
+    figure, axes = _grid(len(panels), 2.8, 2.6)
+    for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
+        found = ax.hexbin(mi, agreement, gridsize=28, bins="log", cmap="Blues", mincnt=1)
+        figure.colorbar(found, ax=ax, label="tokens")
+        ax.set_xlabel("MI_t, nats")
+        ax.set_ylabel("A_t")
+        _title(ax, f"{title}\nPearson r = {r:.2f}")
+    return figure
+
+
+def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
+    """Pairwise cosines of a token's top candidates; figure "mechanism" (b) of the paper."""
+    figure, axes = _grid(len(panels), 3.6, 3.2)
+    for ax, (title, (matrix, texts)) in zip(axes, panels.items(), strict=True):
+        image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+        # Dollar signs would start a formula.
+        names = [repr(text)[1:-1].replace("$", r"\$") for text in texts]
+        ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+        ax.set_yticks(range(len(names)), names, fontsize=7)
+        for (i, j), value in np.ndenumerate(matrix):
+            ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=5,
+                    color="white" if abs(value) > 0.6 else BLACK)  # fmt: skip
+        figure.colorbar(image, ax=ax, label="cosine")
+        _title(ax, title)
+    return figure
+
+
+def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
+    """Median seconds of an answer by phase, stacked."""
+    figure, (ax,) = _grid(1, 6.5, 0.9 + 0.3 * len(table))
+    left = np.zeros(len(table))
+    colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, BLACK), strict=False))
+    for phase in phases:
+        values = table[phase].fillna(0).to_numpy(dtype=float)
+        ax.barh(range(len(table)), values, left=left, color=colours[phase], label=phase)
+        left += values
+    names = [f"{cell} ({run})" for cell, run in zip(table["cell"], table["run"], strict=True)]
+    ax.set_yticks(range(len(table)), names, fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel("seconds an answer (sum of medians)")
+    ax.legend(fontsize=7)
+    return figure

@@ -19,6 +19,7 @@ DEPTH_FREE = {
     "asmi_entropy": "(T,) entropy of the unmasked model over the full vocabulary, nats",
     "asmi_log_likelihood": "(T,) log-likelihood of each token under the unmasked model, nats",
     "asmi_tokens": "(T,) the scored token ids",
+    "asmi_token_texts": "text of each token id in the example's statistics, a dictionary",
     "asmi_closing": "whether the last token closes the answer (end token or stop string)",
     "asmi_prompt_length": "tokens in the prompt, padding not counted",
     "asmi_seconds": "seconds spent on the example when it was scored, all depths together",

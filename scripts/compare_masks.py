@@ -36,7 +36,7 @@ from lm_polygraph_asmi.analysis import (
     rank_correlations,
     redraw_stability,
 )
-from lm_polygraph_asmi.analysis.tables import RIGHT, finite_rows
+from lm_polygraph_asmi.analysis.results import RIGHT
 from lm_polygraph_asmi.model import (
     num_heads,
     num_layers,
@@ -255,7 +255,7 @@ def main(folder: Path, exact_redraws: int, attention: str) -> None:
     with Cache(str(folder / "compare_masks")) as kept:
         table = score_run(model, tokenizer, run, kept, designs(exact_redraws), attention)
     metric = run.quality.columns[0]
-    finite = finite_rows(run, metric)
+    finite = run.finite(metric)
     redraws = Redraws(
         table[finite[table["answer"]]],
         run.quality.loc[finite, metric].to_numpy(),

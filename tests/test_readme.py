@@ -6,6 +6,8 @@ import pytest
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 
+from tests.report.runs import save
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
@@ -13,7 +15,9 @@ def blocks(language: str) -> list[str]:
     return [part.split("```")[0] for part in README.split(f"```{language}\n")[1:]]
 
 
-def test_python_runs():
+def test_python_runs(tmp_path, monkeypatch):
+    save(tmp_path / "RUN")
+    monkeypatch.chdir(tmp_path)
     assert blocks("python")
     for block in blocks("python"):
         exec(block, {})

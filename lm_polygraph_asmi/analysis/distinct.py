@@ -107,12 +107,14 @@ def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) 
 def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.ndarray:
     """(n,) what a linear model of the signal, fitted on the other folds, leaves of it."""
     signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
-    return signal - _out_of_fold(
+    left = signal - _out_of_fold(
         lambda train, test: (
             LinearRegression().fit(controls[train], signal[train]).predict(controls[test])
         ),
         folds,
     )
+    # Of a linear function of the controls rounding errors are left, and these rank answers too.
+    return np.where(np.abs(left) < 1e-9 * np.abs(signal).max(), 0.0, left)
 
 
 def likelihood_ratio_test(

@@ -42,9 +42,9 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
     Raises:
         ValueError: no token.
     """
-    tokens = np.concatenate([np.asarray(answer, dtype=float) for answer in information])
-    if not len(tokens):
+    if not sum(map(len, information)):
         raise ValueError("there is no token: the masking response needs at least one")
+    tokens = np.concatenate([np.asarray(answer, dtype=float) for answer in information])
     return MaskingResponse(float(tokens.mean()), float(np.median(tokens)), len(tokens))
 
 
@@ -74,7 +74,7 @@ def error_separation(
     wrong = np.asarray(wrong, dtype=bool)
 
     def mean(chosen: np.ndarray) -> float:
-        tokens = [information[i] for i in np.flatnonzero(chosen)]
+        tokens = [answer for answer, wanted in zip(information, chosen, strict=True) if wanted]
         return float(np.concatenate(tokens).mean()) if tokens else float("nan")
 
     return ErrorSeparation(

@@ -41,7 +41,12 @@ class Rejection:
 
         Returns:
             (b,).
+
+        Raises:
+            ValueError: not as many values as scores.
         """
+        if len(values) != len(self.order):
+            raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
         count, mean = counts.take(self.order, axis=1), values[self.order]
         total = count * mean
         if len(self.starts) < len(self.order):

@@ -12,6 +12,11 @@ import torch
 
 from lm_polygraph_asmi.manifest import asmi_settings, read_manifest
 
+RIGHT = 0.5
+"""Quality from which an answer counts as right, as in the paper."""
+MSP = "MaximumSequenceProbability"
+"""The baseline that costs nothing: what differences are taken from."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -36,6 +41,10 @@ class Run:
         """Key of each example, equal where examples are not independent; None if not known."""
         clusters = self.manifest["rows"]["clusters"] if self.manifest else []
         return clusters if len(clusters) == len(self.scores) else None
+
+    def finite(self, metric: str) -> np.ndarray:
+        """(n,) rows where quality and every score are finite: one mask for all methods."""
+        return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in force, one dictionary per depth."""

@@ -28,7 +28,10 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
     """(n,) error rate among the k least uncertain answers, k = 1 ... n; ties as their mean."""
     order = Rejection(uncertainty)
-    errors = np.asarray(wrong, dtype=float)[order.order]
+    errors = np.asarray(wrong, dtype=float)
+    if len(errors) != len(order.order):
+        raise ValueError(f"{len(order.order)} scores for {len(errors)} answers: one each")
+    errors = errors[order.order]
     sizes = np.diff(np.r_[order.starts, len(errors)])
     mean = np.repeat(np.add.reduceat(errors, order.starts) / sizes, sizes)
     return mean.cumsum() / np.arange(1, len(errors) + 1)

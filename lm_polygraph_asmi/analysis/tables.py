@@ -3,76 +3,52 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from rich.table import Table
 
-from lm_polygraph_asmi.analysis.clusters import cluster_interval
-from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
-from lm_polygraph_asmi.analysis.results import Run
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.analysis.prr import prr_with_error
+from lm_polygraph_asmi.analysis.results import MSP, RIGHT, Run
 from lm_polygraph_asmi.statistics import at_depth
 
-REFERENCE, REFERENCE_SYMBOL = "MaximumSequenceProbability", "MSP"
-"""The baseline that differences are taken from."""
-
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
-
-RIGHT = 0.5
-"""Quality from which an answer counts as right."""
-
-
-def finite_rows(run: Run, metric: str) -> np.ndarray:
-    """Examples where quality and every score are finite: one mask for all methods."""
-    return (np.isfinite(run.quality[metric]) & np.isfinite(run.scores).all(axis=1)).to_numpy()
 
 
 def prr_table(run: Run, metric: str) -> Table:
     """PRR per estimator, best first, for one quality metric of a run.
 
-    Where clusters are known, also its difference from `REFERENCE` with a 95 % interval over them.
+    Where clusters are known, also its difference from `MSP` with a 95 % interval over them.
     """
-    finite = finite_rows(run, metric)
+    finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
-    compared = run.clusters is not None and REFERENCE in run.scores
-    rows = {name: prr_with_error(run.scores.loc[finite, name], quality) for name in run.scores}
+    scores = {name: run.scores.loc[finite, name] for name in run.scores}
+    rows = {name: prr_with_error(score, quality) for name, score in scores.items()}
+    differences: dict[tuple[str, str], Interval] = {}
+    if run.clusters is not None and MSP in scores and finite.any():
+        clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
+        pairs = [(name, MSP) for name in scores if name != MSP]
+        _, differences = prr_intervals(scores, quality, clusters, pairs)
     table = Table(title=f"PRR over {len(quality)} answers")
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
-    if compared:
-        table.add_column(f"− {REFERENCE_SYMBOL} [95 % over clusters]", justify="right")
+    if differences:
+        table.add_column("− MSP [95 % over clusters]", justify="right")
     for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
         style = "bold" if "ASMI" in name else None
         undefined = np.isnan(prr.value)
         value = "undefined" if undefined else f"{prr.value:+.2f}"
         error = "" if undefined else f"{prr.standard_error:.2f}"
-        difference = _difference(run, name, finite, quality) if compared else []
-        table.add_row(name, value, error, *difference, style=style)
+        found = differences.get((name, MSP))
+        difference = "" if found is None else "undefined" if np.isnan(found.low) else str(found)
+        cells = [name, value, error, difference] if differences else [name, value, error]
+        table.add_row(*cells, style=style)
     return table
-
-
-def _difference(run: Run, name: str, finite: np.ndarray, quality: pd.Series) -> list[str]:
-    """Cell of a method's difference from the reference."""
-    if name == REFERENCE:
-        return [""]
-    assert run.clusters is not None
-    quality = quality.to_numpy()
-    ours, theirs = (run.scores.loc[finite, method].to_numpy() for method in (name, REFERENCE))
-
-    def difference(rows: np.ndarray) -> float:
-        return normalised_prr(ours[rows], quality[rows]) - normalised_prr(
-            theirs[rows], quality[rows]
-        )
-
-    clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
-    found = cluster_interval(difference, clusters)
-    if np.isnan(found.low):
-        return ["undefined"]
-    return [str(found)]
 
 
 def notes(run: Run, metric: str) -> str:
     """What a reader of the table has to know."""
-    finite = finite_rows(run, metric)
+    finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     lines = [
         "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "

@@ -14,7 +14,16 @@ from lm_polygraph_asmi.maths.information import (
     mutual_information,
 )
 from lm_polygraph_asmi.maths.masks import example_seed, mask_seed, sample_head_masks
-from lm_polygraph_asmi.maths.operating_point import OperatingPoint, operating_point
+from lm_polygraph_asmi.maths.operating_point import (
+    OperatingPoint,
+    heads_masked_at_once,
+    mask_rates,
+    masks_for_coverage,
+    masks_for_pair_coverage,
+    never_masked_heads,
+    operating_point,
+    tolerated_heads,
+)
 from lm_polygraph_asmi.maths.support import UnionSupport, top_k_coverage, union_support
 
 __all__ = [
@@ -26,13 +35,19 @@ __all__ = [
     "cosines",
     "disagreement",
     "example_seed",
+    "heads_masked_at_once",
+    "mask_rates",
     "mask_seed",
     "mask_weights",
+    "masks_for_coverage",
+    "masks_for_pair_coverage",
     "mutual_information",
+    "never_masked_heads",
     "operating_point",
     "response_diversity",
     "sample_head_masks",
     "semantic_agreement",
+    "tolerated_heads",
     "top_k_coverage",
     "union_support",
 ]

@@ -4,7 +4,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 GRID = 0.01
 
@@ -24,6 +24,44 @@ def masks_for_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) 
     return math.ceil(math.log(num_heads / failure) / -math.log1p(-mask_rate))
 
 
+def masks_for_pair_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) -> int:
+    """S that masks every pair of heads together at least once, with probability >= 1 - `failure`.
+
+    ln(H (H - 1) / 2 / failure) / p^2; source: paragraph "Scope" of the paper's derivation, which
+    has no budget for it (about 410 masks for 32 heads at p = 0.15).
+    """
+    return math.ceil(math.log(math.comb(num_heads, 2) / failure) / mask_rate**2)
+
+
+def never_masked_heads(num_heads: int, mask_rate: float, num_masks: int) -> float:
+    """Expected number of heads that none of S masks takes away: H (1 - p)^S."""
+    return num_heads * (1 - mask_rate) ** num_masks
+
+
+def tolerated_heads(num_heads: int) -> int:
+    """Heads that may be masked at once before the model breaks: a quarter of them, rounded down."""
+    return num_heads // 4
+
+
+def heads_masked_at_once(
+    num_heads: int, mask_rate: float, degradation: float = 0.05, exact: bool = True
+) -> float:
+    """Number of heads that all but a share `degradation` of masks stay within.
+
+    The quantile of the exact binomial distribution, or the Gaussian upper bound of equation
+    "app-fidelity" of the paper.
+    """
+    if exact:
+        return float(binom.ppf(1 - degradation, num_heads, mask_rate))
+    spread = math.sqrt(num_heads * mask_rate * (1 - mask_rate))
+    return num_heads * mask_rate + float(norm.ppf(1 - degradation)) * spread
+
+
+def mask_rates() -> list[float]:
+    """The grid of mask rates that are considered: 0.01 ... 0.99."""
+    return [round(step * GRID, 2) for step in range(1, round(1 / GRID))]
+
+
 @cache
 def largest_mask_rate(num_heads: int, degradation: float = 0.05) -> float:
     """Largest p that keeps the model working: few heads masked at once, with high probability.
@@ -35,15 +73,13 @@ def largest_mask_rate(num_heads: int, degradation: float = 0.05) -> float:
     Raises:
         ValueError: fewer than 4 heads, where a quarter of the heads is less than one.
     """
-    tolerated = num_heads // 4
+    tolerated = tolerated_heads(num_heads)
     if tolerated < 1:
         raise ValueError(
             f"no mask rate satisfies the fidelity bound for {num_heads} heads (a quarter is less "
             "than one head): set mask_rate yourself"
         )
-    grid = [step * GRID for step in range(1, round(1 / GRID))]
-    admissible = [p for p in grid if binom.cdf(tolerated, num_heads, p) >= 1 - degradation]
-    return round(max(admissible), 2)
+    return max(p for p in mask_rates() if binom.cdf(tolerated, num_heads, p) >= 1 - degradation)
 
 
 def operating_point(

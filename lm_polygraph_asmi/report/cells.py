@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +12,11 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
-from lm_polygraph_asmi.analysis.results import Run, load_run, manager_files, together
+from lm_polygraph_asmi.analysis.results import MSP, RIGHT, Run, load_run, manager_files, together
 from lm_polygraph_asmi.statistics import at_depth, depth_label
 
-RIGHT = 0.5
-"""Quality from which an answer counts as right, as in the paper."""
 PREFERRED_METRIC = "AlignScore"
-MSP, SEMANTIC_ENTROPY = "MaximumSequenceProbability", "SemanticEntropy"
-ENTROPY = "MeanTokenEntropy"
+SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
 SYMBOLS = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
 
 _VARIANT = re.compile(rf"^({'|'.join(SYMBOLS)}) \(([\d.]+)%(?:, (.*))?\)$")
@@ -321,11 +318,7 @@ def _told_apart(cell: Cell, times: Counter[str]) -> Cell:
     if times[cell.label] == 1:
         return cell
     folder = cell.runs[0].path.resolve().parent.name
-    return Cell(**{**vars_of(cell), "dataset": f"{cell.dataset} ({folder}, n = {len(cell)})"})
-
-
-def vars_of(cell: Cell) -> dict[str, Any]:
-    return {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
+    return replace(cell, dataset=f"{cell.dataset} ({folder}, n = {len(cell)})")
 
 
 def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
@@ -342,8 +335,8 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
     empty = [name for name in run.scores if not np.isfinite(run.scores[name]).any()]
     if empty:
         notes.append(f"left out, without one finite score: {', '.join(empty)}")
-        run = Run(run.path, run.scores.drop(columns=empty), run.quality, run.stats, run.manifest)
-    finite = np.isfinite(run.quality[metric]) & np.isfinite(run.scores).all(axis=1)
+        run = replace(run, scores=run.scores.drop(columns=empty))
+    finite = run.finite(metric)
     lost = int((~finite).sum())
     if lost:
         guilty = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
@@ -362,5 +355,5 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
     if not known:
         notes.append(f"no ASMI score at any depth ({depth_label(depth)} wanted)")
     model, dataset = _names(run)
-    rows = np.flatnonzero(finite.to_numpy())
+    rows = np.flatnonzero(finite)
     return Cell(model, dataset, tuple(runs), run, metric, depth, rows, tuple(notes))

@@ -1,6 +1,7 @@
 """Drawing. Every function returns a figure made of computed values; nothing is computed here."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,19 @@ from lm_polygraph_asmi.statistics import COVERAGE_AT
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 """Okabe and Ito's palette, readable with colour blindness; marks and line styles differ too."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
-STYLE: Any = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-         "svg.fonttype": "none", "legend.frameon": False}  # fmt: skip
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
 
 
 def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, `columns` a row."""
-    columns = min(panels, columns)
+    columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
     rows = math.ceil(panels / columns)
     with rc_context(STYLE):
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -34,7 +41,8 @@ def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[F
 
 
 def _title(ax: Axes, label: str) -> None:
-    ax.set_title(label, fontsize=9, wrap=True)
+    lines = label.replace(", ", ",\n", 1).splitlines()
+    ax.set_title("\n".join(textwrap.fill(line, 34) for line in lines), fontsize=9)
 
 
 def forest(
@@ -96,7 +104,7 @@ def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
         ax.set_yticks([0, 1], ["confident", "unconfident"])
         ax.set_xlabel("by u_sem")
         ax.set_ylabel("by MSP")
-        _title(ax, f"{title}: error rate")
+        _title(ax, f"{title}\nerror rate")
     return figure
 
 
@@ -210,6 +218,41 @@ def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
     return figure
 
 
+def operating_point(
+    rates: Sequence[float],
+    masks: Sequence[int],
+    gaussian: Sequence[float],
+    exact: Sequence[float],
+    tolerated: int,
+    chosen: tuple[float, int] | None,
+) -> Figure:
+    """Coverage and fidelity over p; figure "supp_fidelity" of the paper."""
+    figure, (left, right) = _grid(2, 3.6, 3.0)
+    left.plot(rates, masks, color=BLUE)
+    feasible = [p for p, heads in zip(rates, exact, strict=True) if heads <= tolerated]
+    left.fill_between(feasible, masks[: len(feasible)], 10 * max(masks), color=BLUE, alpha=0.15,
+                      label="feasible", linewidth=0)  # fmt: skip
+    left.set_yscale("log", base=2)
+    left.yaxis.set_major_formatter("{x:.0f}")
+    left.set_ylim(min(masks) / 1.5, max(masks))
+    left.legend(fontsize=7)
+    left.set_ylabel("fewest masks S that reach every head")
+    right.plot(rates, gaussian, color=BLACK, linestyle="--", label="Gaussian bound")
+    right.step(rates, exact, color=BLUE, where="mid", label="exact binomial")
+    right.axhline(tolerated, color=ORANGE, linewidth=1, label=f"tolerated: {tolerated}")
+    right.set_ylabel("heads masked at once, 95 % quantile")
+    right.legend(fontsize=7)
+    for ax in (left, right):
+        ax.set_xlabel("mask rate p")
+        if chosen:
+            ax.axvline(chosen[0], color=GREY, linewidth=0.8, linestyle=":")
+    if chosen:
+        left.plot(*chosen, "o", color=ORANGE)
+        left.annotate(f"p = {chosen[0]:g}, S = {chosen[1]}", chosen, textcoords="offset points",
+                      xytext=(8, 8), fontsize=8)  # fmt: skip
+    return figure
+
+
 def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     """Median seconds of an answer by phase, stacked."""
     figure, (ax,) = _grid(1, 6.5, 0.9 + 0.3 * len(table))
@@ -219,7 +262,7 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
         values = table[phase].fillna(0).to_numpy(dtype=float)
         ax.barh(range(len(table)), values, left=left, color=colours[phase], label=phase)
         left += values
-    names = [f"{cell} ({run})" for cell, run in zip(table["cell"], table["run"], strict=True)]
+    names = table["cell"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     ax.set_yticks(range(len(table)), names, fontsize=7)
     ax.invert_yaxis()
     ax.set_xlabel("seconds an answer (sum of medians)")

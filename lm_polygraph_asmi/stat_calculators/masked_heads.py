@@ -153,13 +153,14 @@ class MaskedHeadsCalculator(StatCalculator):
             response = endings.response(tokens, len(texts))
             example = self.score(transformer, prompt, response)
             example["asmi_closing"] = endings.closes(response)
+            example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)
         return {name: [example[name] for example in examples] for name in examples[0]}
 
     def score(
         self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
     ) -> dict[str, Any]:
-        """All statistics of one prompt and response, `asmi_closing` apart.
+        """All statistics of one prompt and response but `asmi_closing` and `asmi_token_texts`.
 
         What the journal holds is taken from there, depth by depth.
         """
@@ -291,6 +292,18 @@ class MaskedHeadsCalculator(StatCalculator):
                 "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
         return {name: _numpy(value) for name, value in reduced.items()}
+
+
+def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
+    """What a reader of saved statistics needs to read the token ids in them."""
+    named = ("asmi_tokens", "asmi_top_token", "asmi_candidates")
+    ids = {
+        token
+        for name, values in example.items()
+        if name.startswith(named) and not name.startswith("asmi_candidate_")
+        for token in np.unique(values).tolist()
+    }
+    return {token: tokenizer.decode([token]) for token in sorted(ids)}
 
 
 def _numpy(values: Tensor) -> np.ndarray:

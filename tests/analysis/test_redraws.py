@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import (
-    cluster_interval,
     normalised_prr,
     rank_correlations,
     redraw_stability,
@@ -34,24 +33,25 @@ def test_one_redraw_is_no_redraw():
         redraw_stability([[1.0, 2.0]], [0.0, 1.0])
 
 
-def test_clusters_are_drawn_whole():
-    """Four rows a cluster that are copies of one another carry no more evidence than one."""
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=60)
-    copies = np.repeat(values, 4)
-    alone = cluster_interval(lambda rows: values[rows].mean(), [str(i) for i in range(60)])
-    keys = [str(i) for i in range(60) for _ in range(4)]
-    clustered = cluster_interval(lambda rows: copies[rows].mean(), keys)
-    ignored = cluster_interval(lambda rows: copies[rows].mean(), [str(i) for i in range(240)])
-    assert clustered.value == pytest.approx(alone.value)
-    width, expected = clustered.high - clustered.low, alone.high - alone.low
-    assert width == pytest.approx(expected, rel=0.15)
-    assert ignored.high - ignored.low == pytest.approx(expected / 2, rel=0.15)
-    # The interval is that of the mean.
-    assert width == pytest.approx(2 * 1.96 * values.std() / np.sqrt(60), rel=0.15)
+@pytest.mark.filterwarnings("ignore::scipy.stats.ConstantInputWarning")
+def test_a_constant_redraw_ranks_nothing():
+    row = np.arange(10.0)
+    assert np.isnan(rank_correlations([row, np.ones(10)])).all()
+    found = redraw_stability([row, np.ones(10)], row % 3)
+    assert np.isnan(found.rank_correlation)
+    assert found.high == pytest.approx(max(0, normalised_prr(row, row % 3)), abs=1e-12)
 
 
-def test_an_undefined_statistic_has_no_interval():
-    found = cluster_interval(lambda _: float("nan"), ["a", "b"])
-    assert all(np.isnan(found))
-    assert np.isnan(cluster_interval(lambda rows: rows.mean(), ["a", "a"]).low)
+def test_stability_without_wrong_answers_is_undefined():
+    scores = np.random.default_rng(1).random((3, 10))
+    found = redraw_stability(scores, np.ones(10))
+    assert np.isnan(found[:4]).all()
+    assert np.isfinite(found.rank_correlation)
+
+
+def test_ties_share_their_rank():
+    """Spearman with ties is Pearson's of mid-ranks."""
+    first, second = [1, 1, 2, 3], [4, 5, 5, 9]
+    found = rank_correlations([first, second])
+    expected = np.corrcoef([1.5, 1.5, 3, 4], [1, 2.5, 2.5, 4])[0, 1]
+    assert found == pytest.approx([expected])

@@ -36,6 +36,13 @@ def findings(cells: Sequence[Cell]) -> list[str]:
     from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
 
     said = []
+    for metric in dict.fromkeys(cell.metric for cell in cells):
+        if not metric.startswith("AlignScore"):
+            judged = "; ".join(cell.label for cell in cells if cell.metric == metric)
+            said.append(
+                f"**Judged by {metric}, not by AlignScore: {judged}.** Never compare these figures "
+                "with the paper's."
+            )
     for cell in cells:
         for method in cell.variants.values():
             found = intervals_of(cell)[0][method]
@@ -61,9 +68,7 @@ def findings(cells: Sequence[Cell]) -> list[str]:
                 f"**No contrast: {cell.label}.** All {len(cell)} answers are {kind} "
                 f"({cell.metric} at 0.5): what needs right and wrong answers is undefined."
             )
-        if not cell.metric.startswith("AlignScore"):
-            said.append(
-                f"**Other quality: {cell.label}.** Judged by {cell.metric}, not by AlignScore: "
-                "never compare these figures with the paper's."
-            )
-    return said or ["Nothing stands out: no variant's PRR interval lies below zero."]
+    if not any("Wrong way round" in line for line in said):
+        said.append("No variant's PRR interval lies below zero.")
+    # What would mislead comes first.
+    return sorted(said, key=lambda line: "Wrong way round" not in line)

@@ -12,8 +12,9 @@ from lm_polygraph_asmi.analysis.clusters import SEED, Interval
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
+from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import MSP, SEMANTIC_ENTROPY, Cell, variant
+from lm_polygraph_asmi.report.cells import SEMANTIC_ENTROPY, Cell, variant
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked
 
 FAMILIES = {
@@ -180,7 +181,7 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
     return [*found, _tallies(used, table, deltas)]
 
 
-def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) -> Exhibit:
+def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) -> Exhibit | Gap:
     def is_llama_squad(cell: Cell) -> bool:
         return "llama2" in re.sub("[ -]", "", cell.model.lower()) and "squad" in cell.dataset
 
@@ -193,19 +194,20 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) 
     for name, chosen in subsets.items():
         for delta in deltas:
             found = [d for d in table.loc[chosen, delta] if isinstance(d, Interval)]
-            if found:
-                counts = comparison.tally(found)._asdict()
+            counts = comparison.tally(found)._asdict()
+            if any(counts.values()):
                 leads = sum(d.value > 0 for d in found)
                 rows.append({"cells": name, "comparison": delta} | counts | {"leads": leads})
+    title = "Wins, ties and losses"
+    if not rows:
+        return Gap(title, "no difference has an interval: fewer than two clusters in every run")
     notes = [
         "Win or loss: the interval excludes zero; tie: it does not; lead: the difference is "
         "positive."
     ]
     if len(subsets) == 3:
         notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
-    return Exhibit(
-        "wins_ties_losses", "Wins, ties and losses", cells, pd.DataFrame(rows), None, notes
-    )
+    return Exhibit("wins_ties_losses", title, cells, pd.DataFrame(rows), None, notes)
 
 
 def depths(cells: Sequence[Cell]) -> Items:

@@ -189,12 +189,14 @@ def cost(cells: Sequence[Cell]) -> Items:
         for run in cell.runs:
             found, manifest = phase_seconds(run.stats, WARM_UP), run.manifest or {}
             calculator = manifest.get("config", {}).get("asmi", {}).get("calculator", {})
-            peak = manifest.get("peak_memory_bytes", {})
+            peak, used = manifest.get("peak_memory_bytes", {}), run.settings()
             if found:
                 rows.append(
                     {
                         "cell": cell.label,
-                        "run": run.path.resolve().parent.name,
+                        "scope": used[0]["scope"] if used else "–",
+                        "S": used[0]["num_masks"] if used else "–",
+                        "depths": len(used),
                         "n": max(phase.n for phase in found.values()),
                         **{phase: seconds.median for phase, seconds in found.items()},
                         "masks": "one at a time" if calculator.get("memory_budget") == 1

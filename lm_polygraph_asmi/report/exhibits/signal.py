@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis import comparison, selective
-from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
+from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import ENTROPY, MSP, Cell, variant
+from lm_polygraph_asmi.report.cells import ENTROPY, Cell, variant
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, Marked, gap, gather, left_out
 
 ABSTAIN = np.linspace(0, 0.9, 19)
@@ -43,7 +44,7 @@ def distinct(cells: Sequence[Cell]) -> Items:
                     "incremental AUROC": found.incremental_auroc,
                     "LR": found.likelihood_ratio,
                     "p (nominal)": found.p_value,
-                    "detected": found.detected,
+                    "detected": _verdict(found),
                     "errors": found.errors,
                 }
             )
@@ -56,9 +57,10 @@ def distinct(cells: Sequence[Cell]) -> Items:
     main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
     notes = [
         "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
-        "controls leaves of the signal; detected: its interval excludes 0.5 (below 0.5 the "
-        "residual is higher for right answers). Incremental: logistic model with the signal minus "
-        "without. The likelihood ratio takes answers as independent: nominal. Many tests stand "
+        "controls leaves of the signal; detected: its interval excludes 0.5; wrong way "
+        "round: it lies below, so the residual is higher for right answers. Incremental: logistic "
+        "model with the signal minus without; a column that adds nothing lowers it a little. The "
+        "likelihood ratio takes answers as independent: nominal. Many tests stand "
         "here side by side, without correction.",
         "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's share. "
         + _control_source(used),
@@ -71,6 +73,12 @@ def distinct(cells: Sequence[Cell]) -> Items:
     )
     signed = ("incremental AUROC",)
     return [Exhibit("distinct_signal", title, used, table, figure, notes, 3, signed)]
+
+
+def _verdict(found: DistinctSignal) -> str:
+    if not found.detected:
+        return "no"
+    return "yes" if found.residual_auroc.value > 0.5 else "wrong way round"
 
 
 def _tests(cell: Cell) -> list[tuple[str, str, np.ndarray, np.ndarray]]:

@@ -1,0 +1,51 @@
+"""The operating point before a run: how many masks, and how many heads at once."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.report import figures
+
+
+def plan_table(num_heads: int) -> pd.DataFrame:
+    """Both bounds for the mask rates p up to twice the largest admissible one.
+
+    Returns:
+        Columns: p; S (fewest masks for coverage); heads masked at once, Gaussian and exact (95 %
+        quantiles); admissible (the exact one within a quarter of the heads); S for pairs.
+    """
+    tolerated = maths.tolerated_heads(num_heads)
+    rows = []
+    for p in maths.mask_rates():
+        masks = maths.masks_for_coverage(num_heads, p)
+        exact = maths.heads_masked_at_once(num_heads, p)
+        rows.append(
+            {
+                "p": p,
+                "S": masks,
+                "heads, Gaussian": maths.heads_masked_at_once(num_heads, p, exact=False),
+                "heads, exact": int(exact),
+                "admissible": exact <= tolerated,
+                "S for pairs": maths.masks_for_pair_coverage(num_heads, p),
+            }
+        )
+    table = pd.DataFrame(rows)
+    last = table.index[table["admissible"]].max() if table["admissible"].any() else 14
+    return table.loc[: 2 * last + 1]
+
+
+def plan_figure(table: pd.DataFrame, num_heads: int) -> Figure:
+    """The plan as a picture; source: figure "supp_fidelity" of the paper."""
+    admissible = table[table["admissible"]]
+    chosen = None
+    if len(admissible):
+        corner = admissible.iloc[-1]
+        chosen = (float(corner["p"]), int(corner["S"]))
+    return figures.operating_point(
+        table["p"].tolist(),
+        table["S"].tolist(),
+        table["heads, Gaussian"].tolist(),
+        table["heads, exact"].tolist(),
+        maths.tolerated_heads(num_heads),
+        chosen,
+    )

@@ -1,0 +1,158 @@
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap, chisquare, multinomial, norm
+
+from lm_polygraph_asmi.analysis import Interval, cluster_interval
+from lm_polygraph_asmi.analysis import clusters as clusters_module
+from lm_polygraph_asmi.analysis.clusters import (
+    cluster_draws,
+    percentile_interval,
+    text_clusters,
+)
+from lm_polygraph_asmi.runs.squad import Question, prompt_of
+from tests.analysis.simulation import coverage, keys, monte_carlo_error, shared
+
+
+def test_clusters_are_drawn_whole():
+    """Four rows a cluster that are copies of one another carry no more evidence than one."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=60)
+    copies = np.repeat(values, 4)
+    alone = cluster_interval(lambda rows: values[rows].mean(), [str(i) for i in range(60)])
+    clustered = cluster_interval(lambda rows: copies[rows].mean(), keys(60, 4))
+    ignored = cluster_interval(lambda rows: copies[rows].mean(), [str(i) for i in range(240)])
+    assert clustered.value == pytest.approx(alone.value)
+    width, expected = clustered.high - clustered.low, alone.high - alone.low
+    assert width == pytest.approx(expected, rel=0.15)
+    assert ignored.high - ignored.low == pytest.approx(expected / 2, rel=0.15)
+    # The interval is that of the mean.
+    assert width == pytest.approx(2 * 1.96 * values.std() / np.sqrt(60), rel=0.15)
+
+
+def test_an_undefined_statistic_has_no_interval():
+    found = cluster_interval(lambda _: float("nan"), ["a", "b"])
+    assert all(np.isnan(found))
+    # One cluster cannot be resampled: the value stands, its interval does not.
+    alone = cluster_interval(lambda rows: rows.mean(), ["a", "a"])
+    assert alone.value == 0.5
+    assert np.isnan(alone.low)
+    assert np.isnan(alone.high)
+
+
+def test_rows_of_a_cluster_share_their_count():
+    names = ["b", "a", "c", "b", "a", "b"]
+    (draws,) = cluster_draws(names, 50)
+    assert draws.shape == (50, 6)
+    np.testing.assert_array_equal(draws[:, [0, 0]], draws[:, [3, 5]])
+    np.testing.assert_array_equal(draws[:, 1], draws[:, 4])
+    # As many clusters as there are.
+    np.testing.assert_array_equal(draws[:, :3].sum(1), np.full(50, 3))
+
+
+def test_draws_are_those_with_replacement():
+    """All ten ways to draw three clusters of three come at their rates."""
+    draws = np.concatenate([*cluster_draws(["a", "b", "b", "c"], 20_000)])[:, [0, 1, 3]]
+    outcomes = [o for o in product(range(4), repeat=3) if sum(o) == 3]
+    observed = [(draws == o).all(1).sum() for o in outcomes]
+    assert sum(observed) == 20_000
+    expected = 20_000 * multinomial.pmf(outcomes, 3, [1 / 3] * 3)
+    assert chisquare(observed, expected).pvalue > 0.01
+
+
+def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    whole = np.concatenate([*cluster_draws(keys(5, 2), 23, seed=3)])
+    monkeypatch.setattr(clusters_module, "_ROWS_AT_ONCE", 40)
+    parts = [*cluster_draws(keys(5, 2), 23, seed=3)]
+    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert not np.array_equal(np.concatenate([*cluster_draws(keys(5, 2), 23, seed=4)]), whole)
+
+
+def test_the_interval_is_a_naive_loop_over_the_draws():
+    rng = np.random.default_rng(1)
+    values, names = rng.normal(size=30), keys(10, 3)
+    (draws,) = cluster_draws(names, 200, seed=5)
+    found = []
+    for counts in draws:
+        sample = [value for value, times in zip(values, counts, strict=True) for _ in range(times)]
+        found.append(np.median(sample))
+    interval = cluster_interval(lambda rows: np.median(values[rows]), names, 200, seed=5)
+    assert interval == pytest.approx((np.median(values), *np.quantile(found, [0.025, 0.975])))
+
+
+def test_agrees_with_scipy_where_every_row_is_a_cluster():
+    values = np.random.default_rng(2).exponential(size=80)
+    expected = bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(3)
+    ).confidence_interval
+    found = cluster_interval(lambda rows: values[rows].mean(), keys(80, 1), 10_000)
+    # The ends of a percentile interval over 10,000 resamples are off by about 2 % of its width.
+    np.testing.assert_allclose(found[1:], expected, atol=0.05 * (expected.high - expected.low))
+
+
+def test_intervals_cover_the_mean_of_correlated_rows():
+    """300 simulations: 0.95 within three Monte Carlo errors of 0.013."""
+    rng = np.random.default_rng(4)
+
+    def found(clusters: list[str], simulations: int) -> list[Interval]:
+        intervals = []
+        for _ in range(simulations):
+            values = shared(rng, 80, 4)
+            intervals.append(cluster_interval(lambda r, v=values: v[r].mean(), clusters, 200))
+        return intervals
+
+    error = monte_carlo_error(0.95, 300)
+    assert coverage(found(keys(80, 4), 300), 0) == pytest.approx(0.95, abs=3 * error)
+    # The variance of the mean is 1 + 3 * 0.5 = 2.5 times that of independent rows: the narrow
+    # intervals cover as often as a normal variable stays within 1.96 / sqrt(2.5) of 0.
+    narrow = 2 * norm.cdf(1.96 / np.sqrt(2.5)) - 1
+    error = monte_carlo_error(narrow, 100)
+    assert coverage(found(keys(320, 1), 100), 0) == pytest.approx(narrow, abs=3 * error)
+
+
+def test_what_is_undefined_in_a_resample_is_left_out():
+    resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
+    found = percentile_interval(7.0, resampled)
+    assert found == pytest.approx((7.0, *np.quantile(np.arange(100), [0.025, 0.975])))
+    # Undefined in half of them: what is left speaks for other data than these.
+    for missing in (np.nan, np.inf):
+        half = percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)])
+        assert half.value == 7
+        assert np.isnan(half.low)
+        assert np.isnan(half.high)
+    undefined = percentile_interval(np.nan, resampled)
+    assert np.isnan(undefined).all()
+
+
+def test_interval():
+    interval = Interval(0.2, 0.1, 0.4)
+    assert -interval == (-0.2, -0.4, -0.1)
+    assert str(interval) == "+0.20 [+0.10, +0.40]"
+    assert interval.excludes(0)
+    assert interval.excludes(0.5)
+    # Touching is holding.
+    assert not any(interval.excludes(value) for value in (0.1, 0.3, 0.4))
+    assert not Interval(0.2, np.nan, np.nan).excludes(0)
+
+
+def test_rows_over_one_text_are_one_cluster():
+    coqa = [f"Answer.\n\nStory: {s}\n\nQuestion: {q}\nAnswer:" for s, q in ("au", "av", "bu")]
+    assert text_clusters(coqa) == ["a", "a", "b"]
+    squad = [prompt_of("paper", False)(Question("", p, q, "")) for p, q in ("au", "av", "bu")]
+    assert text_clusters(squad) == ["a", "a", "b"]
+
+
+def test_a_storys_later_questions_are_not_part_of_it():
+    turns = "\n\nQuestion: Who?\nAnswer: Ann.\n\nQuestion: Where?\nAnswer:"
+    assert text_clusters([f"Read.\n\nStory: Ann ran.\nHome.{turns}"]) == ["Ann ran.\nHome."]
+
+
+def test_prompts_without_a_shared_text_are_clusters_by_themselves():
+    prompts = ["Question: a?", "Question: b?", "Question: a?"]
+    assert text_clusters(prompts) == prompts
+    # One prompt of another kind: the pattern is not this run's.
+    mixed = ["\nStory: s\n\nQuestion: a?", "Question: b?"]
+    assert text_clusters(mixed) == mixed
+    assert text_clusters([]) == []

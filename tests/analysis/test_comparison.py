@@ -1,0 +1,263 @@
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu, norm
+from sklearn.metrics import roc_auc_score
+from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
+
+from lm_polygraph_asmi.analysis import Interval, normalised_prr
+from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.comparison import (
+    auroc,
+    auroc_interval,
+    difference_interval,
+    mcnemar,
+    prr_intervals,
+    tally,
+)
+from tests.analysis.paper import GROUNDED, HEAD_TO_HEAD, SEM_SEMENT, TOP_BASELINE, TOP_SEMENT
+from tests.analysis.simulation import coverage, keys, monte_carlo_error, shared
+
+
+def answers(rng, clusters=40, size=3, noise=(0.8, 1.2)):
+    """Quality, and a score per level of noise; all correlated within clusters."""
+    quality = shared(rng, clusters, size, 0.8)
+    return [-quality + level * shared(rng, clusters, size, 0.8) for level in noise], quality
+
+
+def test_prr_and_differences_against_a_loop():
+    (a, b), quality = answers(np.random.default_rng(0))
+    names = keys(40, 3)
+    alone, paired = prr_intervals({"a": a, "b": b}, quality, names, [("a", "b"), ("b", "a")], 100)
+    rows = [np.repeat(np.arange(120), c) for draws in cluster_draws(names, 100) for c in draws]
+    drawn = {n: [normalised_prr(s[r], quality[r]) for r in rows] for n, s in (("a", a), ("b", b))}
+    for name, score in (("a", a), ("b", b)):
+        ends = np.quantile(drawn[name], [0.025, 0.975])
+        assert alone[name] == pytest.approx((normalised_prr(score, quality), *ends))
+    # Paired: the difference is taken within a draw.
+    ends = np.quantile(np.subtract(drawn["a"], drawn["b"]), [0.025, 0.975])
+    value = normalised_prr(a, quality) - normalised_prr(b, quality)
+    assert paired["a", "b"] == pytest.approx((value, *ends))
+    assert paired["b", "a"] == pytest.approx(-paired["a", "b"])
+
+
+def test_what_two_methods_share_cancels_in_their_difference():
+    (a,), quality = answers(np.random.default_rng(1), noise=(0.8,))
+    twin = a + 0.05 * np.random.default_rng(2).normal(size=120)
+    alone, paired = prr_intervals(
+        {"a": a, "twin": twin}, quality, keys(40, 3), [("a", "twin"), ("a", "a")], 500
+    )
+    found = paired["a", "twin"]
+    assert found.high - found.low < 0.25 * (alone["a"].high - alone["a"].low)
+    assert paired["a", "a"] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("noise", [(1.0, 1.0), (0.6, 1.5)])
+def test_intervals_cover_the_true_difference_of_prr(noise):
+    """200 simulations: 0.95 within three Monte Carlo errors of 0.015."""
+    rng = np.random.default_rng(3)
+    truth = 0.0  # two methods of equal noise are exchangeable
+    if noise[0] != noise[1]:
+        (a, b), quality = answers(rng, 50_000, 4, noise)
+        truth = normalised_prr(a, quality) - normalised_prr(b, quality)
+        assert truth > 0.2
+
+    def found(clusters: list[str], simulations: int) -> list[Interval]:
+        intervals = []
+        for _ in range(simulations):
+            (a, b), quality = answers(rng, 80, 4, noise)
+            _, paired = prr_intervals({"a": a, "b": b}, quality, clusters, [("a", "b")], 200)
+            intervals.append(paired["a", "b"])
+        return intervals
+
+    error = monte_carlo_error(0.95, 200)
+    assert coverage(found(keys(80, 4), 200), truth) == pytest.approx(0.95, abs=3 * error)
+    # Rows taken as independent: too narrow.
+    error = monte_carlo_error(0.95, 60)
+    assert coverage(found(keys(320, 1), 60), truth) < 0.95 - 3 * error
+
+
+def test_no_errors_no_prr_and_no_interval():
+    scores = {"a": np.arange(6.0), "b": np.ones(6)}
+    alone, paired = prr_intervals(scores, np.ones(6), keys(3, 2), [("a", "b")], 50)
+    for found in (*alone.values(), *paired.values()):
+        assert np.isnan(found).all()
+
+
+def test_one_cluster_has_a_prr_and_no_interval():
+    quality = np.array([1.0, 0, 1, 0])
+    alone, paired = prr_intervals(
+        {"a": -quality, "b": np.ones(4)}, quality, ["x"] * 4, [("a", "b")], 50
+    )
+    assert alone["a"].value == pytest.approx(1)
+    assert paired["a", "b"].value == pytest.approx(1)
+    for found in (*alone.values(), *paired.values()):
+        assert np.isnan(found[1:]).all()
+
+
+def test_a_constant_score_has_the_prr_of_chance_in_every_resample():
+    quality = np.random.default_rng(4).random(30)
+    alone, _ = prr_intervals({"constant": np.ones(30)}, quality, keys(10, 3), [], 50)
+    assert alone["constant"] == pytest.approx((0, 0, 0), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": np.arange(5.0)}, "a has 5 values for 6 cluster keys"),
+        ({"quality": np.arange(7.0)}, "quality has 7 values for 6 cluster keys"),
+        ({"b": [0, 1, np.nan, 3, 4, 5]}, "b has values that are not finite"),
+        ({"a": [0, 1, np.inf, 3, 4, 5]}, "a has values that are not finite"),
+        ({"quality": [0, 1, np.nan, 3, 4, 5]}, "quality has values that are not finite"),
+    ],
+)
+def test_columns_that_do_not_pair_up(change, message):
+    columns = {name: np.arange(6.0) for name in ("a", "b", "quality")} | change
+    quality = columns.pop("quality")
+    with pytest.raises(ValueError, match=message):
+        prr_intervals(columns, quality, keys(3, 2), [("a", "b")], 50)
+
+
+def test_tally():
+    intervals = [
+        Interval(0.2, 0.1, 0.3),
+        Interval(0.2, 0.0, 0.3),  # holds zero
+        Interval(0.1, -0.1, 0.3),
+        Interval(-0.1, -0.3, 0.0),
+        Interval(-0.2, -0.3, -0.1),
+        Interval(-0.3, -0.4, -0.2),
+        Interval(0.2, np.nan, np.nan),  # no verdict
+    ]
+    assert tally(intervals) == (1, 3, 2)
+    assert tally(-i for i in intervals) == (2, 3, 1)
+    assert tally([]) == (0, 0, 0)
+
+
+def printed(column, datasets=GROUNDED, without=None) -> list[Interval]:
+    return [
+        Interval(*row[column])
+        for cell, row in HEAD_TO_HEAD.items()
+        if cell[1] in datasets and cell != without
+    ]
+
+
+def test_counts_the_paper_states_of_its_table():
+    """Appendix "Head-to-Head Significance"."""
+    assert len(HEAD_TO_HEAD) == 16
+    assert len(printed(TOP_SEMENT)) == 12
+    assert tally(printed(TOP_SEMENT)) == (6, 4, 2)
+    baseline = tally(printed(TOP_BASELINE))
+    assert (baseline.wins, baseline.losses) == (3, 4)
+    assert sum(found.value > 0 for found in printed(TOP_BASELINE)) == 8
+    sem = tally(printed(SEM_SEMENT))
+    assert sem.wins + sem.ties == 10
+    # In every column where the top variant ties, Sem-ASMI ties or beats Semantic Entropy.
+    tied = [
+        Interval(*row[SEM_SEMENT])
+        for cell, row in HEAD_TO_HEAD.items()
+        if cell[1] in GROUNDED and not Interval(*row[TOP_SEMENT]).excludes(0)
+    ]
+    assert tally(tied).losses == 0
+    parametric = tally(printed(TOP_BASELINE, ["TriviaQA"]))
+    assert (parametric.wins, parametric.losses) == (0, 3)
+
+
+def test_counts_the_paper_states_without_the_column_of_empty_answers():
+    left_out = ("Llama-2-7B", "SQuAD")
+    assert tally(printed(TOP_SEMENT, without=left_out)) == (5, 4, 2)
+    baseline = printed(TOP_BASELINE, without=left_out)
+    assert sum(found.value > 0 for found in baseline) == 8
+    assert tally(baseline).wins == 3
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_auroc_is_scikit_learns(levels):
+    rng = np.random.default_rng(5)
+    score, wrong = rng.integers(levels, size=80), rng.random(80) < 0.3
+    assert auroc(score, wrong) == pytest.approx(roc_auc_score(wrong, score), rel=1e-12)
+    assert auroc(-score, wrong) == pytest.approx(1 - auroc(score, wrong))
+    pairs = wrong.sum() * (~wrong).sum()
+    statistic = mannwhitneyu(score[wrong], score[~wrong]).statistic
+    assert auroc(score, wrong) == pytest.approx(statistic / pairs)
+
+
+def test_auroc_of_a_constant_score_is_chance():
+    assert auroc([3, 3, 3], [1, 0, 0]) == 0.5
+
+
+def test_auroc_needs_wrong_and_right_answers():
+    for wrong in (0, 1):
+        assert np.isnan(auroc([1, 2, 3], [wrong] * 3))
+        assert np.isnan(auroc_interval([1, 2, 3], [wrong] * 3, ["a", "b", "c"], 20)).all()
+
+
+def test_auroc_without_a_score_is_undefined():
+    assert np.isnan(auroc([1, np.nan, 3], [1, 0, 0]))
+
+
+def test_auroc_interval_against_a_loop():
+    rng = np.random.default_rng(6)
+    score, wrong, names = rng.normal(size=60), rng.random(60) < 0.4, keys(20, 3)
+    rows = [np.repeat(np.arange(60), c) for draws in cluster_draws(names, 100) for c in draws]
+    ends = np.quantile([roc_auc_score(wrong[r], score[r]) for r in rows], [0.025, 0.975])
+    expected = (roc_auc_score(wrong, score), *ends)
+    assert auroc_interval(score, wrong, names, 100) == pytest.approx(expected)
+
+
+def test_auroc_intervals_cover_the_truth():
+    """200 simulations of clustered errors, whose normal scores lie 1 above those of the rest."""
+    rng, names, found = np.random.default_rng(7), keys(80, 3), []
+    for _ in range(200):
+        wrong = np.repeat(rng.random(80) < 0.4, 3)
+        found.append(auroc_interval(wrong + shared(rng, 80, 3), wrong, names, 100))
+    truth = norm.cdf(1 / np.sqrt(2))
+    assert coverage(found, truth) == pytest.approx(0.95, abs=3 * monte_carlo_error(0.95, 200))
+
+
+def test_a_difference_shares_its_draws():
+    rng = np.random.default_rng(8)
+    first, second = rng.normal(size=(2, 45))
+    wrong, names = rng.random(45) < 0.4, keys(15, 3)
+    found = difference_interval(auroc, first, second, wrong, names, 100)
+    rows = [np.repeat(np.arange(45), c) for draws in cluster_draws(names, 100) for c in draws]
+    drawn = [roc_auc_score(wrong[r], first[r]) - roc_auc_score(wrong[r], second[r]) for r in rows]
+    value = roc_auc_score(wrong, first) - roc_auc_score(wrong, second)
+    assert found == pytest.approx((value, *np.quantile(drawn, [0.025, 0.975])))
+    assert difference_interval(auroc, first, first, wrong, names, 20) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])
+def test_mcnemar_is_statsmodels(flagged):
+    rng = np.random.default_rng(9)
+    first, second = rng.normal(size=(2, 60))
+    wrong = rng.random(60) < 1 / (1 + np.exp(-1.5 * first))
+    found = mcnemar(first, second, wrong, flagged)
+    a, b = (set(np.argsort(score)[60 - flagged :].tolist()) for score in (first, second))
+    errors = set(np.flatnonzero(wrong).tolist())
+    table = [
+        [len(errors & a & b), len(errors & (a - b))],
+        [len(errors & (b - a)), len(errors - a - b)],
+    ]
+    assert [found.both, found.only_first, found.only_second] == [
+        table[0][0],
+        table[0][1],
+        table[1][0],
+    ]
+    assert found.flagged == flagged
+    assert found.p_value == pytest.approx(statsmodels_mcnemar(table, exact=True).pvalue)
+
+
+def test_mcnemar_of_one_sided_errors():
+    """Ten errors that the first score alone flags: two-sided, 2 / 2**10."""
+    wrong = np.arange(40) < 10
+    found = mcnemar(wrong.astype(float), (~wrong).astype(float), wrong, 10)
+    assert found == (10, 0, 0, 10, pytest.approx(2 / 2**10))
+    swapped = mcnemar((~wrong).astype(float), wrong.astype(float), wrong, 10)
+    assert swapped == (0, 10, 0, 10, pytest.approx(2 / 2**10))
+
+
+def test_mcnemar_without_wrong_answers_finds_nothing():
+    assert mcnemar([1, 2, 3], [3, 2, 1], [0, 0, 0], 2) == (0, 0, 0, 2, 1.0)
+
+
+def test_mcnemar_flags_equal_scores_in_their_order():
+    assert mcnemar([1, 1, 1, 1], [0, 1, 2, 3], [1, 0, 0, 1], 2)[:3] == (1, 1, 0)

@@ -1,0 +1,94 @@
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import entropy
+
+from lm_polygraph_asmi.analysis.coverage import coverage_by_band, tail_entropy_bound
+from lm_polygraph_asmi.statistics import COVERAGE_AT
+
+AT_64 = COVERAGE_AT.index(64)
+
+
+def tokens(n=400):
+    """MI_t, and masses that grow with K and shrink with MI_t."""
+    rng = np.random.default_rng(0)
+    information = rng.exponential(size=n)
+    missing = 0.2 * rng.random((n, 1)) * np.minimum(information, 1)[:, None]
+    return information, 1 - missing / np.sqrt(COVERAGE_AT)
+
+
+def test_bands_against_pandas():
+    information, coverage = tokens()
+    found = coverage_by_band(information, coverage)
+    frame = pd.DataFrame(coverage, columns=list(COVERAGE_AT))
+    rank = pd.Series(information).rank(pct=True)
+    bands = {
+        "low (bottom decile)": rank <= 0.1,
+        "mid (P45 to P55)": (rank > 0.45) & (rank <= 0.55),
+        "high (top decile)": rank > 0.9,
+        "all tokens": rank > 0,
+    }
+    assert list(found.index) == list(bands)
+    for band, inside in bands.items():
+        assert found.loc[band, "n"] == inside.sum()
+        np.testing.assert_allclose(
+            found.loc[band, list(COVERAGE_AT)].astype(float), frame[inside].mean()
+        )
+        assert found.loc[band, "tail entropy bound"] == pytest.approx(
+            tail_entropy_bound(1 - frame.loc[inside, 64].mean())
+        )
+    assert found.loc["high (top decile)", 64] < found.loc["low (bottom decile)", 64]
+
+
+def test_the_papers_bound():
+    """Appendix "Top-K Coverage Analysis": 4.5 % outside gives about 0.14 nats."""
+    assert tail_entropy_bound(0.045) == pytest.approx(0.14, abs=0.005)
+    table = coverage_by_band(np.ones(3), np.full((3, 7), 0.955))
+    np.testing.assert_allclose(table["tail entropy bound"], 0.14, atol=0.005)
+
+
+def test_the_bound_bounds():
+    """What one bucket of any mass up to m adds to an entropy, scipy's here, stays below it."""
+    limits = np.linspace(0, 1, 101)
+    bounds = tail_entropy_bound(limits)
+    for limit, bound in zip(limits, bounds, strict=True):
+        masses = np.linspace(0, limit, 50)
+        terms = np.array([entropy([mass, 1 - mass]) - entropy_of_rest(mass) for mass in masses])
+        assert terms.max() <= bound + 1e-12
+        # As tight as that mass allows.
+        assert bound <= terms.max() + 1e-3
+    assert (np.diff(bounds) >= 0).all()
+
+
+def entropy_of_rest(mass: float) -> float:
+    """Contribution of the other bucket to the entropy."""
+    return -(1 - mass) * np.log1p(-mass) if mass < 1 else 0.0
+
+
+def test_the_bound_of_a_mean_bounds_the_mean():
+    """A band has one bound, from its mean: -m ln m is concave."""
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        masses = rng.beta(0.3, rng.uniform(0.3, 9), size=100)
+        contributions = [entropy([m, 1 - m]) - entropy_of_rest(m) for m in masses]
+        assert np.mean(contributions) <= tail_entropy_bound(masses.mean()) + 1e-12
+
+
+def test_ends_of_the_bound():
+    np.testing.assert_array_equal(tail_entropy_bound([0.0, -1e-9]), 0)  # rounding below zero
+    np.testing.assert_allclose(tail_entropy_bound([1 / np.e, 0.5, 1.0]), 1 / np.e)
+
+
+def test_equal_information_is_in_every_band():
+    _, coverage = tokens(10)
+    found = coverage_by_band(np.zeros(10), coverage)
+    assert (found["n"] == 10).all()
+    assert found.nunique().max() == 1
+
+
+def test_other_shapes_are_refused():
+    information, coverage = tokens(10)
+    with pytest.raises(ValueError, match=r"must have shape \(10, 7\), got \(10, 6\)"):
+        coverage_by_band(information, coverage[:, 1:])
+    with pytest.raises(ValueError, match=r"must have shape \(9, 7\), got \(10, 7\)"):
+        coverage_by_band(information[1:], coverage)

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.analysis import depth as depth_module
+from lm_polygraph_asmi.analysis import normalised_prr
+from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
+from tests.analysis.simulation import keys
+
+
+def sweep(rng, noise, clusters=30, size=3) -> Sweep:
+    """A score per level of noise: less noise, better depth."""
+    quality = rng.random(clusters * size)
+    scores = [-quality + level * rng.normal(size=len(quality)) for level in noise]
+    return Sweep(np.array(scores), quality, keys(clusters, size))
+
+
+@pytest.fixture
+def halves_seen(monkeypatch):
+    """Counts by which `depth_selection` weighs the rows, in the order of its calls."""
+    seen, weighted_prr = [], depth_module.weighted_prr
+
+    def spy(scores, quality, samples):
+        samples = list(samples)
+        seen.extend(samples)
+        return weighted_prr(scores, quality, iter(samples))
+
+    monkeypatch.setattr(depth_module, "weighted_prr", spy)
+    return seen
+
+
+def test_a_planted_best_depth_is_chosen_and_costs_nothing():
+    rng = np.random.default_rng(0)
+    found = depth_selection([sweep(rng, [2.0, 0.1, 1.0, 3.0]) for _ in range(3)], 200)
+    assert found.chosen == 1
+    np.testing.assert_array_equal(found.selected, [0, 1, 0, 0])
+    assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, 200)
+    assert found.cells.shape == (3, 4)
+    np.testing.assert_allclose(found.aggregate, found.cells.mean(0))
+
+
+def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
+    cell = sweep(np.random.default_rng(1), [1.0, 2.0], clusters=7)
+    depth_selection([cell], 50)
+    everything, first, second = halves_seen
+    np.testing.assert_array_equal(everything, 1)
+    np.testing.assert_array_equal(first + second, 1)
+    by_cluster = first.reshape(50, 7, 3)
+    np.testing.assert_array_equal(by_cluster.min(2), by_cluster.max(2))
+    np.testing.assert_array_equal(by_cluster[:, :, 0].sum(1), 3)  # of 7 clusters
+    # Random: another half in almost every split, and each cluster in about 3 of 7 of them.
+    assert len(np.unique(first, axis=0)) > 20
+    np.testing.assert_allclose(by_cluster.mean((0, 2)), 3 / 7, atol=4 * np.sqrt(0.25 / 50))
+
+
+def test_cells_are_halved_independently(halves_seen):
+    rng = np.random.default_rng(2)
+    depth_selection([sweep(rng, [1.0, 2.0]) for _ in range(2)], 50)
+    first_of_one, first_of_other = halves_seen[2], halves_seen[4]
+    assert not np.array_equal(first_of_one, first_of_other)
+
+
+def test_selection_against_a_loop(halves_seen):
+    """Close depths, so that choices vary; cells of other sizes."""
+    rng = np.random.default_rng(3)
+    cells = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
+    found = depth_selection(cells, 60)
+    prr = np.array([[normalised_prr(s, cell.quality) for s in cell.scores] for cell in cells])
+    np.testing.assert_allclose(found.cells, prr)
+    assert found.chosen == np.argmax(prr.mean(0))
+    halves = [halves_seen[2:4], halves_seen[4:6]]
+    selected, regrets = [], []
+    for split in range(60):
+        by_half = []
+        for half in (0, 1):
+            over_cells = []
+            for cell, counts in zip(cells, halves, strict=True):
+                rows = np.flatnonzero(counts[half][split])
+                over_cells.append(
+                    [normalised_prr(s[rows], cell.quality[rows]) for s in cell.scores]
+                )
+            by_half.append(np.mean(over_cells, axis=0))
+        selected.append(int(np.argmax(by_half[0])))
+        regrets.append(by_half[1].max() - by_half[1][selected[-1]])
+    np.testing.assert_allclose(found.selected, [selected.count(d) / 60 for d in range(3)])
+    assert len(set(selected)) == 3
+    assert found.mean_regret == pytest.approx(np.mean(regrets))
+    assert found.no_regret == pytest.approx(np.mean(np.array(regrets) < 1e-12))
+    assert 0 < found.no_regret < 1
+
+
+def test_of_two_equal_depths_the_first_is_chosen_without_regret():
+    cell = sweep(np.random.default_rng(4), [2.0, 0.1])
+    twice = cell._replace(scores=cell.scores[[0, 1, 1]])
+    found = depth_selection([twice], 100)
+    assert found.chosen == 1
+    np.testing.assert_array_equal(found.selected, [0, 1, 0])
+    assert (found.mean_regret, found.no_regret) == (0, 1)
+
+
+def test_a_chance_best_depth_is_not_reproduced():
+    """Depths that differ by noise alone: all are selected, and the choice has its price."""
+    rng = np.random.default_rng(5)
+    quality = rng.random(150)
+    scores = -quality + rng.normal(size=(3, 150))
+    found = depth_selection([Sweep(scores, quality, keys(150, 1))], 400)
+    assert found.mean_regret > 0.01
+    assert found.selected.sum() == pytest.approx(1)
+    assert found.no_regret < 0.8
+
+
+def test_splits_are_reproducible():
+    cells = [sweep(np.random.default_rng(6), [1.0, 1.0])]
+    one, again, other = (depth_selection(cells, 100, seed) for seed in (1, 1, 2))
+    assert one.mean_regret == again.mean_regret
+    assert one.mean_regret != other.mean_regret
+
+
+def test_a_cell_without_errors_says_nothing():
+    rng = np.random.default_rng(7)
+    useful = sweep(rng, [1.5, 0.2])
+    silent = useful._replace(quality=np.ones(90))
+    found = depth_selection([useful, silent], 50)
+    assert np.isnan(found.cells[1]).all()
+    np.testing.assert_allclose(found.aggregate, found.cells[0])
+    assert found.chosen == 1
+    np.testing.assert_array_equal(found.selected, [0, 1])
+    assert found.mean_regret == 0
+
+
+def test_what_cannot_be_selected_from():
+    rng = np.random.default_rng(8)
+    with pytest.raises(ValueError, match=r"must have the same depths, got \[\]"):
+        depth_selection([])
+    with pytest.raises(ValueError, match=r"must have the same depths, got \[2, 3\]"):
+        depth_selection([sweep(rng, [1.0, 2.0]), sweep(rng, [1.0, 2.0, 3.0])])
+    with pytest.raises(ValueError, match="a cell with one cluster cannot be halved"):
+        depth_selection([sweep(rng, [1.0, 2.0], clusters=1, size=9)])

@@ -1,0 +1,355 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from matplotlib.image import imread
+
+from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
+from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.report import Gap, build_report, load_cells
+from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
+from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
+from lm_polygraph_asmi.report.exhibits.signal import distinct
+from tests.report.runs import content, manifest, save
+
+SEM = "Sem-ASMI (60%, K=64)"
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """Runs that between them hold every item, and their report."""
+    root = tmp_path_factory.mktemp("runs")
+    n = 60
+    details = content(depths=(60, 80))
+    lengths = [len(tokens) for tokens in details["stats"]["asmi_tokens"]]
+    details["stats"]["asmi_candidates_d60"] = [np.tile(np.arange(8), (t, 1)) for t in lengths]
+    details["stats"]["asmi_candidate_cosines_d60"] = [
+        np.tile(np.eye(8), (t, 1, 1)) for t in lengths
+    ]
+    save(root / "open", details)
+    save(root / "k256", content(top_k=256))
+    save(root / "redraw", content(mask_seed=1))
+    save(root / "closed", content(shift=0.5), manifest(n, "asmi_squad_closed_book", closed=True))
+    out = root / "report"
+    result = CliRunner().invoke(
+        main, ["report", *(str(root / name) for name in ("open", "k256", "redraw", "closed")),
+               "--out", str(out)], env={"COLUMNS": "200"},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return root, out, result.output
+
+
+def cells_of(root):
+    return load_cells(root / name for name in ("open", "k256", "redraw", "closed"))
+
+
+def test_a_report_has_every_item_in_every_form(everything):
+    _, out, shown = everything
+    report = (out / "report.md").read_text()
+    assert "Not in this report" not in report
+    assert "2 cells" in shown
+    tables = {path.stem for path in (out / "tables").glob("*.csv")}
+    assert tables == {
+        "benchmark", "datasets", "head_to_head", "wins_ties_losses", "depth_selection",
+        "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
+        "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
+        "top_k_coverage", "stability", "mechanism", "case_study", "cost",
+    }  # fmt: skip
+    for name in tables:
+        assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
+        latex = (out / "tables" / f"{name}.tex").read_text()
+        assert r"\toprule" in latex
+        assert "% Source: tiny model, squad: n = 60, 30 clusters" in latex
+        provenance = json.loads((out / "tables" / f"{name}.json").read_text())["cells"][0]
+        assert provenance["model"] == "models/tiny"
+        assert (provenance["n"], provenance["clusters"]) == (60, 30)
+        assert provenance["packages"] == {"torch": "2"}
+    pictures = list((out / "figures").glob("*.png"))
+    assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
+    assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
+    assert len(pictures) == 13
+    for picture in pictures:
+        assert f"(figures/{picture.name})" in report
+        pixels = imread(picture)
+        assert pixels[..., :3].std() > 0.02, f"{picture.name} is empty"
+
+
+def table(out, name) -> pd.DataFrame:
+    return pd.read_csv(out / "tables" / f"{name}.csv")
+
+
+def test_figures_of_the_tables_are_those_of_the_statistics(everything):
+    root, out, _ = everything
+    cell = cells_of(root)[0]
+    msp, entropy = cell.score("MaximumSequenceProbability"), cell.score("MeanTokenEntropy")
+    sem = cell.score(SEM)
+
+    row = table(out, "benchmark").set_index("method").loc[SEM]
+    value, error = prr_with_error(sem, cell.quality)
+    assert row["tiny model, squad"] == pytest.approx(value)
+    assert row["tiny model, squad standard error"] == pytest.approx(error)
+
+    scores = {"sem": sem, "entropy": cell.score("SemanticEntropy")}
+    _, paired = prr_intervals(scores, cell.quality, cell.clusters, [("sem", "entropy")])
+    row = table(out, "head_to_head").iloc[0]
+    parts = ["Sem-ASMI Δ SemEnt", "Sem-ASMI Δ SemEnt low", "Sem-ASMI Δ SemEnt high"]
+    assert row[parts].tolist() == pytest.approx(list(paired["sem", "entropy"]))
+
+    controls = np.column_stack([msp, entropy])
+    found = distinct_signal(sem, controls, cell.wrong, cell.clusters)
+    row = table(out, "distinct_signal").iloc[0]
+    assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
+    assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
+    assert row["detected"] == "yes"  # planted
+
+    kept = confident_filter(msp, sem, entropy, cell.wrong, cell.clusters)
+    assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
+    assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, cell.wrong))
+
+    # Warm-up left out: the first ten took 50 seconds.
+    assert table(out, "cost").iloc[0][["greedy", "asmi", "peak GiB"]].tolist() == [1.0, 2.0, 1.0]
+
+
+def test_runs_over_the_same_answers_are_one_cell(everything):
+    root, out, _ = everything
+    opened, closed = cells_of(root)
+    assert len(opened.runs) == 3
+    assert len(closed.runs) == 1
+    assert {"ASMI (80%, K=64)", "ASMI (60%, K=256)", "ASMI (60%, K=64, seed=1)"} <= set(
+        opened.scores
+    )
+    assert set(opened.variants.values()) == {SEM, "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"}
+    larger = table(out, "larger_k").set_index("score")
+    difference = normalised_prr(
+        opened.score("Sem-ASMI (60%, K=256)"), opened.quality
+    ) - normalised_prr(opened.score(SEM), opened.quality)
+    assert larger.loc["Sem-ASMI", "large Δ small K"] == pytest.approx(difference)
+    stable = table(out, "stability")
+    assert (stable["redraws"] == 2).all()
+    # Only what was redrawn: not the baselines, which are the same in all three runs.
+    assert all("ASMI" in method for method in stable["method"])
+
+
+def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path):
+    """Also where the closed-book run has rows in another order, and fewer of them."""
+    root, out, _ = everything
+    whole = table(out, "boundary")
+    assert whole["questions"].tolist() == [60, 60]
+    saved, order = content(shift=0.5), np.arange(60)[::-1][:40]
+    shuffled = {
+        part: {name: [values[i] for i in order] for name, values in saved[part].items()}
+        for part in ("estimations", "gen_metrics", "stats")
+    }
+    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
+    save(tmp_path / "closed", {**saved, **shuffled}, about)
+    opened, closed = load_cells([root / "open", tmp_path / "closed"])
+    (item,) = boundary([opened, closed])
+    assert item.table["questions"].tolist() == [40, 40]
+    chosen = sorted(order)  # rows of the open run
+    clusters = [opened.clusters[i] for i in chosen]
+    _, full = cells_of(root)
+    assert full.quality[chosen].tolist() == [closed.quality[list(order).index(i)] for i in chosen]
+    scores = {"sem": full.u_sem[chosen], "msp": full.msp[chosen]}
+    _, paired = prr_intervals(scores, full.quality[chosen], clusters, [("sem", "msp")])
+    assert item.table["Sem-ASMI Δ MSP"][1] == pytest.approx(paired["sem", "msp"])
+
+
+def test_runs_of_other_questions_are_not_compared(tmp_path):
+    save(tmp_path / "open")
+    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about["rows"]["ids"] = [f"other{i}" for i in range(60)]
+    save(tmp_path / "closed", content(shift=0.5), about)
+    (gap,) = boundary(load_cells([tmp_path / "open", tmp_path / "closed"]))
+    assert isinstance(gap, Gap)
+    assert "no question is in both runs" in gap.reason
+    (gap,) = truncation(load_cells([tmp_path / "open"]))
+    assert "two K" in gap.reason
+
+
+def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
+    save(tmp_path / "run", saved)
+    file, said = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
+    assert said[0].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
+    assert file.read_text().splitlines()[2] == said[0]
+    # The others, which rank them the right way, are not accused.
+    assert sum("Wrong way round" in line for line in said) == 1
+
+
+def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
+    save(tmp_path / "robust", content(scale=0.005))
+    said = "\n".join(findings(load_cells([tmp_path / "robust"])))
+    assert "Hardly any masking response" in said
+    assert "candidate screen" in said
+    save(tmp_path / "normal")
+    (line,) = findings(load_cells([tmp_path / "normal"]))
+    assert line == "No variant's PRR interval lies below zero."
+
+
+def test_another_quality_is_named_in_the_first_lines(tmp_path):
+    save(tmp_path / "run", content(metric="Rouge_rougeL"))
+    assert any(
+        "Judged by Rouge_rougeL, not by AlignScore" in line
+        for line in findings(load_cells([tmp_path / "run"]))
+    )
+
+
+def run_all(cells):
+    """All items; none may fail."""
+    return [item for make in EXHIBITS for item in make(cells)]
+
+
+def reasons(items) -> str:
+    return "\n".join(item.reason for item in items if isinstance(item, Gap))
+
+
+def test_one_finite_mask_for_all_methods(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
+    saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert len(cell) == 58
+    assert all(len(tokens) == 58 for tokens in (cell.mi_tokens, cell.clusters, cell.quality))
+    assert "2 of 60 rows without a finite RAUQ left out for all methods" in cell.notes[0]
+    assert np.isfinite(cell.scores.to_numpy()).all()
+    report, _ = build_report([cell], tmp_path / "out")
+    assert "left out for all methods" in report.read_text()
+
+
+def test_a_method_without_any_score_is_left_out_alone(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", "RAUQ"] = [float("nan")] * 60
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert len(cell) == 60
+    assert "RAUQ" not in cell.scores
+    assert "without one finite score: RAUQ" in cell.notes[0]
+
+
+def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
+    saved = content()
+    for name in list(saved["estimations"]):
+        if "ASMI" not in name[1]:
+            del saved["estimations"][name]
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
+    np.testing.assert_allclose(cell.msp, own)
+    (item,) = distinct([cell])
+    assert any("ASMI's own unmasked pass" in note for note in item.notes)
+    items = run_all([cell])
+    assert "no run has both a variant and a baseline" in reasons(items)
+
+
+def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
+    saved = content()
+    saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi_")}
+    save(tmp_path / "run", saved)
+    items = run_all(load_cells([tmp_path / "run"]))
+    names = {item.name for item in items if not isinstance(item, Gap)}
+    assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
+    assert "mi_tokens not saved" in reasons(items)
+    assert "asmi_coverage" in reasons(items)
+
+
+def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
+    saved = content(depths=())
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert cell.variants == {}
+    items = run_all([cell])
+    assert "u_sem not saved" in reasons(items)
+    assert items[0].table["method"].tolist() == [
+        "MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ",
+    ]  # fmt: skip
+
+
+def test_an_old_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
+    save(tmp_path / "old", about={})
+    (cell,) = load_cells([tmp_path / "old"])
+    assert cell.label == "unknown model, old"
+    assert len(set(cell.clusters)) == 30  # two questions a passage
+    assert cell.ids is None
+    assert cell.provenance()["revision"] == "not recorded"
+    run_all([cell])
+
+
+@pytest.mark.parametrize("value", [0.9, 0.1])
+def test_no_contrast_is_said_and_nothing_is_made_up(tmp_path, value):
+    saved = content()
+    saved["gen_metrics"]["sequence", "AlignScore"] = [value] * 60
+    save(tmp_path / "run", saved)
+    cells = load_cells([tmp_path / "run"])
+    kind = "right" if value > 0.5 else "wrong"
+    assert f"All 60 answers are {kind}" in "\n".join(findings(cells))
+    file, _ = build_report(cells, tmp_path / "out")
+    text = file.read_text()
+    assert f"all answers are {kind}" in text
+    benchmark = pd.read_csv(tmp_path / "out/tables/benchmark.csv")
+    assert benchmark["tiny model, squad"].isna().all()
+    assert " nan" not in text
+
+
+def test_constant_scores_are_uninformative(tmp_path):
+    saved = content()
+    for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
+        saved["estimations"]["sequence", f"{name} (60%, K=64)"] = [0.0] * 60
+    saved["stats"]["asmi_mi_d60"] = [0 * m for m in saved["stats"]["asmi_mi_d60"]]
+    save(tmp_path / "run", saved)
+    cells = load_cells([tmp_path / "run"])
+    items = run_all(cells)
+    scores = items[0].flat().set_index("method")["tiny model, squad"]
+    assert scores[SEM] == pytest.approx(0, abs=1e-12)
+    assert any("Hardly any masking response" in line for line in findings(cells))
+    assert " nan" not in build_report(cells, tmp_path / "out")[0].read_text()
+
+
+def test_one_cluster_has_no_interval(tmp_path):
+    about = manifest(60)
+    about["rows"]["clusters"] = ["same"] * 60
+    save(tmp_path / "run", about=about)
+    cells = load_cells([tmp_path / "run"])
+    items = {item.name: item for item in run_all(cells) if not isinstance(item, Gap)}
+    row = items["head_to_head"].flat().iloc[0]
+    assert np.isfinite(row["Sem-ASMI Δ MSP"])
+    assert np.isnan(row["Sem-ASMI Δ MSP low"])
+    assert "wins_ties_losses" not in items
+    assert "distinct_signal" not in items  # folds need clusters
+
+
+def test_files_that_are_no_runs(tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "empty"), "--out", "x"])
+    assert result.exit_code == 1
+    assert "neither a manager file nor a folder that holds one" in result.output
+    save(tmp_path / "run")
+    command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--metric", "BLEU"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert "has no quality metric 'BLEU', but ['AlignScore']" in result.output
+
+
+def test_unequal_lengths_are_refused(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", "RAUQ"].pop()
+    save(tmp_path / "run", saved)
+    with pytest.raises(ValueError, match=r"its columns have \[59, 60\] rows"):
+        load_cells([tmp_path / "run"])
+
+
+def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
+    """LM-Polygraph saves a statistic in those batches alone where it was made."""
+    saved = content()
+    saved["stats"]["asmi_mi_d60"].pop()
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert cell.mi_tokens is None
+    assert cell.u_sem is not None  # the estimator's

@@ -91,10 +91,10 @@ def tally(differences: Iterable[Interval]) -> Tally:
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Chance that a wrong answer has the higher score than a right one, ties counting half.
 
-    NaN without wrong, or without right answers.
+    NaN without wrong, or without right answers, or where a score is NaN.
     """
     score, wrong = np.asarray(score, dtype=float), np.asarray(wrong, dtype=bool)
-    if wrong.all() or not wrong.any():
+    if wrong.all() or not wrong.any() or np.isnan(score).any():
         return float("nan")
     # scikit-learn has this too; resampled thousands of times, its checks would take minutes.
     right, errors = np.sort(score[~wrong]), score[wrong]

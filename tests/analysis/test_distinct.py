@@ -88,7 +88,7 @@ def test_scale_of_a_feature_does_not_matter():
     _, controls, wrong = answers(np.random.default_rng(2))
     folds = cluster_folds(wrong, NAMES)
     np.testing.assert_allclose(
-        error_probability(controls * [1000, 0.001] + [50, 0], wrong, folds),
+        error_probability(controls * [1e4, 1e-4] + [1e5, 0], wrong, folds),
         error_probability(controls, wrong, folds),
         atol=1e-3,
     )

@@ -56,6 +56,15 @@ def test_equal_quality_has_no_prr():
     assert np.isnan(prr_with_error([1, 2, 3], [1, 1, 1]).standard_error)
 
 
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
+def test_rounding_of_equal_quality_is_no_difference(value):
+    """Sums of 0.1 are not multiples of it: their noise over noise would be a PRR."""
+    uncertainty = np.random.default_rng(8).random(50)
+    assert np.isnan(normalised_prr(uncertainty, np.full(50, value)))
+    rows = [str(i) for i in range(50)]
+    assert np.isnan(prr_draws([uncertainty], np.full(50, value), rows, 50)).all()
+
+
 def test_standard_error_is_the_spread_over_new_data():
     """Against what it estimates: the spread of PRR over independently drawn samples."""
     rng = np.random.default_rng(2)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 SEED = 20260711
 """Of all resampling, as in the paper."""
@@ -15,7 +16,8 @@ _SHARED_TEXT = (
     re.compile(r"\nStory: (.*?)\n\nQuestion: ", re.DOTALL),  # CoQA: the story
     re.compile(r"\nPassage:\n(.*)\nQuestion: ", re.DOTALL),  # SQuAD: the passage
 )
-_ROWS_AT_ONCE = 2**16  # fits a processor's cache
+ROWS_AT_ONCE = 2**16
+"""Rows of all resamples computed together: what fits a processor's cache."""
 
 
 class Interval(NamedTuple):
@@ -34,6 +36,27 @@ class Interval(NamedTuple):
     def excludes(self, value: float) -> bool:
         """Whether the interval lies on one side of `value`; False where it is undefined."""
         return self.low > value or self.high < value
+
+
+def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
+    """Whether all columns have a finite value for every cluster key.
+
+    Raises:
+        ValueError: no row, other lengths, or NaN or infinite values.
+    """
+    if not len(clusters):
+        raise ValueError("there is no row")
+    for name, values in columns.items():
+        column = np.asarray(values, dtype=float)
+        if len(column) != len(clusters):
+            raise ValueError(
+                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each is "
+                "wanted, over the same rows"
+            )
+        if not np.isfinite(column).all():
+            raise ValueError(
+                f"{name} has values that are not finite: leave these rows out for all methods"
+            )
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
@@ -60,7 +83,7 @@ def cluster_draws(
     _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
     total = int(codes.max()) + 1
     rng = np.random.default_rng(seed)
-    chunk = max(1, _ROWS_AT_ONCE // len(codes))
+    chunk = max(1, ROWS_AT_ONCE // len(codes))
     for start in range(0, resamples, chunk):
         size = min(chunk, resamples - start)
         yield rng.multinomial(total, np.full(total, 1 / total), size=size).take(codes, axis=1)

@@ -11,6 +11,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    check_rows,
     cluster_interval,
     percentile_interval,
 )
@@ -43,7 +44,7 @@ def prr_intervals(
         ValueError: lengths differ, or a value is not finite.
     """
     names = list(scores)
-    _check_columns(scores, quality, clusters)
+    check_rows(clusters, **scores, quality=quality)
     value = {name: normalised_prr(scores[name], quality) for name in names}
     if len(set(clusters)) < 2 or np.isnan([*value.values()]).any():
         drawn = np.full((1, len(names)), np.nan)
@@ -56,21 +57,6 @@ def prr_intervals(
         for a, b in differences
     }
     return alone, paired
-
-
-def _check_columns(
-    scores: Mapping[str, ArrayLike], quality: ArrayLike, clusters: Sequence[str]
-) -> None:
-    for name, column in {**scores, "quality": quality}.items():
-        if len(np.asarray(column)) != len(clusters):
-            raise ValueError(
-                f"{name} has {len(np.asarray(column))} values for {len(clusters)} cluster keys: "
-                "methods are compared over the same rows, one value each"
-            )
-        if not np.isfinite(np.asarray(column, dtype=float)).all():
-            raise ValueError(
-                f"{name} has values that are not finite: leave these rows out for all methods"
-            )
 
 
 class Tally(NamedTuple):
@@ -105,7 +91,12 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
 def auroc_interval(
     score: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], resamples: int = RESAMPLES
 ) -> Interval:
-    """Error-detection AUROC with its interval over clusters."""
+    """Error-detection AUROC with its interval over clusters.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, score=score, wrong=wrong)
     score, wrong = np.asarray(score, dtype=float), np.asarray(wrong, dtype=bool)
     return cluster_interval(lambda rows: auroc(score[rows], wrong[rows]), clusters, resamples)
 
@@ -118,7 +109,12 @@ def difference_interval(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Interval of statistic(first, labels) - statistic(second, labels), with shared draws."""
+    """Interval of statistic(first, labels) - statistic(second, labels), with shared draws.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, first=first, second=second, labels=labels)
     first, second, labels = np.asarray(first), np.asarray(second), np.asarray(labels)
     return cluster_interval(
         lambda rows: statistic(first[rows], labels[rows]) - statistic(second[rows], labels[rows]),
@@ -154,7 +150,13 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
         first, second: (n,), higher = more uncertain.
         wrong: (n,).
         flagged: how many of the most uncertain answers each score flags.
+
+    Raises:
+        ValueError: lengths differ, a value is not finite, or more flags than answers.
     """
+    check_rows(["" for _ in np.asarray(wrong)], first=first, second=second, wrong=wrong)
+    if not 0 <= flagged <= len(np.asarray(wrong)):
+        raise ValueError(f"flagged must lie in 0 ... {len(np.asarray(wrong))}, got {flagged}")
     wrong = np.asarray(wrong, dtype=bool)
 
     def flags(score: ArrayLike) -> np.ndarray:

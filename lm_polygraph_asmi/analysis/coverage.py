@@ -35,7 +35,7 @@ def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> pd.DataFram
         A row per band and one for all tokens; columns n, a K each, "tail entropy bound" (nats).
 
     Raises:
-        ValueError: other shapes.
+        ValueError: other shapes, no token, or MI_t that is not finite.
     """
     information, coverage = np.asarray(information, dtype=float), np.asarray(coverage, dtype=float)
     if coverage.shape != (len(information), len(COVERAGE_AT)):
@@ -43,6 +43,8 @@ def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> pd.DataFram
             f"coverage must have shape ({len(information)}, {len(COVERAGE_AT)}), got "
             f"{coverage.shape}"
         )
+    if not len(information) or not np.isfinite(information).all():
+        raise ValueError("MI_t must be finite, of at least one token")
     rows = {}
     for band, (low, high) in {**BANDS, "all tokens": (0, 100)}.items():
         edges = np.percentile(information, [low, high])

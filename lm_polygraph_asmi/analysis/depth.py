@@ -35,7 +35,7 @@ class DepthSelection:
         selected: (D,) share of splits whose first half selects the depth.
         mean_regret: PRR lost on the second half by the first half's choice, mean over splits.
         no_regret: share of splits that lose nothing.
-        splits: how many.
+        splits: how many on which both halves had a defined PRR.
     """
 
     cells: np.ndarray
@@ -56,7 +56,8 @@ def depth_selection(
     Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
-        ValueError: no cell, cells of different numbers of depths, or a cell with one cluster.
+        ValueError: no cell, cells of different numbers of depths, a cell with one cluster, or no
+            cell with right and wrong answers.
     """
     if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:
         raise ValueError(
@@ -69,21 +70,27 @@ def depth_selection(
             for s in sweeps
         ]
     )
+    if np.isnan(cells).all():
+        raise ValueError("PRR is undefined in all cells: their answers are equally good")
     rng = np.random.default_rng(seed)
     halves = np.array([_on_halves(sweep, splits, rng) for sweep in sweeps])
-    # Over cells; one whose half holds equally good answers alone says nothing on that split.
+    # A cell whose half holds equally good answers alone says nothing on that split, and a split
+    # without a cell nothing at all.
+    halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]
+    if not halves.size:
+        raise ValueError("PRR is undefined on a half of every split: there are too few errors")
     first, second = np.nanmean(halves, axis=0)
     selected = first.argmax(1)
-    regret = second.max(1) - second[np.arange(splits), selected]
+    regret = second.max(1) - second[np.arange(len(second)), selected]
     aggregate = np.nanmean(cells, axis=0)
     return DepthSelection(
         cells,
         aggregate,
         int(aggregate.argmax()),
-        np.bincount(selected, minlength=cells.shape[1]) / splits,
+        np.bincount(selected, minlength=cells.shape[1]) / len(selected),
         float(regret.mean()),
         float((regret == 0).mean()),
-        splits,
+        len(selected),
     )
 
 

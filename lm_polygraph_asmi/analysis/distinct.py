@@ -15,7 +15,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, check_rows
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, difference_interval
 
 FOLDS = 5
@@ -144,7 +144,9 @@ def distinct_signal(
     """Residual and incremental error detection of a signal over its controls.
 
     Out of fold, in 5 folds that keep clusters whole. Intervals resample clusters and hold the
-    fitted models fixed. Source: table "app-distinct" of the paper.
+    fitted models fixed. The residual is that of a linear model, so a curved function of the
+    controls, which knows of nothing else, can be detected as well. Source: table "app-distinct" of
+    the paper.
 
     Args:
         signal: (n,), higher = more uncertain.
@@ -153,8 +155,9 @@ def distinct_signal(
         clusters: key of each row.
 
     Raises:
-        ValueError: too few clusters or errors, or a constant signal.
+        ValueError: too few clusters or errors, a constant signal, or values that are not finite.
     """
+    check_rows(clusters, signal=signal, controls=controls, wrong=wrong)
     signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
     wrong = np.asarray(wrong, dtype=bool)
     if np.ptp(signal) == 0:

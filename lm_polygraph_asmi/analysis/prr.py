@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws
+from lm_polygraph_asmi.analysis.clusters import ROWS_AT_ONCE, SEED, cluster_draws
 
 
 class PRR(NamedTuple):
@@ -85,11 +85,12 @@ def weighted_prr(
     quality = np.asarray(quality, dtype=float)
     orders, oracle = [Rejection(score) for score in scores], Rejection(-quality)
     found = []
-    for counts in samples:
-        best, random = oracle.area(quality, counts), counts @ quality / counts.sum(1)
-        found.append(
-            np.stack([_normalised(o.area(quality, counts), best, random) for o in orders], axis=1)
-        )
+    for sample in samples:
+        pieces = min(len(sample), max(1, sample.size // ROWS_AT_ONCE))
+        for counts in np.array_split(sample, pieces):
+            best, random = oracle.area(quality, counts), counts @ quality / counts.sum(1)
+            areas = (order.area(quality, counts) for order in orders)
+            found.append(np.stack([_normalised(area, best, random) for area in areas], axis=1))
     return np.concatenate(found)
 
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, cluster_interval
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    check_rows,
+    cluster_interval,
+)
 from lm_polygraph_asmi.analysis.comparison import auroc, difference_interval
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 from lm_polygraph_asmi.analysis.prr import Rejection
@@ -79,6 +85,7 @@ def confident_but_fragile(
         wrong: (n,).
         clusters: key of each row.
     """
+    check_rows(clusters, msp=msp, fragility=fragility, wrong=wrong)
     msp, fragility = np.asarray(msp, dtype=float), np.asarray(fragility, dtype=float)
     wrong = np.asarray(wrong, dtype=float)
 
@@ -135,6 +142,7 @@ def token_null(
         wrong: (n,) of answers.
         clusters: key of each answer.
     """
+    check_rows(clusters, msp=msp, wrong=wrong)
     msp, wrong = np.asarray(msp, dtype=float), np.asarray(wrong, dtype=bool)
     confident = np.flatnonzero(msp <= np.median(msp)).tolist()
     lengths = [len(token_scores[i]) for i in confident]
@@ -162,14 +170,13 @@ def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float
     Final coverage is (1 - abstain) / 2: 0.25 in table "payoff" of the paper.
 
     Args:
-        msp: (n,), higher = less confident; the lower half is confident.
+        msp: (n,), higher = less confident; confident are those up to the median.
         by: (n,), the score whose highest values are abstained on.
         wrong: (n,).
         abstain: share of the confident half.
     """
-    confident = np.argsort(np.asarray(msp, dtype=float), kind="stable")[
-        : (len(np.asarray(msp)) + 1) // 2
-    ]
+    msp = np.asarray(msp, dtype=float)
+    confident = msp <= np.median(msp)
     return retained_error(np.asarray(by)[confident], np.asarray(wrong)[confident], 1 - abstain)
 
 
@@ -199,6 +206,7 @@ def confident_filter(
     resamples: int = RESAMPLES,
 ) -> Filter:
     """The confident-stratum filter; source: table "payoff" of the paper."""
+    check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
     columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, wrong)]
 
     def difference(rows: np.ndarray) -> float:
@@ -247,6 +255,7 @@ def global_selector(
     Raises:
         ValueError: too few clusters or errors for the folds.
     """
+    check_rows(clusters, controls=controls, signal=signal, wrong=wrong)
     wrong = np.asarray(wrong, dtype=float)
     folds = cluster_folds(wrong, clusters, seed)
     base = error_probability(controls, wrong, folds)

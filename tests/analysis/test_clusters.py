@@ -63,7 +63,7 @@ def test_draws_are_those_with_replacement():
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     whole = np.concatenate([*cluster_draws(keys(5, 2), 23, seed=3)])
-    monkeypatch.setattr(clusters_module, "_ROWS_AT_ONCE", 40)
+    monkeypatch.setattr(clusters_module, "ROWS_AT_ONCE", 40)
     parts = [*cluster_draws(keys(5, 2), 23, seed=3)]
     assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(parts), whole)

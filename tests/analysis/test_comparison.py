@@ -261,3 +261,17 @@ def test_mcnemar_without_wrong_answers_finds_nothing():
 
 def test_mcnemar_flags_equal_scores_in_their_order():
     assert mcnemar([1, 1, 1, 1], [0, 1, 2, 3], [1, 0, 0, 1], 2)[:3] == (1, 1, 0)
+
+
+def test_surplus_rows_are_not_ignored():
+    names = keys(3, 1)
+    with pytest.raises(ValueError, match="score has 4 values for 3 cluster keys"):
+        auroc_interval([1, 2, 3, 4], [0, 1, 0], names)
+    with pytest.raises(ValueError, match="labels has 4 values"):
+        difference_interval(auroc, [1, 2, 3], [1, 2, 3], [0, 1, 0, 1], names)
+    with pytest.raises(ValueError, match="second has 2 values"):
+        mcnemar([1, 2, 3], [1, 2], [0, 1, 0], 1)
+    with pytest.raises(ValueError, match=r"flagged must lie in 0 \.\.\. 3, got 4"):
+        mcnemar([1, 2, 3], [1, 2, 3], [0, 1, 0], 4)
+    with pytest.raises(ValueError, match="there is no row"):
+        prr_intervals({"a": []}, [], [])

@@ -135,3 +135,20 @@ def test_what_cannot_be_selected_from():
         depth_selection([sweep(rng, [1.0, 2.0]), sweep(rng, [1.0, 2.0, 3.0])])
     with pytest.raises(ValueError, match="a cell with one cluster cannot be halved"):
         depth_selection([sweep(rng, [1.0, 2.0], clusters=1, size=9)])
+
+
+def test_splits_without_a_defined_half_do_not_count():
+    """One error in all: a half without it has no PRR, and says nothing of a depth."""
+    quality = np.ones(40)
+    quality[7] = 0.0
+    scores = np.stack([np.arange(40.0), -np.arange(40.0)])
+    with pytest.raises(ValueError, match="undefined on a half of every split"):
+        depth_selection([Sweep(scores, quality, keys(20, 2))], 50)
+    with pytest.raises(ValueError, match="answers are equally good"):
+        depth_selection([Sweep(scores, np.ones(40), keys(20, 2))], 50)
+    quality[21] = 0.0
+    found = depth_selection([Sweep(scores, quality, keys(20, 2))], 200)
+    # Both errors, in different clusters, fall into different halves about half of the time.
+    assert 60 < found.splits < 140
+    assert found.selected.sum() == pytest.approx(1)
+    assert np.isfinite(found.mean_regret)

@@ -231,7 +231,7 @@ def test_a_constant_signal_is_refused():
 def test_rows_without_a_signal_are_refused():
     signal, controls, wrong = answers(np.random.default_rng(13))
     signal[3] = np.nan
-    with pytest.raises(ValueError, match="contains NaN"):
+    with pytest.raises(ValueError, match="signal has values that are not finite"):
         distinct_signal(signal, controls, wrong, NAMES, resamples=10)
 
 

@@ -59,7 +59,9 @@ def distinct(cells: Sequence[Cell]) -> Items:
         "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
         "controls leaves of the signal; detected: its interval excludes 0.5; wrong way "
         "round: it lies below, so the residual is higher for right answers. Incremental: logistic "
-        "model with the signal minus without; a column that adds nothing lowers it a little. The "
+        "model with the signal minus without; a column that adds nothing lowers it a little. "
+        "Linear: a signal that is a curved function of the controls can be detected without "
+        "knowing of anything else. The "
         "likelihood ratio takes answers as independent: nominal. Many tests stand "
         "here side by side, without correction.",
         "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's share. "

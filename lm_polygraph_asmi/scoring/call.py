@@ -1,0 +1,323 @@
+"""`score`: the masked passes of the benchmark, on one answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, overload
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from lm_polygraph.utils.model import Model
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from lm_polygraph_asmi.maths import adaptive_gate, example_seed, response_diversity
+from lm_polygraph_asmi.model import family_of, response_embeddings, scoring_session
+from lm_polygraph_asmi.model.layers import context_window, execution_device
+from lm_polygraph_asmi.scoring.reference import VARIANTS, Reference
+from lm_polygraph_asmi.scoring.result import Score, tokens_of
+from lm_polygraph_asmi.scoring.text import (
+    Messages,
+    Prompt,
+    answer_tokens,
+    prompt_tokens,
+    spans,
+)
+from lm_polygraph_asmi.stat_calculators.host import Endings, causal_model
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
+from lm_polygraph_asmi.stat_calculators.response_diversity import NO_EVIDENCE
+from lm_polygraph_asmi.statistics import at_depth
+
+Answer = str | Sequence[int]
+
+
+class Scorer:
+    """A model made ready to score many answers; arguments as for `score`.
+
+    The check that the model's layers can be replayed runs once.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Model,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        variant: str = "sem",
+        depth: float = 0.6,
+        scope: str = "all",
+        num_masks: int | None = None,
+        mask_rate: float | None = None,
+        top_k: int = 64,
+        mask_sampler: str = "bernoulli",
+        seed: int = 0,
+        closing_token: bool = True,
+        num_samples: int = 10,
+        tau: float = 0.3,
+        beta: float = 10.0,
+        max_new_tokens: int = 64,
+        stop: Sequence[str] | str | None = None,
+        attention: str | None = None,
+        memory_budget: int | None = None,
+        reference: "Reference | str | Path | None" = None,
+    ) -> None:
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        if isinstance(model, Model):
+            tokenizer = tokenizer or model.tokenizer
+            stop = model.generation_parameters.stop_strings if stop is None else stop
+            model = causal_model(model)
+        if tokenizer is None:
+            raise ValueError("a transformers model needs its tokenizer: score(model, tokenizer, …)")
+        family_of(model)
+        self.model, self.tokenizer, self.variant, self.depth = model, tokenizer, variant, depth
+        self.stop = [stop] if isinstance(stop, str) else list(stop or [])
+        self.closing_token, self.num_samples, self.seed = closing_token, num_samples, seed
+        self.tau, self.beta, self.max_new_tokens = tau, beta, max_new_tokens
+        self.attention = attention
+        self.calculator = MaskedHeadsCalculator(
+            depths=[depth],
+            num_masks=num_masks,
+            mask_rate=mask_rate,
+            top_k=top_k,
+            mask_sampler=mask_sampler,
+            scope=scope,
+            seed=seed,
+            attention=attention,
+            memory_budget=memory_budget,
+        )
+        self.endings = Endings(
+            SimpleNamespace(
+                model=model,
+                tokenizer=tokenizer,
+                generation_parameters=SimpleNamespace(stop_strings=self.stop),
+            )
+        )
+        if isinstance(reference, str | Path):
+            reference = Reference.read(reference, variant, depth)
+        self.reference = reference
+
+    def score(
+        self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
+    ) -> Score:
+        """Score one answer; see `lm_polygraph_asmi.score`."""
+        prompt_ids = prompt_tokens(self.tokenizer, prompt)
+        with _undisturbed(self.model):
+            ids = self._answer(prompt, prompt_ids, answer)
+            stats = self.calculator.score(self.model, prompt_ids, ids)
+            gate, diversity, responses = self._gate(prompt, prompt_ids, samples)
+        text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
+        closes = self.endings.closes(ids)
+        counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
+        tokens = tokens_of(self._at_depth(stats), ids, text, places, gate, self.tokenizer)
+        used = stats[at_depth("asmi_settings", self.depth)]
+        warnings = []
+        if isinstance(answer, str) and not text.startswith(answer):
+            warnings.append(
+                f"the tokenizer reads the answer as {text!r}: offsets are those of that text"
+            )
+        if self.variant == "adapt" and responses < 2:
+            warnings.append(
+                "fewer than two sampled answers have a token: the semantic discount is left out"
+            )
+        return Score(
+            score=float(np.mean([token.u for token in tokens[counted]])),
+            variant=self.variant,
+            prompt=prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+            answer=text,
+            tokens=tuple(tokens),
+            counted=len(tokens[counted]),
+            msp=-float(np.sum(stats["asmi_log_likelihood"])),
+            diversity=diversity,
+            gate=gate if self.variant == "adapt" else None,
+            settings=used,
+            model=self.model.config.name_or_path or type(self.model).__name__,
+            seconds=float(stats["asmi_seconds"]),
+            warnings=tuple(warnings),
+            reference=self.reference,
+        )
+
+    def _at_depth(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+        """Token-level statistics under their plain names."""
+        names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
+        plain = ("asmi_entropy", "asmi_log_likelihood")
+        found = {name: stats[at_depth(name, self.depth)] for name in names}
+        return found | {name: stats[name] for name in plain}
+
+    def _answer(
+        self, prompt: Prompt, prompt_ids: Int[Tensor, " P"], answer: Answer | None
+    ) -> list[int]:
+        if answer is None:
+            return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
+        if not len(answer):
+            raise ValueError(
+                "the answer is empty: there is no token to score. Leave `answer` out to score the "
+                "model's own"
+            )
+        if not isinstance(answer, str):
+            return [int(token) for token in answer]
+        ids = answer_tokens(self.tokenizer, prompt, answer)
+        if not self.closing_token or (ids and self.endings.closes(ids)):
+            return ids
+        if self.stop:
+            return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
+        # The end token by which the model itself would have closed it.
+        return [*ids, *sorted(self.endings.end_ids)[:1]]
+
+    def _gate(
+        self,
+        prompt: Prompt,
+        prompt_ids: Int[Tensor, " P"],
+        samples: Sequence[Answer] | None,
+    ) -> tuple[float, float | None, int]:
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and how many responses it is from."""
+        if self.variant != "adapt":
+            return float(self.variant == "sem"), None, 0
+        if samples is None:
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(example_seed(self.seed, prompt_ids.tolist()))
+                drawn = self._generate(
+                    prompt_ids, self.max_new_tokens, do_sample=True, temperature=0.5, top_k=50,
+                    top_p=1.0, num_return_sequences=self.num_samples,
+                )  # fmt: skip
+            # As in a benchmark, where sampled answers come without their end token.
+            drawn = [ids[:-1] if ids[-1] in self.endings.end_ids else ids for ids in drawn]
+        else:
+            drawn = [
+                answer_tokens(self.tokenizer, prompt, sample)
+                if isinstance(sample, str)
+                else [int(token) for token in sample]
+                for sample in samples
+            ]
+        responses = [ids for ids in drawn if ids]
+        diversity = NO_EVIDENCE
+        if len(responses) > 1:
+            with scoring_session(self.model, self.attention):
+                diversity = response_diversity(
+                    response_embeddings(self.model, prompt_ids, responses)
+                )
+        return adaptive_gate(diversity, self.tau, self.beta), diversity, len(responses)
+
+    def _generate(
+        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, **how: Any
+    ) -> list[list[int]]:
+        """Answers of the model, each up to and with what ended it."""
+        window = context_window(self.model)
+        if window is not None:
+            max_new_tokens = min(max_new_tokens, window - len(prompt_ids))
+            if max_new_tokens < 1:
+                raise ValueError(
+                    f"the prompt is {len(prompt_ids)} tokens long and the model's context window "
+                    f"{window}: there is no room for an answer"
+                )
+        ends = sorted(self.endings.end_ids)
+        pad = self.tokenizer.pad_token_id
+        # All that governs generation is said here; what a model ships may sample.
+        config = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            num_beams=1,
+            repetition_penalty=1.0,
+            eos_token_id=ends or None,
+            pad_token_id=pad if pad is not None else (ends or [0])[0],
+            stop_strings=self.stop or None,
+            **how,
+        )
+        model: Any = self.model
+        ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
+        with scoring_session(self.model):
+            found = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                tokenizer=self.tokenizer if self.stop else None,
+            )
+        rows = found[:, len(prompt_ids) :].tolist()
+        return [self.endings.response(row, batch_size=2) for row in rows]
+
+
+@contextmanager
+def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Put back what generation may set: the generation config, the use of a cache."""
+    generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
+    try:
+        yield
+    finally:
+        model.generation_config = generation
+        if use_cache is not None:
+            model.config.use_cache = use_cache
+
+
+@overload
+def score(
+    model: PreTrainedModel | Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: str | Messages,
+    answer: Answer | None = None,
+    **settings: Any,
+) -> Score: ...
+
+
+@overload
+def score(
+    model: PreTrainedModel | Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: Sequence[str] | Sequence[Messages],
+    answer: Sequence[Answer | None] | None = None,
+    **settings: Any,
+) -> list[Score]: ...
+
+
+def score(
+    model: PreTrainedModel | Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: Any,
+    answer: Any = None,
+    *,
+    samples: Any = None,
+    **settings: Any,
+) -> Score | list[Score]:
+    """How fragile an answer is: score, tokens, and what the score means.
+
+    Without `answer` the model's greedy answer is scored. The scores are those of a benchmark run on
+    the same token ids with the same settings.
+
+    Args:
+        model: a decoder-only transformers model, or LM-Polygraph's `WhiteboxModel` (then
+            `tokenizer` may be None). It is left as it was found.
+        prompt: a text; or chat messages (a list of dictionaries), which go through the tokenizer's
+            chat template; or a list of either.
+        answer: text as it follows the prompt, its leading space included, or token ids; a list of
+            them for a list of prompts. Text is closed as the model would have: with the first stop
+            string, else the end token. Token ids are scored as they are.
+        samples: for variant "adapt", sampled answers (texts or token ids) in place of drawing them;
+            a list of such lists for a list of prompts.
+        **settings: keyword arguments of `Scorer`:
+            variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
+            temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
+            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see the
+            README; closing_token: whether the token that ends the answer counts (True);
+            tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
+            attention: implementation for ASMI's passes; memory_budget: bytes;
+            reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
+            gives the number a meaning.
+
+    Returns:
+        A `Score`, or a list of them for a list of prompts.
+
+    Raises:
+        TypeError: a model whose heads cannot be masked, or a quantised output projection.
+        ValueError: an empty prompt or answer, one beyond the context window, unknown settings.
+    """
+    scorer = Scorer(model, tokenizer, **settings)
+    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
+        return scorer.score(prompt, answer, samples)
+    many = len(prompt)
+    answers = [None] * many if answer is None else list(answer)
+    sampled = [None] * many if samples is None else list(samples)
+    if isinstance(answer, str) or len(answers) != many or len(sampled) != many:
+        raise ValueError(
+            f"{many} prompts, but {len(answers)} answers and {len(sampled)} sets of samples: for a "
+            "list of prompts give lists of the same length, None where an answer is to be made"
+        )
+    return [scorer.score(*row) for row in zip(prompt, answers, sampled, strict=True)]

@@ -1,0 +1,256 @@
+"""What `score` returns: numbers, a table, a page, and what the numbers mean."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
+from lm_polygraph_asmi.scoring.reference import VARIANTS, Reference
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FULL_SHADE = 0.1
+"""Nats of u from which a token has the darkest shade: the same on every page, so pages compare."""
+BARS = " ▁▂▃▄▅▆▇█"
+BOUNDARY = (
+    "A check of faithfulness for answers that should come from the given context. For closed-book "
+    "recall it is of no use: take a sequence probability there."
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a scored answer.
+
+    Attributes:
+        text: its characters, answer[start:end]; empty where a character goes on in the next token.
+        start, end: character offsets in the answer.
+        id: token id.
+        mi: MI_t, nats.
+        agreement: A_t, in [0, 1].
+        u: MI_t with the variant's discount, nats; higher = more fragile.
+        entropy: of the unmasked model's distribution, nats.
+        log_likelihood: of the token under the unmasked model, nats.
+        vote: share of masks under which it stays the most likely token.
+        alternative: the most frequent other choice of the subnetworks, None if there is none.
+        alternative_share: of the masks for it.
+    """
+
+    text: str
+    start: int
+    end: int
+    id: int
+    mi: float
+    agreement: float
+    u: float
+    entropy: float
+    log_likelihood: float
+    vote: float
+    alternative: str | None
+    alternative_share: float
+
+    @property
+    def shade(self) -> float:
+        """Fragility as a share of the darkest shade, 0 to 1: its square root, as most are small."""
+        return min(1.0, math.sqrt(max(0.0, self.u) / FULL_SHADE))
+
+    @property
+    def bar(self) -> str:
+        """The same as a bar, for eyes and devices without colour."""
+        return BARS[math.ceil(self.shade * (len(BARS) - 1))]
+
+
+def tokens_of(
+    stats: Mapping[str, Any],
+    ids: Sequence[int],
+    answer: str,
+    places: Sequence[tuple[int, int]],
+    gate: float,
+    tokenizer: Any,
+) -> list[Token]:
+    """Tokens from the calculator's statistics; `gate` is 0 for ASMI, 1 for Sem-ASMI."""
+    found = []
+    for position, (vote, (start, end)) in enumerate(
+        zip(votes(stats["asmi_top_token"], ids), places, strict=True)
+    ):
+        mi, agreement = (float(stats[f"asmi_{n}"][position]) for n in ("mi", "agreement"))
+        found.append(
+            Token(
+                text=answer[start:end],
+                start=start,
+                end=end,
+                id=int(ids[position]),
+                mi=mi,
+                agreement=agreement,
+                u=mi * (1 - gate * agreement),
+                entropy=float(stats["asmi_entropy"][position]),
+                log_likelihood=float(stats["asmi_log_likelihood"][position]),
+                vote=vote.agree,
+                alternative=None
+                if vote.alternative is None
+                else tokenizer.decode([vote.alternative]),
+                alternative_share=vote.share,
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, repr=False)
+class Score:
+    """A scored answer.
+
+    Attributes:
+        score: mean of u over the counted tokens, nats, 0 to ln S; higher = more fragile.
+        variant: "asmi", "sem" or "adapt".
+        prompt: text or messages.
+        answer: as text, special and closing tokens included; offsets of tokens refer to it.
+        tokens: all of them.
+        counted: so many of them, from the first, make up the score.
+        msp: negative log-likelihood of the answer under the unmasked model, nats.
+        diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other variants.
+        settings: layer, p, S, K and the rest, as in force.
+        model: its name.
+        seconds: of the masked passes.
+        warnings: what went otherwise than asked.
+        reference: the run that gives the number a meaning, None without.
+    """
+
+    score: float
+    variant: str
+    prompt: str | list[dict[str, Any]]
+    answer: str
+    tokens: tuple[Token, ...]
+    counted: int
+    msp: float
+    diversity: float | None
+    gate: float | None
+    settings: dict[str, Any]
+    model: str
+    seconds: float
+    warnings: tuple[str, ...]
+    reference: Reference | None
+
+    def __float__(self) -> float:
+        return self.score
+
+    def __repr__(self) -> str:
+        return f"Score({self.symbol} {self.score:.4f} nats, answer={self.answer!r})"
+
+    @property
+    def symbol(self) -> str:
+        return VARIANTS[self.variant]
+
+    @property
+    def highest(self) -> float:
+        """ln S, nats: no score can be higher."""
+        return math.log(self.settings["num_masks"])
+
+    @property
+    def masking_response(self) -> float:
+        """Mean MI_t of the answer's tokens, nats: how far masking moved the model at all."""
+        return float(np.mean([token.mi for token in self.tokens]))
+
+    @property
+    def percentile(self) -> float | None:
+        """Share of the reference run's answers with a lower score, in %; None without a verdict."""
+        return None if self.reference is None else self.reference.percentile(self.score)
+
+    @property
+    def error_probability(self) -> float | None:
+        """Calibrated on the reference run; None without a verdict."""
+        return None if self.reference is None else self.reference.error_probability(self.score)
+
+    @property
+    def confident_but_fragile(self) -> bool | None:
+        """MSP below and score above the reference run's medians; None without a verdict."""
+        if self.reference is None or not self.reference.ranks:
+            return None
+        return self.msp <= self.reference.msp_median and self.score > self.reference.median
+
+    @property
+    def verdict(self) -> list[str]:
+        """What the number means and on what ground, in sentences."""
+        said = [
+            f"{self.symbol}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
+            f"fragile), the mean over {self.counted} tokens."
+        ]
+        if self.reference is None:
+            said.append(
+                "No verdict: without a reference run of this model on such questions, nobody "
+                "knows which way this number points. On small models it has been seen to rank "
+                "errors the wrong way."
+            )
+        else:
+            said += self.reference.verdict(self.score, self.settings, self.model)
+            if self.confident_but_fragile:
+                said.append(
+                    "Confident but fragile: more probable than the median answer of the reference "
+                    "run and more fragile, too. This is a mark of the whole answer: the paper "
+                    "finds no such effect among single tokens."
+                )
+        if self.masking_response < OVER_ROBUST:
+            said.append(
+                f"Masking heads hardly moved the model here (mean MI {self.masking_response:.4f} "
+                f"nats, below {OVER_ROBUST}): there may be nothing to read. A candidate screen, "
+                "not a validated one."
+            )
+        return [*said, *self.warnings, BOUNDARY]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, fit for JSON."""
+        own = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        own["reference"] = None if self.reference is None else self.reference.name
+        return own | {
+            "unit": "nats",
+            "highest": self.highest,
+            "percentile": self.percentile,
+            "error_probability": self.error_probability,
+            "confident_but_fragile": self.confident_but_fragile,
+            "verdict": self.verdict,
+        }
+
+    def to_df(self) -> "pd.DataFrame":
+        """A row per token, columns as the attributes of `Token`."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(token) for token in self.tokens])
+
+    def to_html(self, title: str = "Fragility of an answer") -> str:
+        """A page of its own: tokens shaded by fragility, what the subnetworks would have said."""
+        from lm_polygraph_asmi.scoring.page import render
+
+        return render([self], title)
+
+    def _repr_html_(self) -> str:
+        from lm_polygraph_asmi.scoring.page import render_part
+
+        return render_part(self)
+
+    def __rich__(self) -> RenderableType:
+        """Heat map for a terminal: shades, and bars for terminals without colour."""
+        shaded, bars = Text(), Text()
+        for token in self.tokens:
+            # A line break within a token would break the pair of lines apart.
+            shown = token.text.replace("\n", "⏎")
+            text = Text(shown)
+            if token.shade > 0.05:
+                red = round(255 - 100 * token.shade)
+                rest = round(235 - 200 * token.shade)
+                ink = "white" if token.shade > 0.5 else "black"
+                text.stylize(f"{ink} on rgb({red},{rest},{rest})")
+            shaded.append_text(text)
+            bars.append(token.bar * text.cell_len, style="red")
+        table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")
+        for token in sorted(self.tokens, key=lambda token: -token.u)[:5]:
+            other = "" if token.alternative is None else repr(token.alternative)
+            share = f" {token.alternative_share:.0%}" if other else ""
+            table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
+                          f"{token.vote:.0%}", Text(other + share))  # fmt: skip
+        return Group(shaded, bars, *(Text(line) for line in self.verdict), table)

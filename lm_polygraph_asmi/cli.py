@@ -1,5 +1,8 @@
 """The console command `polygraph_asmi`, beside LM-Polygraph's own `polygraph_eval`."""
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from lm_polygraph_asmi import __version__
@@ -34,6 +37,97 @@ def results(runs: tuple[str, ...], as_one: bool) -> None:
         for metric in run.quality:
             console.print(prr_table(run, metric))
             console.print(notes(run, metric), highlight=False)
+
+
+@main.command()
+@click.option(
+    "--model", required=True, help="Folder, name on a hub, or smollm2 (the demo's model)."
+)
+@click.option("--gguf-file", help="Weights in this file of the folder.")
+@click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ...")
+@click.option("--device-map", help="Such as auto: spread over devices.")
+@click.option(
+    "--prompt-file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A prompt as text, or .jsonl with prompt and, if wanted, answer and samples in each row.",
+)
+@click.option("--answer", help="Text as it follows the prompt; default: the model's own answer.")
+@click.option("--chat", is_flag=True, help="Put text prompts through the chat template.")
+@click.option("--variant", type=click.Choice(["asmi", "sem", "adapt"]), default="sem")
+@click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
+@click.option("--scope", type=click.Choice(["all", "response"]), default="all")
+@click.option("--stop", multiple=True, help="Ends answers; \\n is a line break.")
+@click.option("--max-new-tokens", default=64, show_default=True)
+@click.option(
+    "--reference",
+    type=click.Path(exists=True),
+    help="Finished run, or a saved reference: what the number means.",
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
+def score(
+    model: str,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    prompt_file: str,
+    answer: str | None,
+    chat: bool,
+    stop: tuple[str, ...],
+    out: str | None,
+    html: str | None,
+    **settings: Any,
+) -> None:
+    """Score answers: how fragile they are, token by token, and what that means.
+
+    The exit status is 1 if a row could not be scored.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from lm_polygraph_asmi.scoring.loading import load
+    from lm_polygraph_asmi.scoring.page import render
+    from lm_polygraph_asmi.scoring.rows import read_rows, rows_done, score_rows
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        rows = read_rows(prompt_file)
+        if answer is not None and len(rows) > 1:
+            raise ValueError("--answer is for a single prompt: put answers into the .jsonl file")
+        if answer is not None:
+            rows[0].content["answer"] = answer
+        if chat:
+            for row in rows:
+                if isinstance(row.content.get("prompt"), str):
+                    message = {"role": "user", "content": row.content["prompt"]}
+                    row.content["prompt"] = [message]
+        done = rows_done(Path(out)) if out else set()
+        unescaped = [text.replace("\\n", "\n") for text in stop]
+        scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(str(error)) from error
+    left = [row for row in rows if row.number not in done]
+    if done:
+        console.print(f"{len(rows) - len(left)} of {len(rows)} rows are in {out} already.")
+    scores, failed = [], 0
+    found = score_rows(scorer, left, Path(out) if out else None)
+    if len(left) > 1:
+        found = track(found, "Scoring", total=len(left), console=errors)
+    for row, result, problem in found:
+        if result is None:
+            failed += 1
+            errors.print(f"row {row.number}: {problem}", style="red", markup=False, highlight=False)
+            continue
+        if html:
+            scores.append(result)
+        if len(rows) == 1:
+            console.print(result, highlight=False)
+    if html:
+        Path(html).write_text(render(scores, "Fragility of answers"), encoding="utf-8")
+        console.print(f"Page: {html}", highlight=False)
+    if failed:
+        raise SystemExit(1)
 
 
 @main.command()

@@ -1,0 +1,61 @@
+"""LM-Polygraph's calculators and this plugin's, for a `UEManager` built by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
+from lm_polygraph.estimators import Estimator
+from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
+from lm_polygraph_asmi.statistics import DIVERSITY, masked_head_stats
+
+
+def available_stat_calculators(
+    estimators: Sequence[Estimator], output_attentions: bool = False, **options: Any
+) -> list[StatCalculatorContainer]:
+    """What `UEManager(available_stat_calculators=...)` needs for a list of estimators.
+
+    Args:
+        estimators: those of the manager, of LM-Polygraph and of this plugin; depths and settings of
+            ASMI are read from them.
+        output_attentions: whether greedy decoding returns attention maps; RAUQ needs it, and eager
+            attention.
+        **options: further settings of the masked-heads calculator: attention, memory_budget,
+            journal, details.
+
+    Raises:
+        ValueError: estimators of this plugin with different settings, which one calculator cannot
+            serve at once.
+    """
+    ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
+    settings = [estimator.expected for estimator in ours]
+    if any(other != settings[0] for other in settings):
+        raise ValueError(
+            f"the estimators {', '.join(map(str, ours))} have different settings besides their "
+            "depth: one manager serves one S, p, K, sampler, scope and seed. Use several managers"
+        )
+    depths = sorted({estimator.depth for estimator in ours}) or [0.6]
+    config = {"depths": depths, **(settings[0] if settings else {}), **options}
+    masked_heads = StatCalculatorContainer(
+        name="MaskedHeadsCalculator",
+        builder="lm_polygraph_asmi.stat_calculators.masked_heads",
+        cfg=OmegaConf.create(config),
+        stats=masked_head_stats(depths, bool(options.get("details"))),
+        dependencies=["greedy_tokens"],
+    )
+    diversity = StatCalculatorContainer(
+        name="ResponseDiversityCalculator",
+        builder="lm_polygraph_asmi.stat_calculators.response_diversity",
+        cfg=OmegaConf.create({"attention": options.get("attention")}),
+        stats=list(DIVERSITY),
+        dependencies=["sample_tokens"],
+    )
+    return [
+        *register_default_stat_calculators("Whitebox", output_attentions=output_attentions),
+        masked_heads,
+        diversity,
+    ]

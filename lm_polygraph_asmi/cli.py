@@ -112,9 +112,8 @@ def score(
         console.print(f"{len(rows) - len(left)} of {len(rows)} rows are in {out} already.")
     scores, failed = [], 0
     found = score_rows(scorer, left, Path(out) if out else None)
-    if len(left) > 1:
-        found = track(found, "Scoring", total=len(left), console=errors)
-    for row, result, problem in found:
+    shown = track(found, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
+    for row, result, problem in shown:
         if result is None:
             failed += 1
             errors.print(f"row {row.number}: {problem}", style="red", markup=False, highlight=False)
@@ -136,7 +135,13 @@ def score(
     "--out", required=True, type=click.Path(file_okay=False), help="Folder for the report."
 )
 @click.option("--metric", help="Quality metric; default AlignScore, else the first of a run.")
-@click.option("--depth", default=0.6, show_default=True, help="Operating depth.")
+@click.option(
+    "--depth",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.6,
+    show_default=True,
+    help="Operating depth; a run that has not got it is read at its nearest.",
+)
 def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) -> None:
     """Write the paper's tables and figures from finished RUNS (folders or manager files).
 
@@ -152,11 +157,11 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
     console = Console()
     try:
         cells = load_cells(runs, metric, depth)
-    except (FileNotFoundError, ValueError) as error:
+        file, said = build_report(
+            cells, out, lambda items: track(items, "Tables and figures", console=console)
+        )
+    except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    file, said = build_report(
-        cells, out, lambda items: track(items, "Tables and figures", console=console)
-    )
     for line in said:
         console.print(line.replace("**", ""), highlight=False, markup=False)
     console.print(f"{len(cells)} cells: {file}", highlight=False)
@@ -212,6 +217,7 @@ def plan(heads: int, out: str | None, point: tuple[float, int] | None) -> None:
     from rich.table import Table
 
     from lm_polygraph_asmi.maths import masks_for_coverage, never_masked_heads, operating_point
+    from lm_polygraph_asmi.report import figures
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
 
     console = Console()
@@ -241,7 +247,10 @@ def plan(heads: int, out: str | None, point: tuple[float, int] | None) -> None:
             highlight=False,
         )
     if out is not None:
-        plan_figure(found, heads).savefig(out, dpi=200, bbox_inches="tight")
+        try:
+            figures.save(plan_figure(found, heads), out)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{out} cannot be written: {error}") from error
         console.print(f"Figure: {out}", highlight=False)
 
 

@@ -47,13 +47,16 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
     """
     path = manifest_path(manager)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{path} is missing: only runs with the callback of `asmi_base` write a manifest"
         ) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    return manifest
 
 
 def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:

@@ -143,8 +143,8 @@ class McNemar(NamedTuple):
 def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int) -> McNemar:
     """Whether one score catches errors the other is blind to, at a matched flag rate.
 
-    Rows with equal scores are flagged in their order. Source: appendix "The Distinct-Signal
-    Analysis" of the paper, which does not say its flag rate.
+    Rows with equal scores are flagged in their order: a score with few values is no match. Source:
+    appendix "The Distinct-Signal Analysis" of the paper, which does not say its flag rate.
 
     Args:
         first, second: (n,), higher = more uncertain.
@@ -152,11 +152,14 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
         flagged: how many of the most uncertain answers each score flags.
 
     Raises:
-        ValueError: lengths differ, a value is not finite, or more flags than answers.
+        ValueError: lengths differ, a value is not finite, a constant score, or more flags than
+            answers.
     """
     check_rows(["" for _ in np.asarray(wrong)], first=first, second=second, wrong=wrong)
     if not 0 <= flagged <= len(np.asarray(wrong)):
         raise ValueError(f"flagged must lie in 0 ... {len(np.asarray(wrong))}, got {flagged}")
+    if np.ptp(np.asarray(first)) == 0 or np.ptp(np.asarray(second)) == 0:
+        raise ValueError("a score that is the same for all answers flags none in particular")
     wrong = np.asarray(wrong, dtype=bool)
 
     def flags(score: ArrayLike) -> np.ndarray:

@@ -3,6 +3,7 @@
 Source: appendix "The Distinct-Signal Analysis" of the paper.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -107,14 +108,14 @@ def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) 
 def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.ndarray:
     """(n,) what a linear model of the signal, fitted on the other folds, leaves of it."""
     signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
-    left = signal - _out_of_fold(
+    predicted = _out_of_fold(
         lambda train, test: (
             LinearRegression().fit(controls[train], signal[train]).predict(controls[test])
         ),
         folds,
     )
     # Of a linear function of the controls rounding errors are left, and these rank answers too.
-    return np.where(np.abs(left) < 1e-9 * np.abs(signal).max(), 0.0, left)
+    return np.where(np.isclose(signal, predicted, rtol=1e-9, atol=0), 0.0, signal - predicted)
 
 
 def likelihood_ratio_test(
@@ -181,7 +182,7 @@ def distinct_signal(
 AGGREGATIONS: dict[str, Callable[[np.ndarray], float]] = {
     "mean": lambda tokens: float(np.mean(tokens)),
     "top-quartile mean": lambda tokens: float(
-        np.mean(np.sort(tokens)[-max(1, round(len(tokens) / 4)) :])
+        np.mean(np.sort(tokens)[-math.ceil(len(tokens) / 4) :])
     ),
     "max": lambda tokens: float(np.max(tokens)),
 }

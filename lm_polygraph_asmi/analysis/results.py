@@ -36,10 +36,15 @@ class Run:
     stats: dict[str, list[Any]]
     manifest: dict[str, Any] | None = None
 
+    def recorded(self, part: str) -> dict[str, Any]:
+        """A part of the manifest, such as "model"; empty where it was not recorded."""
+        found = (self.manifest or {}).get(part)
+        return found if isinstance(found, dict) else {}
+
     @property
     def clusters(self) -> list[str] | None:
         """Key of each example, equal where examples are not independent; None if not known."""
-        clusters = self.manifest["rows"]["clusters"] if self.manifest else []
+        clusters = self.recorded("rows").get("clusters", [])
         return clusters if len(clusters) == len(self.scores) else None
 
     def finite(self, metric: str) -> np.ndarray:
@@ -82,28 +87,40 @@ def load_run(path: str | Path) -> Run:
         raise ValueError(f"{path} holds several seeds; name one of the files in it")
     try:
         content = torch.load(file, weights_only=False)
-        parts = {part: content[part] for part in ("estimations", "gen_metrics", "stats")}
-    except (pickle.UnpicklingError, EOFError, RuntimeError, KeyError, TypeError) as error:
+        tables = {
+            part: {
+                str(name): np.asarray(values, dtype=float)  # None becomes NaN
+                for (level, name), values in content[part].items()
+                if level == "sequence"
+            }
+            for part in ("estimations", "gen_metrics")
+        }
+        stats = dict(content["stats"])
+    except (
+        pickle.UnpicklingError, EOFError, RuntimeError, LookupError, TypeError, ValueError,
+        AttributeError,
+    ) as error:  # fmt: skip
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
-    tables = {
-        part: {name: values for (level, name), values in parts[part].items() if level == "sequence"}
-        for part in ("estimations", "gen_metrics")
-    }
     lengths = {len(values) for table in tables.values() for values in table.values()}
-    if "input_texts" in parts["stats"]:
-        lengths.add(len(parts["stats"]["input_texts"]))
+    if "input_texts" in stats:
+        lengths.add(len(stats["input_texts"]))
     if len(lengths) != 1:
         raise ValueError(
             f"{file} is incomplete: its columns have {sorted(lengths)} rows. The run stopped "
             "early; start it again"
         )
-    scores = pd.DataFrame({str(name): values for name, values in tables["estimations"].items()})
-    quality = pd.DataFrame({str(name): values for name, values in tables["gen_metrics"].items()})
+    scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
     try:
         manifest = read_manifest(file)
     except FileNotFoundError:
         manifest = None
-    return Run(file, scores, quality, dict(parts["stats"]), manifest)
+    return Run(file, scores, quality, stats, manifest)
+
+
+def same_quality(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether answers were judged alike by the metrics both have, but for rounding errors."""
+    shared = [name for name in one if name in other]
+    return bool(shared) and np.allclose(one[shared], other[shared], rtol=1e-4, equal_nan=True)
 
 
 def together(runs: Sequence[Run]) -> Run:
@@ -123,7 +140,7 @@ def together(runs: Sequence[Run]) -> Run:
                     f"{run.path} has other {name} than {first.path}: only runs over the same rows, "
                     "in the same order, with the same answers can be shown together"
                 )
-        if not run.quality.equals(first.quality):
+        if not same_quality(run.quality, first.quality):
             raise ValueError(f"{run.path} judged its answers otherwise than {first.path}")
         scores = scores.join(run.scores[[name for name in run.scores if name not in scores]])
     return replace(first, scores=scores)

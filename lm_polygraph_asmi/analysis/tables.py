@@ -83,7 +83,7 @@ def notes(run: Run, metric: str) -> str:
     replaced = [
         f"{key} = {Path(path).name}"
         for key in SIDE_MODELS
-        if (path := (run.manifest or {}).get("config", {}).get(key)) and Path(path).is_absolute()
+        if (path := run.recorded("config").get(key)) and Path(path).is_absolute()
     ]
     if replaced:
         lines.append(f"Side models from local files: {', '.join(replaced)}.")

@@ -1,8 +1,10 @@
 """Finished runs as cells of a benchmark: a model on a dataset, all methods on the same rows."""
 
+import math
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +14,23 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
-from lm_polygraph_asmi.analysis.results import MSP, RIGHT, Run, load_run, manager_files, together
-from lm_polygraph_asmi.statistics import at_depth, depth_label
+from lm_polygraph_asmi.analysis.results import (
+    MSP,
+    RIGHT,
+    Run,
+    load_run,
+    manager_files,
+    same_quality,
+    together,
+)
+from lm_polygraph_asmi.statistics import at_depth
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
 SYMBOLS = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
 
+_GROUNDED = "coqa|squad|babi|demo"
+"""Datasets that give the context their answers should come from."""
 _VARIANT = re.compile(rf"^({'|'.join(SYMBOLS)}) \(([\d.]+)%(?:, (.*))?\)$")
 
 
@@ -52,6 +64,7 @@ class Cell:
 
     Attributes:
         model, dataset: names, as in tables.
+        suffix: tells apart cells of one model and dataset; empty for most.
         runs: the runs over these answers; of the first, token-level statistics are read.
         run: their methods together.
         metric: the quality metric in use.
@@ -62,6 +75,7 @@ class Cell:
 
     model: str
     dataset: str
+    suffix: str
     runs: tuple[Run, ...]
     run: Run
     metric: str
@@ -71,14 +85,10 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return f"{self.model}, {self.dataset}"
+        return f"{self.model}, {self.dataset}{self.suffix}"
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        return self.run.manifest or {}
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -103,19 +113,26 @@ class Cell:
         if self.run.clusters is not None:
             return self.run.clusters
         texts = self.run.stats.get("input_texts")
-        return text_clusters(texts) if texts else [str(i) for i in range(len(self.run.scores))]
+        shared = text_clusters(texts) if texts else range(len(self.run.scores))
+        # Numbers in place of passages: they are compared in every resample.
+        return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
     @cached_property
     def ids(self) -> list[str] | None:
         """Ids of the rows in use, None where no manifest names them."""
-        ids = self.manifest.get("rows", {}).get("ids", [])
+        ids = self.run.recorded("rows").get("ids", [])
         return [ids[i] for i in self.rows] if len(ids) == len(self.run.scores) else None
 
+    @property
+    def closed_book(self) -> bool:
+        return bool(self.run.recorded("dataset").get("closed_book"))
+
     @cached_property
-    def grounded(self) -> bool:
-        """Whether answers should come from a given context; closed-book recall should not."""
-        closed = self.manifest.get("dataset", {}).get("closed_book", False)
-        return not closed and not re.search("closed|trivia", self.dataset, re.IGNORECASE)
+    def grounded(self) -> bool | None:
+        """Whether answers should come from a given context; None where that is not known."""
+        if self.closed_book or re.search("closed|trivia", self.dataset, re.IGNORECASE):
+            return False
+        return True if re.search(_GROUNDED, self.dataset, re.IGNORECASE) else None
 
     @cached_property
     def variants(self) -> dict[str, str]:
@@ -124,13 +141,11 @@ class Cell:
         settings = None
         for method in self.scores:
             parsed = variant(method)
-            if parsed is None or parsed.depth != self.depth:
+            if parsed is None or not same_depth(parsed.depth, self.depth):
                 continue
-            settings = parsed.settings if settings is None else settings
-            own = [
-                part for part in parsed.settings.split(", ") if not part.startswith(("tau", "beta"))
-            ]
-            if ", ".join(own) == settings:
+            gateless = [p for p in parsed.settings.split(", ") if not p.startswith(("tau", "beta"))]
+            settings = gateless if settings is None else settings
+            if gateless == settings:
                 found.setdefault(parsed.symbol, method)
         return found
 
@@ -146,7 +161,7 @@ class Cell:
         """
         missing = [name for name in names if getattr(self, name) is None]
         if missing:
-            raise Unavailable(f"{', '.join(missing)} not saved")
+            raise Unavailable(f"{', '.join(missing)} not saved, or not finite for every row")
         return [getattr(self, name) for name in names]
 
     def need_errors(self) -> None:
@@ -217,21 +232,37 @@ class Cell:
         tokens = self.tokens(name, at_operating_depth)
         return None if tokens is None else np.array([answer.mean() for answer in tokens])
 
-    def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
-        """A statistic of the rows in use, as it was saved by the first run that has all of it."""
-        name = at_depth(name, self.depth) if at_operating_depth else name
+    @cached_property
+    def source(self) -> Run | None:
+        """The run whose masks made the operating variants: token statistics are read from it."""
+        settings = at_depth("asmi_settings", self.depth)
+        wanted = next(iter(self.variants.values()), None)
         for run in self.runs:
-            values = run.stats.get(name, [])
-            if len(values) == len(run.scores):
+            if (wanted in run.scores) if wanted else bool(run.stats.get(settings)):
+                return run
+        return None
+
+    def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
+        """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
+        name = at_depth(name, self.depth) if at_operating_depth else name
+        runs = [self.source] if at_operating_depth else self.runs
+        for run in runs:
+            values = run.stats.get(name, []) if run else []
+            if run and len(values) == len(run.scores):
                 return [values[i] for i in self.rows]
         return None
 
     def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
-        """A token-level statistic of the rows in use; without closing tokens if scores are."""
+        """A token-level statistic of the rows in use; without closing tokens if scores are.
+
+        None where it was not saved, or not for every row, or is not finite.
+        """
         values = self.saved(name, at_operating_depth)
         if values is None:
             return None
         arrays = [np.asarray(value, dtype=float) for value in values]
+        if not all(len(value) and np.isfinite(value).all() for value in arrays):
+            return None
         closing = self.saved("asmi_closing")
         if closing and any("no closing token" in name for name in self.variants.values()):
             arrays = [
@@ -247,22 +278,57 @@ class Cell:
 
     def provenance(self) -> dict[str, Any]:
         """Where the numbers come from, as plain values."""
-        model, data = self.manifest.get("model", {}), self.manifest.get("dataset", {})
+        model, data = self.run.recorded("model"), self.run.recorded("dataset")
         return {
             "cell": self.label,
-            "runs": [str(run.path) for run in self.runs],
             "model": model.get("path", "not recorded"),
             "revision": model.get("revision", "not recorded"),
             "dataset": data.get("source") or data.get("name") or "not recorded",
             "quality": self.metric,
             "n": len(self),
             "clusters": len(set(self.clusters)),
-            "seeds": [(run.manifest or {}).get("seeds", {}) for run in self.runs],
-            "asmi": self.settings() or {},
-            "packages": self.manifest.get("packages", {}),
-            "device": self.manifest.get("device", "not recorded"),
+            "runs": [
+                {"file": str(run.path), "seeds": run.recorded("seeds"), "asmi": run.settings()}
+                for run in self.runs
+            ],
+            "packages": self.run.recorded("packages"),
+            "device": (self.run.manifest or {}).get("device", "not recorded"),
             "notes": list(self.notes),
         }
+
+
+def same_depth(one: float, other: float) -> bool:
+    """Names have depths in percent, with the digits that print."""
+    return math.isclose(one, other, abs_tol=1e-4)
+
+
+def pairs_of_rows(one: Cell, other: Cell, same_answers: bool) -> list[tuple[int, int]]:
+    """Rows of two cells that ask the same: by id, else by prompt.
+
+    Args:
+        same_answers: leave out those that were answered otherwise.
+    """
+    by_id = bool(one.ids and other.ids)
+    first, second = (
+        (cell.ids if by_id else cell.saved("input_texts")) or [] for cell in (one, other)
+    )
+    place = {row: j for j, row in enumerate(second)}
+    pairs = [(i, place[row]) for i, row in enumerate(first) if row in place]
+    if same_answers:
+        ours, theirs = (cell.saved("greedy_texts") or [] for cell in (one, other))
+        pairs = [(i, j) for i, j in pairs if ours and theirs and ours[i] == theirs[j]]
+    return pairs
+
+
+def one_per_question_set(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
+    """Of the cells that ask one model the same dataset, the largest; and which others there are."""
+    chosen: dict[tuple[str, str], Cell] = {}
+    for cell in cells:
+        key = cell.model, cell.dataset
+        if key not in chosen or len(cell) > len(chosen[key]):
+            chosen[key] = cell
+    kept = [cell for cell in cells if chosen[cell.model, cell.dataset] is cell]
+    return kept, [cell.label for cell in cells if cell not in kept]
 
 
 def load_cells(
@@ -279,7 +345,7 @@ def load_cells(
         FileNotFoundError, ValueError: as `load_run`; or a metric that a run has not got.
     """
     groups: list[list[Run]] = []
-    for file in dict.fromkeys(file for path in paths for file in manager_files(path)):
+    for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
         run = load_run(file)
         for group in groups:
             if _same_answers(group[0], run):
@@ -289,7 +355,14 @@ def load_cells(
             groups.append([run])
     cells = [_cell(group, metric, depth) for group in groups]
     times = Counter(cell.label for cell in cells)
-    return [_told_apart(cell, times) for cell in cells]
+    doubled = [cell for cell in cells if times[cell.label] > 1]
+    folder = os.path.commonpath([cell.run.path.parent for cell in doubled]) if doubled else ""
+    return [
+        replace(cell, suffix=f" ({os.path.relpath(cell.run.path, folder)})")
+        if cell in doubled
+        else cell
+        for cell in cells
+    ]
 
 
 def _same_answers(one: Run, other: Run) -> bool:
@@ -297,28 +370,19 @@ def _same_answers(one: Run, other: Run) -> bool:
     return (
         _names(one) == _names(other)
         and all(one.stats.get(t) and one.stats.get(t) == other.stats.get(t) for t in texts)
-        and one.quality.equals(other.quality)
+        and same_quality(one.quality, other.quality)
     )
 
 
 def _names(run: Run) -> tuple[str, str]:
     """Model and dataset; from the manifest, else the folder."""
-    manifest = run.manifest or {}
-    model, data = manifest.get("model", {}), manifest.get("dataset", {})
+    model, data = run.recorded("model"), run.recorded("dataset")
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
     folder = run.path.resolve().parent.name
     dataset = data.get("name") or Path(str(data.get("source") or folder)).stem
     dataset = dataset.removeprefix("asmi_").replace("_", " ")
     return (path if name == "local" else name).replace("_", " "), dataset
-
-
-def _told_apart(cell: Cell, times: Counter[str]) -> Cell:
-    """Cells of one model and dataset get their folder's name into the label."""
-    if times[cell.label] == 1:
-        return cell
-    folder = cell.runs[0].path.resolve().parent.name
-    return replace(cell, dataset=f"{cell.dataset} ({folder}, n = {len(cell)})")
 
 
 def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
@@ -346,14 +410,17 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
         )
     if not finite.any():
         raise ValueError(f"{run.path} has no row where all methods and {metric} are finite")
-    depths = [parsed.depth for name in run.scores if (parsed := variant(name))]
-    saved = [used["depth"] for used in run.settings()]
-    known = [*depths, *saved]
-    if known and depth not in known:
-        notes.append(f"operating depth {known[0]:.0%}: the run has not got {depth:.0%}")
-        depth = known[0]
-    if not known:
-        notes.append(f"no ASMI score at any depth ({depth_label(depth)} wanted)")
+    named = [parsed.depth for name in run.scores if (parsed := variant(name))]
+    known = [*named, *(used["depth"] for used in run.settings())]
+    if known:
+        nearest = min(known, key=lambda other: abs(other - depth))
+        if not same_depth(nearest, depth):
+            notes.append(f"read at depth {nearest:.1%}: the run has not got {depth:.1%}")
+        # As the settings have it: a name has it in percent, with the digits that print.
+        saved = [used["depth"] for used in run.settings() if same_depth(used["depth"], nearest)]
+        depth = saved[0] if saved else nearest
+    else:
+        notes.append("no ASMI score")
     model, dataset = _names(run)
     rows = np.flatnonzero(finite)
-    return Cell(model, dataset, tuple(runs), run, metric, depth, rows, tuple(notes))
+    return Cell(model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes))

@@ -34,6 +34,7 @@ class Exhibit:
         digits: after the point.
         signed: columns of differences, written with their sign and an asterisk where the interval
             excludes zero.
+        p_values: columns in which what would be written as zero is "< 0.001" instead.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Exhibit:
     notes: Sequence[str] = ()
     digits: int = 2
     signed: Sequence[str] = field(default_factory=tuple)
+    p_values: Sequence[str] = field(default_factory=tuple)
 
     def shown(self, markup: str) -> pd.DataFrame:
         """The table as text, for "markdown" or "latex"."""
@@ -51,7 +53,13 @@ class Exhibit:
         table = self.table.astype(object)
         for column in table:
             signed = column in self.signed
-            table[column] = [text(value, self.digits, signed, markup) for value in table[column]]
+            written = [text(value, self.digits, signed, markup) for value in table[column]]
+            least = 10**-self.digits
+            if column in self.p_values:
+                below = escape(f"< {least:.{self.digits}f}", markup)
+                pairs = zip(table[column], written, strict=True)
+                written = [below if value < least else shown for value, shown in pairs]
+            table[column] = written
         return table.rename(columns=lambda column: escape(str(column), markup))
 
     def flat(self) -> pd.DataFrame:
@@ -123,7 +131,12 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
         }  # fmt: skip
         return marks[value.mark, markup].format(inner)
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
-    number = f"{{:{'+' if signed else ''}.{digits}f}}".format
+    sign = "+" if signed else ""
+
+    def number(value: float) -> str:
+        # Without the sign of what rounds to zero.
+        return f"{round(float(value), digits) + 0.0:{sign}.{digits}f}"
+
     if isinstance(value, Interval):
         if pd.isna(value.value):
             return "–"
@@ -152,7 +165,7 @@ def _minus(number: str, markup: str) -> str:
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
           "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-          "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$", "≤": r"$\le$",
+          "\x00": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
           "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
 
 
@@ -160,5 +173,6 @@ def escape(raw: str, markup: str) -> str:
     """Text that may come from a model, safe in a table; line breaks are shown as ⏎."""
     raw = raw.replace("\n", " ⏎ ").strip()
     if markup == "latex":
+        raw = raw.replace("p̄", "\x00")  # a letter and a combining accent
         return "".join(_LATEX.get(character, character) for character in raw).replace("⏎", "/")
     return re.sub(r"([|*_`<>\\])", r"\\\1", raw)

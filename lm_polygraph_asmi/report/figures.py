@@ -2,8 +2,10 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from lm_polygraph_asmi.analysis.selective import Quadrants
 from lm_polygraph_asmi.statistics import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
+PURPLE, SKY = "#CC79A7", "#56B4E9"
 """Okabe and Ito's palette, readable with colour blindness; marks and line styles differ too."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
 STYLE: Any = {
@@ -25,16 +28,43 @@ STYLE: Any = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names may hold dollar signs
 }
+
+
+Drawn = TypeVar("Drawn", bound=Callable[..., Any])
+
+
+def _styled(draw: Drawn) -> Drawn:
+    """Texts and legends take the style that holds while they are made."""
+
+    @wraps(draw)
+    def styled(*args: Any, **kwargs: Any) -> Any:
+        with rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return cast(Drawn, styled)
+
+
+@_styled
+def save(figure: Figure, path: str | Path, description: str = "") -> None:
+    """Write a figure; the kind of file follows from its name.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: no such kind of file.
+    """
+    kind = Path(path).suffix
+    metadata = {"Description": description} if kind in (".png", ".svg") else None
+    figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata)
 
 
 def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, `columns` a row."""
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
     rows = math.ceil(panels / columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in axes[panels:]:
         unused.set_axis_off()
     return figure, list(axes[:panels])
@@ -45,17 +75,24 @@ def _title(ax: Axes, label: str) -> None:
     ax.set_title("\n".join(textwrap.fill(line, 34) for line in lines), fontsize=9)
 
 
+@_styled
 def forest(
-    panels: Mapping[str, Mapping[str, Interval | None]], label: str, reference: float = 0.0
+    panels: Mapping[str, Mapping[str, Interval | None]],
+    label: str,
+    reference: float = 0.0,
+    black: Container[str] = (),
 ) -> Figure:
-    """Values with intervals, a panel per group; filled where the interval excludes `reference`."""
+    """Values with intervals, a panel per group; filled where the interval excludes `reference`.
+
+    Rows named in `black` are what the others are compared with.
+    """
     longest = max(len(rows) for rows in panels.values())
     names = max((len(name) for rows in panels.values() for name in rows), default=10)
-    figure, axes = _grid(len(panels), 2.6 + 0.06 * names, 0.9 + 0.2 * longest, columns=2)
+    figure, axes = _grid(len(panels), 2.8 + 0.07 * names, max(1.7, 0.9 + 0.2 * longest), columns=2)
     for ax, (title, rows) in zip(axes, panels.items(), strict=True):
         found = {name: i for name, i in rows.items() if i is not None and np.isfinite(i.value)}
         for place, (name, interval) in enumerate(reversed(found.items())):
-            colour = BLUE if "ASMI" in name or "ASMI" in title else BLACK
+            colour = BLACK if name in black else BLUE
             defined = np.isfinite(interval.low)
             if defined:
                 ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=1.2)
@@ -70,6 +107,7 @@ def forest(
     return figure
 
 
+@_styled
 def depths(
     curves: Mapping[str, tuple[Sequence[float], np.ndarray, Sequence[str]]],
 ) -> Figure:
@@ -79,9 +117,10 @@ def depths(
     for ax, (variant, (at, cells, labels)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
         for number, (row, name) in enumerate(zip(cells, labels, strict=True)):
-            ax.plot(percent, row, marker=marks[number % len(marks)], color=GREY, linewidth=1,
-                    markersize=4, label=name)  # fmt: skip
-        ax.plot(percent, np.nanmean(cells, axis=0), color=BLUE, linewidth=2, label="mean")
+            ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
+                    label=name)  # fmt: skip
+        if len(cells) > 1:
+            ax.plot(percent, np.nanmean(cells, axis=0), color=BLACK, linewidth=2, label="mean")
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
@@ -90,6 +129,7 @@ def depths(
     return figure
 
 
+@_styled
 def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
     """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
     figure, axes = _grid(len(grids), 2.6, 2.5)
@@ -108,6 +148,7 @@ def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
     return figure
 
 
+@_styled
 def payoff(curves: Mapping[str, Mapping[str, np.ndarray]], abstain: np.ndarray) -> Figure:
     """Retained error in the confident half over abstention; figure "payoff" of the paper."""
     figure, axes = _grid(len(curves), 2.8, 2.4)
@@ -117,12 +158,13 @@ def payoff(curves: Mapping[str, Mapping[str, np.ndarray]], abstain: np.ndarray) 
             ax.plot(100 * abstain, errors, color=colour, linestyle=style, label=f"by {name}")
         ax.set_xlabel("abstained, % of the confident half")
         ax.set_ylabel("retained error")
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1)
         ax.legend(fontsize=7)
         _title(ax, title)
     return figure
 
 
+@_styled
 def risk_coverage(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
     """Risk over coverage for each signal."""
     figure, axes = _grid(len(curves), 2.8, 2.4)
@@ -139,6 +181,7 @@ def risk_coverage(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
     return figure
 
 
+@_styled
 def coverage(table: pd.DataFrame) -> Figure:
     """Mass of the top K by band of MI_t."""
     labels = list(dict.fromkeys(table["cell"]))
@@ -159,6 +202,7 @@ def coverage(table: pd.DataFrame) -> Figure:
     return figure
 
 
+@_styled
 def violins(
     panels: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray, Mapping[str, Interval]]],
 ) -> Figure:
@@ -177,7 +221,7 @@ def violins(
                     body.set(facecolor=colour, alpha=0.5)
             if len(values):
                 ax.plot(place, np.median(values), "o", color=colour, markersize=4)
-            ax.text(place, -0.17, f"{kind}\nn = {len(values)}", ha="center", va="top",
+            ax.text(place, -0.04, f"{kind}\nn = {len(values)}", ha="center", va="top",
                     transform=ax.get_xaxis_transform(), fontsize=7)  # fmt: skip
         ax.set_xticks([])
         # The upper tail is long; what is beyond the 99th percentile would flatten the rest.
@@ -185,10 +229,11 @@ def violins(
         ax.set_ylabel(f"{name}, nats")
         auroc = aurocs[name].value
         shown = "undefined" if np.isnan(auroc) else f"{auroc:.2f}"
-        _title(ax, f"{cell}\nAUROC {shown}")
+        _title(ax, f"{cell}\n{name}, AUROC {shown}")
     return figure
 
 
+@_styled
 def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     """Joint distribution of MI_t and A_t; figure "mechanism" (a) of the paper."""
     figure, axes = _grid(len(panels), 2.8, 2.6)
@@ -201,13 +246,13 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     return figure
 
 
+@_styled
 def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
     """Pairwise cosines of a token's top candidates; figure "mechanism" (b) of the paper."""
     figure, axes = _grid(len(panels), 3.6, 3.2)
     for ax, (title, (matrix, texts)) in zip(axes, panels.items(), strict=True):
         image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
-        # Dollar signs would start a formula.
-        names = [repr(text)[1:-1].replace("$", r"\$") for text in texts]
+        names = [repr(text)[1:-1] for text in texts]
         ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
         ax.set_yticks(range(len(names)), names, fontsize=7)
         for (i, j), value in np.ndenumerate(matrix):
@@ -218,6 +263,7 @@ def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
     return figure
 
 
+@_styled
 def operating_point(
     rates: Sequence[float],
     masks: Sequence[int],
@@ -253,16 +299,17 @@ def operating_point(
     return figure
 
 
+@_styled
 def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     """Median seconds of an answer by phase, stacked."""
-    figure, (ax,) = _grid(1, 6.5, 0.9 + 0.3 * len(table))
+    names = table["cell"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
+    figure, (ax,) = _grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
-    colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, BLACK), strict=False))
+    colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, BLACK, PURPLE, SKY), strict=False))
     for phase in phases:
         values = table[phase].fillna(0).to_numpy(dtype=float)
         ax.barh(range(len(table)), values, left=left, color=colours[phase], label=phase)
         left += values
-    names = table["cell"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     ax.set_yticks(range(len(table)), names, fontsize=7)
     ax.invert_yaxis()
     ax.set_xlabel("seconds an answer (sum of medians)")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_polygraph_asmi.report.cells import Cell
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, escape
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
+from lm_polygraph_asmi.report.figures import save
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -36,9 +37,9 @@ def build_report(
     for make in progress(EXHIBITS):
         for item in make(cells):
             if isinstance(item, Gap):
-                gaps.append(f"- {item.title}: {item.reason}")
+                gaps.append(f"- {item.title}: {escape(item.reason, 'markdown')}")
             else:
-                sections.append(_write(item, out))
+                sections.append(_write(item, cells, out))
     provenance = [cell.provenance() for cell in cells]
     (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
     parts = ["# Report", *said, _origins(provenance), *sections]
@@ -53,69 +54,60 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=1, default=str)
 
 
-def _write(item: Exhibit, out: Path) -> str:
+def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
     """Files of one item; returns its section of the report."""
     provenance = [cell.provenance() for cell in item.cells]
-    source = "; ".join(
-        f"{p['cell']}: n = {p['n']}, {p['clusters']} clusters, {p['quality']}" for p in provenance
-    )
-    notes = [*item.notes, f"Source: {source}."]
+    sources = [f"Source: {_source(p)}" for p in provenance]
     section = [f"## {item.title}"]
     if item.figure is not None:
-        for suffix, key in (("png", "Description"), ("svg", "Description")):
-            item.figure.savefig(
-                out / "figures" / f"{item.name}.{suffix}",
-                dpi=200,
-                bbox_inches="tight",
-                metadata={key: source},
-            )
+        for suffix in ("png", "svg"):
+            path = out / "figures" / f"{item.name}.{suffix}"
+            save(item.figure, path, "\n".join([item.title, *item.notes, *sources]))
         section.append(f"![{item.title}](figures/{item.name}.png)")
+    stem = out / "tables" / item.name
+    about = {"title": item.title, "notes": list(item.notes), "cells": provenance}
+    stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:
-        stem = out / "tables" / item.name
         shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
         section.append(shown)
         item.flat().to_csv(stem.with_suffix(".csv"), index=False)
-        stem.with_suffix(".json").write_text(
-            _json({"title": item.title, "notes": list(item.notes), "cells": provenance}),
-            encoding="utf-8",
+        comments = "".join(f"% {line}\n" for line in [*item.notes, *sources])
+        latex = item.shown("latex").to_latex(
+            index=False,
+            escape=False,
+            caption=escape(item.title, "latex"),
+            label=f"tab:{item.name}",
         )
-        comments = "".join(f"% {line}\n" for note in notes for line in note.splitlines())
-        table = item.shown("latex").to_latex(
-            index=False, escape=False, caption=_caption(item), label=f"tab:{item.name}"
-        )
-        stem.with_suffix(".tex").write_text(comments + table, encoding="utf-8")
-        stem.with_suffix(".md").write_text("\n\n".join([shown, *notes]) + "\n", encoding="utf-8")
+        stem.with_suffix(".tex").write_text(comments + latex, encoding="utf-8")
+        text = "\n\n".join([shown, *item.notes, *sources]) + "\n"
+        stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    notes = list(item.notes)
+    if len(item.cells) < len(cells):
+        notes.append(f"Of {len(item.cells)} of {len(cells)} cells.")
     return "\n\n".join([*section, *notes])
 
 
-def _caption(item: Exhibit) -> str:
-    from lm_polygraph_asmi.report.exhibit import escape
-
-    return escape(item.title, "latex")
+def _source(p: dict[str, Any]) -> str:
+    """One cell in a line."""
+    parts = [
+        f"{p['cell']}: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}",
+        f"model {p['model']} ({p['revision']})",
+        f"data {p['dataset']}",
+    ]
+    for run in p["runs"]:
+        seeds = ", ".join(f"{name} {seed}" for name, seed in run["seeds"].items())
+        parts.append(f"run {run['file']}, seeds: {seeds or 'not recorded'}")
+        parts += [
+            f"ASMI at depth {used['depth']:.1%}: layer {used['layer']} of {used['num_layers']}, "
+            f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
+            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
+            for used in run["asmi"]
+        ]
+    releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())
+    parts += [releases or "releases not recorded", str(p["device"])]
+    return "; ".join([*parts, *(f"note: {note}" for note in p["notes"])])
 
 
 def _origins(provenance: Sequence[dict[str, Any]]) -> str:
     """Which runs the report is made from."""
-    lines = ["## Runs"]
-    for p in provenance:
-        asmi = p["asmi"]
-        used = (
-            f"layer {asmi['layer']} of {asmi['num_layers']}, H = {asmi['num_heads']}, "
-            f"p = {asmi['mask_rate']}, S = {asmi['num_masks']}, K = {asmi['top_k']}, "
-            f"{asmi['mask_sampler']} masks, scope {asmi['scope']}"
-            if asmi
-            else "no ASMI statistics"
-        )
-        releases = ", ".join(
-            f"{name} {p['packages'][name]}"
-            for name in ("lm-polygraph-asmi", "lm-polygraph", "torch", "transformers")
-            if name in p["packages"]
-        )
-        lines.append(
-            f"**{p['cell']}**: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}; "
-            f"model `{p['model']}` ({p['revision']}), data `{p['dataset']}`; {used}; seeds "
-            f"{p['seeds']}; {releases or 'releases not recorded'}; {p['device']}; "
-            f"{', '.join(f'`{run}`' for run in p['runs'])}."
-            + "".join(f" Note: {note}." for note in p["notes"])
-        )
-    return "\n\n".join(lines)
+    return "\n\n".join(["## Runs", *(escape(_source(p), "markdown") for p in provenance)])

@@ -260,7 +260,9 @@ def test_mcnemar_without_wrong_answers_finds_nothing():
 
 
 def test_mcnemar_flags_equal_scores_in_their_order():
-    assert mcnemar([1, 1, 1, 1], [0, 1, 2, 3], [1, 0, 0, 1], 2)[:3] == (1, 1, 0)
+    assert mcnemar([1, 1, 1, 0], [0, 1, 2, 3], [1, 0, 0, 1], 2)[:3] == (1, 1, 0)
+    with pytest.raises(ValueError, match="the same for all answers"):
+        mcnemar([1, 1, 1, 1], [0, 1, 2, 3], [1, 0, 0, 1], 2)
 
 
 def test_surplus_rows_are_not_ignored():

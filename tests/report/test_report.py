@@ -64,7 +64,10 @@ def test_a_report_has_every_item_in_every_form(everything):
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
         latex = (out / "tables" / f"{name}.tex").read_text()
         assert r"\toprule" in latex
-        assert "% Source: tiny model, squad: n = 60, 30 clusters" in latex
+        assert "% Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
+        assert "model models/tiny (abc); data squad.json" in latex
+        assert "seeds: run 1, masks 0, samples 0" in latex
+        assert "torch 2; cpu" in latex
         provenance = json.loads((out / "tables" / f"{name}.json").read_text())["cells"][0]
         assert provenance["model"] == "models/tiny"
         assert (provenance["n"], provenance["clusters"]) == (60, 30)
@@ -112,7 +115,8 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, cell.wrong))
 
     # Warm-up left out: the first ten took 50 seconds.
-    assert table(out, "cost").iloc[0][["greedy", "asmi", "peak GiB"]].tolist() == [1.0, 2.0, 1.0]
+    row = table(out, "cost").iloc[0]
+    assert row[["greedy", "asmi", "peak GiB, main"]].tolist() == [1.0, 2.0, 1.0]
 
 
 def test_runs_over_the_same_answers_are_one_cell(everything):
@@ -190,7 +194,7 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     assert "candidate screen" in said
     save(tmp_path / "normal")
     (line,) = findings(load_cells([tmp_path / "normal"]))
-    assert line == "No variant's PRR interval lies below zero."
+    assert line == "Of 3 ASMI scores, none has a PRR interval below zero."
 
 
 def test_another_quality_is_named_in_the_first_lines(tmp_path):
@@ -246,7 +250,7 @@ def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
     (item,) = distinct([cell])
     assert any("ASMI's own unmasked pass" in note for note in item.notes)
     items = run_all([cell])
-    assert "no run has both a variant and a baseline" in reasons(items)
+    assert "no variant and baseline with a defined PRR" in reasons(items)
 
 
 def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
@@ -323,6 +327,7 @@ def test_one_cluster_has_no_interval(tmp_path):
     assert np.isnan(row["Sem-ASMI Δ MSP low"])
     assert "wins_ties_losses" not in items
     assert "distinct_signal" not in items  # folds need clusters
+    assert any("its interval is undefined" in line for line in findings(cells))
 
 
 def test_files_that_are_no_runs(tmp_path):
@@ -353,3 +358,216 @@ def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
     (cell,) = load_cells([tmp_path / "run"])
     assert cell.mi_tokens is None
     assert cell.u_sem is not None  # the estimator's
+
+
+def test_cells_of_one_name_are_told_apart(tmp_path):
+    """By as much of their paths as it takes; each keeps its column."""
+    for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
+        save(tmp_path / folder, content(shift=shift))
+    cells = load_cells([tmp_path / "a/run", tmp_path / "b/run"])
+    assert len({cell.label for cell in cells}) == 2
+    assert "a/run/ue_manager_seed1" in cells[0].label
+    (item, *_) = run_all(cells)
+    assert set(item.table) == {"method", "family", *(cell.label for cell in cells)}
+    # The same questions, asked twice, are counted once.
+    items = {item.name: item for item in run_all(cells) if not isinstance(item, Gap)}
+    counts = items["wins_ties_losses"].table
+    assert (counts["wins"] + counts["ties"] + counts["losses"] == 1).all()
+    assert any("a larger run asks the same" in note for note in items["wins_ties_losses"].notes)
+
+
+def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
+    file = save(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    (cell,) = load_cells([tmp_path / "run", file, "run"])
+    assert len(cell.runs) == 1
+
+
+def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path):
+    first = content()
+    del first["stats"]["asmi_mi_d60"]
+    save(tmp_path / "first", first)
+    save(tmp_path / "redraw", content(mask_seed=1))
+    (cell,) = load_cells([tmp_path / "first", tmp_path / "redraw"])
+    assert cell.variants["Sem-ASMI"] == SEM
+    assert cell.mi_tokens is None  # the redraw's belong to another score
+    assert cell.agreement_tokens is not None
+    assert cell.settings()["seed"] == 0
+
+
+def test_scores_of_other_settings_are_watched_too(tmp_path):
+    saved = content()
+    worst = saved["gen_metrics"]["sequence", "AlignScore"]
+    saved["estimations"]["sequence", "ASMI (60%, K=64, scope=response)"] = worst
+    save(tmp_path / "run", saved)
+    assert (
+        "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[0]
+    )
+
+
+def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
+    """K = 256 run over fewer rows, and with one answer that came out otherwise."""
+    save(tmp_path / "k64")
+    larger = content(top_k=256)
+    larger["stats"]["greedy_texts"][3] = "something else"
+    order = list(range(40))
+    cut = {
+        part: {name: [values[i] for i in order] for name, values in larger[part].items()}
+        for part in ("estimations", "gen_metrics", "stats")
+    }
+    save(tmp_path / "k256", {**larger, **cut}, manifest(40))
+    small, large = load_cells([tmp_path / "k64", tmp_path / "k256"])
+    (item,) = truncation([small, large])
+    assert (item.table["answers"] == 39).all()
+    rows = [i for i in order if i != 3]
+    scores = {
+        "64": small.score(SEM)[rows],
+        "256": large.score("Sem-ASMI (60%, K=256)")[rows],
+    }
+    clusters = [small.clusters[i] for i in rows]
+    _, paired = prr_intervals(scores, small.quality[rows], clusters, [("256", "64")])
+    row = item.table.set_index("score").loc["Sem-ASMI"]
+    assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
+
+
+def test_only_other_seeds_are_redraws(tmp_path):
+    """The same seed again, but for rounding, is none; nor are baselines without samples."""
+    save(tmp_path / "answers")
+    again = content()
+    for name, values in again["estimations"].items():
+        again["estimations"][name] = [v * (1 + 1e-7) for v in values]
+    save(tmp_path / "again", again)
+    cells = load_cells([tmp_path / "answers", tmp_path / "again"])
+    assert len(cells) == 1
+    assert "scored twice with other masks or samples" in reasons(run_all(cells))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [("asmi_coqa", "context"), ("asmi_triviaqa", "memory"), ("gsm8k", None)],
+)
+def test_what_answers_are_expected_from(tmp_path, dataset, kind):
+    save(tmp_path / "run", about=manifest(60, dataset))
+    items = {i.name: i for i in run_all(load_cells([tmp_path / "run"])) if not isinstance(i, Gap)}
+    assert items["datasets"].table["answers expected from"].tolist() == [kind]
+    cells = "not recorded which" if kind is None else None
+    assert cells is None or (items["wins_ties_losses"].table["cells"] == cells).all()
+
+
+def test_names_and_texts_with_special_characters(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
+    saved["stats"]["input_texts"] = [
+        f"Context:\nBabi {i}\n\nQuestion:\nWhere is $x_{i}$ | 日本?\n\nAnswer:\n" for i in range(60)
+    ]
+    about = manifest(60)
+    about["model"]["name"] = "we_$ird"
+    save(tmp_path / "run", saved, about)
+    build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
+    cases = pd.read_csv(tmp_path / "out/tables/case_study.csv")
+    assert cases["question"].str.startswith("Where is $x_").all()
+    latex = (tmp_path / "out/tables/benchmark.tex").read_text()
+    assert r"A \$\textbackslash{}frac\$ \textless{}b\textgreater{}\_|\&\%\#\{\}" in latex
+    kernel = (tmp_path / "out/tables/distinct_signal.tex").read_text()
+    assert r"H($\bar{p}$)" in kernel
+    assert "<text" in (tmp_path / "out/figures/payoff.svg").read_text()
+
+
+@pytest.mark.parametrize("depth", [0.333, 0.625])
+def test_depths_that_percent_rounds(tmp_path, depth):
+    saved = content()
+    settings = [{**used, "depth": depth} for used in saved["stats"].pop("asmi_settings_d60")]
+    for name in [n for n in saved["stats"] if n.endswith("_d60")]:
+        label = name.replace("d60", f"d{100 * depth:g}")
+        saved["stats"][label] = saved["stats"].pop(name)
+    saved["stats"][f"asmi_settings_d{100 * depth:g}"] = settings
+    for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
+        scores = saved["estimations"].pop(("sequence", f"{symbol} (60%, K=64)"))
+        saved["estimations"]["sequence", f"{symbol} ({100 * depth:g}%, K=64)"] = scores
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"], depth=depth)
+    assert set(cell.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
+    assert cell.mi_tokens is not None
+    assert cell.notes == ()
+    (other,) = load_cells([tmp_path / "run"], depth=0.9)
+    assert "the run has not got 90.0%" in other.notes[0]
+    assert any("Other depth" in line for line in findings([other]))
+
+
+def test_a_gate_of_ones_own_in_front(tmp_path):
+    saved = content()
+    scores = saved["estimations"].pop(("sequence", "Adapt-ASMI (60%, K=64)"))
+    first = {("sequence", "Adapt-ASMI (60%, K=64, tau=0.5)"): scores}
+    saved["estimations"] = first | saved["estimations"]
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert set(cell.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
+
+
+def test_names_of_an_older_release(tmp_path):
+    saved = content()
+    scores = saved["estimations"].pop(("sequence", SEM))
+    saved["estimations"]["sequence", "Sem-ASMI (60%)"] = scores
+    save(tmp_path / "run", saved)
+    run_all(load_cells([tmp_path / "run"]))
+
+
+@pytest.mark.parametrize("broken", [float("nan"), None])
+def test_tokens_that_are_not_finite_are_a_gap(tmp_path, broken):
+    saved = content()
+    saved["stats"]["asmi_mi_d60"][5] = np.array([] if broken is None else [broken])
+    save(tmp_path / "run", saved)
+    items = run_all(load_cells([tmp_path / "run"]))
+    assert "mi_tokens not saved, or not finite for every row" in reasons(items)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": None},
+        {"rows": {}},
+        {"model": None},
+        {"rows": {"ids": []}, "peak_memory_bytes": None, "config": None},
+    ],
+)
+def test_manifests_with_parts_missing(tmp_path, change):
+    save(tmp_path / "run", about=manifest(60) | change)
+    (cell,) = load_cells([tmp_path / "run"])
+    run_all([cell])
+    assert len(set(cell.clusters)) == 30  # from the prompts, or recorded
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", b"\xff\xfe"])
+def test_damaged_manifests_are_named(tmp_path, text):
+    save(tmp_path / "run")
+    file = tmp_path / "run/asmi_manifest_seed1.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=r"asmi_manifest_seed1\.json is damaged"):
+        load_cells([tmp_path / "run"])
+
+
+@pytest.mark.parametrize("part", [[1, 2], {"name": [1.0]}, {("sequence", "a"): ["x"] * 60}])
+def test_files_of_other_kinds(tmp_path, part):
+    save(tmp_path / "run", content() | {"estimations": part})
+    with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
+        load_cells([tmp_path / "run"])
+
+
+def test_a_column_of_nothing_is_left_out(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", "RAUQ"] = [None] * 60
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert "RAUQ" not in cell.scores
+
+
+def test_where_a_report_cannot_be_written(tmp_path):
+    save(tmp_path / "run")
+    (tmp_path / "file").write_text("here")
+    command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "file/out")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert "Error: " in result.output
+    command = ["plan", "--heads", "32", "--out", str(tmp_path / "missing/x.png")]
+    assert "cannot be written" in CliRunner().invoke(main, command).output
+    assert CliRunner().invoke(main, ["report", "x", "--out", "y", "--depth", "60"]).exit_code == 2

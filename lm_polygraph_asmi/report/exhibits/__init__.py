@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from lm_polygraph_asmi.report.cells import Cell
+from lm_polygraph_asmi.report.cells import Cell, variant
 from lm_polygraph_asmi.report.exhibit import Items
 from lm_polygraph_asmi.report.exhibits.benchmark import (
     benchmark,
@@ -43,9 +43,13 @@ def findings(cells: Sequence[Cell]) -> list[str]:
                 f"**Judged by {metric}, not by AlignScore: {judged}.** Never compare these figures "
                 "with the paper's."
             )
+    checked, undefined = 0, []
     for cell in cells:
-        for method in cell.variants.values():
+        for method in filter(variant, cell.scores):
             found = intervals_of(cell)[0][method]
+            checked += bool(found.low == found.low)
+            if found.low != found.low:
+                undefined.append(f"{method} on {cell.label}")
             if found.high < 0:
                 said.append(
                     f"**Wrong way round: {cell.label}.** {method} ranks errors the wrong way: PRR "
@@ -68,7 +72,19 @@ def findings(cells: Sequence[Cell]) -> list[str]:
                 f"**No contrast: {cell.label}.** All {len(cell)} answers are {kind} "
                 f"({cell.metric} at 0.5): what needs right and wrong answers is undefined."
             )
-    if not any("Wrong way round" in line for line in said):
-        said.append("No variant's PRR interval lies below zero.")
+    if checked and not any("Wrong way round" in line for line in said):
+        said.append(f"Of {checked} ASMI scores, none has a PRR interval below zero.")
+    if undefined:
+        said.append(
+            f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
+        )
+    if not checked and not undefined:
+        said.append("These runs hold no ASMI score.")
+    said += [
+        f"**Other depth: {cell.label}.** {note[0].upper()}{note[1:]}."
+        for cell in cells
+        for note in cell.notes
+        if note.startswith("read at depth")
+    ]
     # What would mislead comes first.
     return sorted(said, key=lambda line: "Wrong way round" not in line)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,14 @@ from lm_polygraph_asmi.analysis.prr import prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
 from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import SEMANTIC_ENTROPY, Cell, variant
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked
+from lm_polygraph_asmi.report.cells import (
+    SEMANTIC_ENTROPY,
+    Cell,
+    Unavailable,
+    one_per_question_set,
+    variant,
+)
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, gap, gather, left_out
 
 FAMILIES = {
     "MaximumSequenceProbability": "information", "Perplexity": "information",
@@ -28,6 +35,8 @@ FAMILIES = {
 }  # fmt: skip
 """The paper's 17 baselines and their families; any other method is "other"."""
 ASMI_FAMILY = "head masks"
+SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTrueSampling"}
+"""Baselines that depend on the sampled answers."""
 
 
 def family(method: str) -> str:
@@ -59,11 +68,15 @@ def benchmark(cells: Sequence[Cell]) -> Items:
     table = pd.DataFrame({"method": methods, "family": [family(m) for m in methods]})
     for cell in cells:
         found = {m: prr_with_error(cell.score(m), cell.quality) for m in cell.scores}
-        ranked = sorted(
-            (m for m in found if _competes(m, cell) and not np.isnan(found[m].value)),
-            key=lambda m: -found[m].value,
-        )
-        marks = dict(zip(ranked, ("bold", "underline"), strict=False))
+        # As printed: what looks equal is marked alike.
+        printed = {
+            m: round(prr.value, 2)
+            for m, prr in found.items()
+            if _competes(m, cell) and not np.isnan(prr.value)
+        }
+        best = sorted(set(printed.values()), reverse=True)[:2]
+        styles = dict(zip(best, ("bold", "underline"), strict=False))
+        marks = {m: styles[value] for m, value in printed.items() if value in styles}
         table[cell.label] = [
             Marked(found[m], marks[m]) if m in marks else found.get(m) for m in methods
         ]
@@ -74,7 +87,9 @@ def benchmark(cells: Sequence[Cell]) -> Items:
             cells,
             table,
             figures.forest(
-                {cell.label: intervals_of(cell)[0] for cell in cells}, "PRR, 95 % over clusters"
+                {cell.label: intervals_of(cell)[0] for cell in cells},
+                "PRR, 95 % over clusters",
+                black=[method for method in methods if variant(method) is None],
             ),
             [
                 "PRR ± bootstrap standard error over answers; 1 = errors rejected first, 0 = "
@@ -98,11 +113,13 @@ def datasets(cells: Sequence[Cell]) -> Items:
                 "cell": cell.label,
                 "n": len(cell),
                 "clusters": len(set(cell.clusters)),
-                "prompt tokens": float(np.median(prompts)) if prompts else None,
-                "answer tokens": float(np.median([len(a) for a in answers])) if answers else None,
+                "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
+                "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
                 f"mean {cell.metric}": float(cell.quality.mean()),
                 "right": float(1 - cell.wrong.mean()),
-                "answers expected from": "context" if cell.grounded else "memory",
+                "answers expected from": {True: "context", False: "memory", None: None}[
+                    cell.grounded
+                ],
             }
         )
     notes = ["Medians of tokens; right: quality of at least 0.5."]
@@ -133,16 +150,15 @@ def _best(methods: Sequence[str], prr: dict[str, float]) -> str | None:
 def head_to_head(cells: Sequence[Cell]) -> Items:
     """Table "h2h" of the paper: paired differences, and how often they decide."""
     title = "Head-to-head: paired differences of PRR"
-    rows, used = [], []
-    for cell in cells:
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
         alone, paired = intervals_of(cell)
         prr = {m: found.value for m, found in alone.items()}
         top, best = _best(list(cell.variants.values()), prr), _best(cell.baselines, prr)
         if top is None or best is None:
-            continue
-        used.append(cell)
+            raise Unavailable("no variant and baseline with a defined PRR")
         semantic = cell.variants.get("Sem-ASMI", "")
-        rows.append(
+        return [
             {
                 "cell": cell.label,
                 "top variant": f"{top} ({prr[top]:.3f})",
@@ -152,41 +168,51 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
                 "Sem-ASMI Δ SemEnt": paired.get((semantic, SEMANTIC_ENTROPY)),
                 "Sem-ASMI Δ MSP": paired.get((semantic, MSP)),
             }
-        )
+        ]
+
+    rows, used, reasons = gather(cells, compute)
     if not rows:
-        return [Gap(title, "no run has both a variant and a baseline with a defined PRR")]
+        return gap(title, reasons)
     table = pd.DataFrame(rows)
     deltas = [name for name in table if "Δ" in name]
     notes = [
         "Cluster-respecting paired bootstrap, B = 10,000, percentile 95 %; positive = ASMI ahead, "
         "asterisk: the interval excludes zero. The best baseline and the top variant are chosen on "
-        "the same answers, which favours both.",
+        "the same answers; the interval takes them as given.",
+        *left_out(reasons),
     ]
     if not any(SEMANTIC_ENTROPY in cell.scores for cell in cells):
         notes.append(
             "SemanticEntropy, the pre-specified reference, was not run (it needs an NLI model): "
             "its columns are empty."
         )
-    found: Items = [
-        Exhibit(
-            "head_to_head", title, used, table,
-            figures.forest(
-                {d: dict(zip(table["cell"], table[d], strict=True)) for d in deltas
-                 if table[d].notna().any()},
-                "ΔPRR, 95 % over clusters",
-            ),
-            notes, 3, deltas,
-        )
-    ]  # fmt: skip
-    return [*found, _tallies(used, table, deltas)]
+    figure = figures.forest(
+        {
+            d: dict(zip(table["cell"], table[d], strict=True))
+            for d in deltas
+            if table[d].notna().any()
+        },
+        "ΔPRR, 95 % over clusters",
+    )
+    return [
+        Exhibit("head_to_head", title, used, table, figure, notes, 3, deltas),
+        _tallies(used, table, deltas),
+    ]
 
 
 def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) -> Exhibit | Gap:
     def is_llama_squad(cell: Cell) -> bool:
-        return "llama2" in re.sub("[ -]", "", cell.model.lower()) and "squad" in cell.dataset
+        name = f"{cell.model} {cell.dataset}".lower()
+        return "llama2" in re.sub("[ -]", "", name) and "squad" in name
 
-    grounded = np.array([cell.grounded for cell in cells])
-    subsets = {"grounded": grounded, "closed-book": ~grounded}
+    counted, doubled = one_per_question_set(cells)
+    counts_here = np.array([cell in counted for cell in cells])
+    grounded = counts_here & np.array([cell.grounded is True for cell in cells])
+    subsets = {
+        "grounded": grounded,
+        "closed-book": counts_here & np.array([cell.grounded is False for cell in cells]),
+        "not recorded which": counts_here & np.array([cell.grounded is None for cell in cells]),
+    }
     if any(is_llama_squad(cell) and cell.grounded for cell in cells):
         without = grounded & ~np.array([is_llama_squad(cell) for cell in cells])
         subsets["grounded, without Llama-2 on SQuAD"] = without
@@ -205,15 +231,19 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) 
         "Win or loss: the interval excludes zero; tie: it does not; lead: the difference is "
         "positive."
     ]
-    if len(subsets) == 3:
+    if len(subsets) == 4:
         notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
+    if doubled:
+        notes.append(f"Not counted, since a larger run asks the same: {'; '.join(doubled)}.")
     return Exhibit("wins_ties_losses", title, cells, pd.DataFrame(rows), None, notes)
 
 
 def depths(cells: Sequence[Cell]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
     title = "Depth selection"
-    rows, curves, used, skipped = [], {}, [], []
+    rows, curves, used, reasons = [], {}, [], []
+    cells, doubled = one_per_question_set(cells)
+    reasons += [f"{label}: a larger run asks the same" for label in doubled]
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
         swept = {cell: _by_depth(cell, symbol) for cell in cells}
         swept = {cell: methods for cell, methods in swept.items() if len(methods) > 1}
@@ -221,16 +251,21 @@ def depths(cells: Sequence[Cell]) -> Items:
         if len(common) < 2:
             continue
         halved = {c: m for c, m in swept.items() if len(set(c.clusters)) > 1}
-        skipped += [c.label for c in swept if c not in halved]
-        if not halved:
+        reasons += [f"{c.label}: one cluster" for c in swept if c not in halved]
+        try:
+            found = depth_selection(
+                [
+                    Sweep(np.array([c.score(m[d]) for d in common]), c.quality, c.clusters)
+                    for c, m in halved.items()
+                ]
+            )
+        except ValueError as error:
+            reasons.append(f"{symbol}: {error}")
+            continue
+        if np.ptp(found.aggregate) == 0:
+            reasons.append(f"{symbol}: PRR is the same at all depths")
             continue
         used += [cell for cell in halved if cell not in used]
-        found = depth_selection(
-            [
-                Sweep(np.array([c.score(m[d]) for d in common]), c.quality, c.clusters)
-                for c, m in halved.items()
-            ]
-        )
         curves[symbol] = (common, found.cells, [c.label for c in halved])
         for i, depth in enumerate(common):
             rows.append(
@@ -246,12 +281,13 @@ def depths(cells: Sequence[Cell]) -> Items:
                 }
             )
     if not rows:
-        return [Gap(title, "no variant was scored at two or more depths (see asmi_depth_sweep)")]
+        missing = "no variant was scored at two or more depths (see asmi_depth_sweep)"
+        return gap(title, reasons, missing)
     notes = [
         "Aggregate: mean over cells. Split-half: 1,000 random halves of clusters; the depth that "
         "is best on the first half, and the PRR it loses on the second (share of splits that lose "
         "nothing). Regret stands in the row of the chosen depth and is of the whole procedure.",
-        *([f"Left out, with one cluster: {', '.join(skipped)}."] if skipped else []),
+        *left_out(reasons),
     ]
     table = pd.DataFrame(rows)
     return [Exhibit("depth_selection", title, used, table, figures.depths(curves), notes, 3)]
@@ -302,20 +338,19 @@ def stability(cells: Sequence[Cell]) -> Items:
 
 
 def _redraws(cell: Cell) -> dict[str, np.ndarray]:
-    """Method without its seed -> (R, n) scores that differ between runs of the cell."""
-    drawn: dict[str, list[np.ndarray]] = {}
+    """Method without its seed -> (R, n) scores, a row per seed of what is random in it."""
+    drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
     for run in cell.runs:
+        seeds = run.recorded("seeds")
+        masks = [used["seed"] for used in run.settings()][:1] or [seeds.get("masks")]
         for method in run.scores:
-            scores = run.scores[method].to_numpy(dtype=float)[cell.rows]
-            name = re.sub(r", seed=\d+", "", method)
-            if not np.isfinite(scores).all():
+            parsed = variant(method)
+            if parsed is None and method not in SAMPLING:
                 continue
-            others = drawn.setdefault(name, [])
-            if not any(np.array_equal(scores, other) for other in others):
-                others.append(scores)
-    # What is not random comes out the same in every run, but for the last bits.
-    return {
-        name: np.array(scores)
-        for name, scores in drawn.items()
-        if len(scores) > 1 and not all(np.allclose(s, scores[0], rtol=1e-4) for s in scores)
-    }
+            own = [] if parsed and parsed.symbol != "Adapt-ASMI" else [seeds.get("samples")]
+            seed = (*(masks if parsed else []), *own)
+            scores = run.scores[method].to_numpy(dtype=float)[cell.rows]
+            if np.isfinite(scores).all():
+                name = re.sub(r", seed=\d+", "", method)
+                drawn.setdefault(name, {}).setdefault(seed, scores)
+    return {n: np.array([*by_seed.values()]) for n, by_seed in drawn.items() if len(by_seed) > 1}

@@ -1,6 +1,8 @@
 """Where it ends: closed-book recall, and the truncation to K tokens."""
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,14 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import coverage_by_band
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import Cell, Unavailable, variant
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, left_out
+from lm_polygraph_asmi.report.cells import (
+    Cell,
+    Unavailable,
+    pairs_of_rows,
+    same_depth,
+    variant,
+)
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, gather, left_out
 from lm_polygraph_asmi.statistics import COVERAGE_AT
 
 
@@ -43,22 +51,24 @@ def boundary(cells: Sequence[Cell]) -> Items:
 
 
 def _twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """Open- and closed-book cells of one model over one source of questions."""
-
-    def source(cell: Cell) -> object:
-        return cell.model, cell.manifest.get("dataset", {}).get("source")
-
-    for opened in cells:
-        for closed in cells:
-            book = closed.manifest.get("dataset", {}).get("closed_book")
-            alike = source(opened) == source(closed) and opened.ids and closed.ids
-            if alike and book and not opened.manifest.get("dataset", {}).get("closed_book"):
-                yield opened, closed
+    """Closed-book cells, each with the open-book cell that shares the most questions."""
+    for closed in (cell for cell in cells if cell.closed_book and cell.ids):
+        source = closed.run.recorded("dataset").get("source")
+        opened = [
+            cell
+            for cell in cells
+            if not cell.closed_book
+            and cell.model == closed.model
+            and source is not None
+            and cell.run.recorded("dataset").get("source") == source
+            and cell.ids
+        ]
+        if opened:
+            yield max(opened, key=lambda c: len(pairs_of_rows(c, closed, False))), closed
 
 
 def _twin_rows(opened: Cell, closed: Cell) -> list[dict[str, Any]]:
-    place = {row: i for i, row in enumerate(closed.ids or [])}
-    pairs = [(i, place[row]) for i, row in enumerate(opened.ids or []) if row in place]
+    pairs = pairs_of_rows(opened, closed, same_answers=False)
     if not pairs:
         raise Unavailable("no question is in both runs")
     # Closed-book prompts have no passage: their rows take the clusters of their twins.
@@ -92,51 +102,60 @@ def truncation(cells: Sequence[Cell]) -> Items:
     """The same masks with another K; appendix "Boundary Deconfounds", enlarged truncation."""
     title = "Boundary: larger K"
     rows, used = [], []
-    for cell in cells:
-        for symbol in ("Sem-ASMI", "ASMI"):
-            by_k = _by_top_k(cell, symbol)
-            for small, large in zip(sorted(by_k), sorted(by_k)[1:], strict=False):
-                scores = {"small": cell.score(by_k[small]), "large": cell.score(by_k[large])}
-                wanted = [("large", "small")]
-                if cell.msp is not None:
-                    scores["msp"] = cell.msp
-                    wanted.append(("large", "msp"))
-                _, paired = prr_intervals(scores, cell.quality, cell.clusters, wanted)
-                used += [cell] if cell not in used else []
-                rows.append(
-                    {
-                        "cell": cell.label,
-                        "score": symbol,
-                        "K": f"{small} → {large}",
-                        "large Δ small K": paired["large", "small"],
-                        "large K Δ MSP": paired.get(("large", "msp")),
-                        "mean coverage, small K": _coverage_at(cell, small),
-                        "mean coverage, large K": _coverage_at(cell, large),
-                    }
-                )
+    for symbol in ("Sem-ASMI", "ASMI"):
+        for (small, a, of_small), (large, b, of_large) in _pairs_of_k(cells, symbol):
+            same = a is b
+            pairs = [(i, i) for i in range(len(a))] if same else pairs_of_rows(a, b, True)
+            if not pairs:
+                continue
+            ours, theirs = map(list, zip(*pairs, strict=True))
+            scores = {"small": a.score(of_small)[ours], "large": b.score(of_large)[theirs]}
+            wanted = [("large", "small")]
+            if a.msp is not None:
+                scores["msp"] = a.msp[ours]
+                wanted.append(("large", "msp"))
+            clusters = [a.clusters[i] for i in ours]
+            _, paired = prr_intervals(scores, a.quality[ours], clusters, wanted)
+            used += [cell for cell in (a, b) if cell not in used]
+            rows.append(
+                {
+                    "cell": a.label,
+                    "score": symbol,
+                    "K": f"{small} to {large}",
+                    "answers": len(ours),
+                    "large Δ small K": paired["large", "small"],
+                    "large K Δ MSP": paired.get(("large", "msp")),
+                    "mean coverage, small K": _coverage_at(a, small),
+                    "mean coverage, large K": _coverage_at(a, large),
+                }
+            )
     if not rows:
         return [Gap(title, "no answers were scored with two K (see asmi_triviaqa_k256)")]
-    notes = ["Same answers, same masks; paired 95 % intervals over clusters."]
+    notes = [
+        "The answers that were scored with both K; paired 95 % intervals over clusters. Coverage: "
+        "mean over all tokens.",
+    ]
     signed = ("large Δ small K", "large K Δ MSP")
     return [Exhibit("larger_k", title, used, pd.DataFrame(rows), None, notes, 3, signed)]
 
 
-def _by_top_k(cell: Cell, symbol: str) -> dict[int, str]:
-    """K -> method, for methods that differ from the operating variant in K alone."""
-    operating = variant(cell.variants.get(symbol, ""))
-    found: dict[int, str] = {}
-    for method in cell.scores if operating else ():
-        parsed = variant(method)
-        if parsed and operating and (parsed.symbol, parsed.depth) == operating[:2]:
-            own, other = (_without_top_k(name.settings) for name in (parsed, operating))
-            if own[1] == other[1]:
-                found[own[0]] = method
-    return found
-
-
-def _without_top_k(settings: str) -> tuple[int, str]:
-    parts = settings.split(", ")
-    return int(parts[0].removeprefix("K=")), ", ".join(parts[1:])
+def _pairs_of_k(
+    cells: Sequence[Cell], symbol: str
+) -> Iterator[tuple[tuple[int, Cell, str], tuple[int, Cell, str]]]:
+    """Scores of one model on one dataset that differ in K alone: (K, cell, method) twice."""
+    found: dict[tuple[str, ...], dict[int, tuple[Cell, str]]] = {}
+    for cell in cells:
+        for method in cell.scores:
+            parsed = variant(method)
+            if parsed is None or parsed.symbol != symbol:
+                continue
+            top_k = re.search(r"K=(\d+)", parsed.settings)
+            if top_k and same_depth(parsed.depth, cell.depth):
+                key = cell.model, cell.dataset, parsed.settings.replace(top_k[0], "")
+                found.setdefault(key, {}).setdefault(int(top_k[1]), (cell, method))
+    for by_k in found.values():
+        for small, large in pairwise(sorted(by_k)):
+            yield (small, *by_k[small]), (large, *by_k[large])
 
 
 def _coverage_at(cell: Cell, top_k: int) -> float | None:
@@ -149,24 +168,27 @@ def _coverage_at(cell: Cell, top_k: int) -> float | None:
 def coverage(cells: Sequence[Cell]) -> Items:
     """Table "topk-highmi" of the paper, all bands."""
     title = "Top-K coverage by disagreement"
-    tables, used = [], []
-    for cell in cells:
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
         saved = cell.saved("asmi_coverage", at_operating_depth=True)
         information = cell.saved("asmi_mi", at_operating_depth=True)
         if not saved or not information:
-            continue
-        used.append(cell)
-        table = coverage_by_band(np.concatenate(information), np.concatenate(saved))
-        table = table.rename(columns={k: f"K = {k}" for k in COVERAGE_AT})
-        table.insert(0, "tokens", table.index)
-        table.insert(0, "cell", cell.label)
-        tables.append(table)
-    if not tables:
-        return [Gap(title, "no run saved asmi_coverage and asmi_mi (see save_stats)")]
-    table = pd.concat(tables, ignore_index=True)
+            raise Unavailable("asmi_coverage or asmi_mi not saved")
+        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved))
+        return [
+            {"cell": cell.label, "tokens": band}
+            | {f"K = {name}" if name in COVERAGE_AT else str(name): v for name, v in row.items()}
+            for band, row in bands.to_dict("index").items()
+        ]
+
+    rows, used, reasons = gather(cells, compute)
+    if not rows:
+        return gap(title, reasons)
+    table = pd.DataFrame(rows)
     notes = [
         "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
         "by MI_t. Bound: what the mass outside the top 64 adds to an entropy at most as one "
         "bucket, -m ln m nats.",
+        *left_out(reasons),
     ]
     return [Exhibit("top_k_coverage", title, used, table, figures.coverage(table), notes, 3)]

@@ -14,9 +14,10 @@ from lm_polygraph_asmi.analysis.mechanism import (
     masking_response,
     votes,
 )
+from lm_polygraph_asmi.manifest import PHASES
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.cells import SYMBOLS, Cell, Unavailable
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, gather, left_out
+from lm_polygraph_asmi.report.exhibit import Exhibit, Items, gap, gather, left_out
 
 CASES = 5
 WARM_UP = 10
@@ -55,7 +56,7 @@ def screen(cells: Sequence[Cell]) -> Items:
         return gap(title, reasons)
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
-        "95 % intervals over clusters.",
+        "95 % intervals over clusters. Violins: up to the 99th percentile; dot: median.",
         f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
         "label-free screen, as in the paper, which has one such cell (0.002 nats, and the signal "
         "fails) against others from 0.016 nats on. It has not been validated.",
@@ -100,11 +101,12 @@ def mechanism(cells: Sequence[Cell]) -> Items:
 def cosines(cells: Sequence[Cell]) -> Items:
     """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
     title = "Cosines of the top candidates of one token"
-    panels, used = {}, []
+    panels, used, reasons = {}, [], []
     for cell in cells:
         matrices = cell.saved("asmi_candidate_cosines", at_operating_depth=True)
         candidates = cell.saved("asmi_candidates", at_operating_depth=True)
         if not matrices or not candidates or not cell.mi_tokens or not cell.agreement_tokens:
+            reasons.append(f"{cell.label}: not saved (set asmi.calculator.details=true)")
             continue
         # Benign instability: where the kernel takes the most away from MI.
         pairs = zip(cell.mi_tokens, cell.agreement_tokens, strict=True)
@@ -115,10 +117,11 @@ def cosines(cells: Sequence[Cell]) -> Items:
         used.append(cell)
         panels[cell.label] = np.asarray(matrices[answer][position]), texts
     if not panels:
-        return [Gap(title, "no run saved them (set asmi.calculator.details=true)")]
+        return gap(title, reasons)
     notes = [
         "Rows of the output projection, of the token where the kernel discounts most (largest "
-        "MI_t A_t). Negative cosines count as 0 in A_t."
+        "MI_t A_t). Negative cosines count as 0 in A_t.",
+        *left_out(reasons),
     ]
     return [Exhibit("candidate_cosines", title, used, None, figures.cosines(panels), notes)]
 
@@ -169,15 +172,18 @@ def case_study(cells: Sequence[Cell]) -> Items:
     notes = [
         f"Up to {CASES} wrong answers of each cell from the confident half by MSP, most fragile "
         "first, at their token of highest MI_t: share of masks whose most likely token is the "
-        "answer's, and the strongest other one. Picked for their fragility: no statistic.",
+        "answer's, and the strongest other one. Picked for their fragility: no statistic. Runs "
+        "that did not save asmi_token_texts show token ids.",
         *left_out(reasons),
     ]
     return [Exhibit("case_study", title, used, pd.DataFrame(rows), None, notes, 3)]
 
 
 def _last_question(prompt: str) -> str:
-    lines = [line for line in prompt.splitlines() if line.startswith("Question:")]
-    return (lines[-1].removeprefix("Question:").strip() if lines else prompt[-120:])[:120]
+    """What stands between the last "Question:" and "Answer:", else the prompt's end."""
+    _, marker, rest = prompt.rpartition("Question:")
+    question = rest.rpartition("Answer:")[0] or rest
+    return (question if marker else prompt[-120:]).strip()[:120]
 
 
 def cost(cells: Sequence[Cell]) -> Items:
@@ -188,8 +194,8 @@ def cost(cells: Sequence[Cell]) -> Items:
         rows = []
         for run in cell.runs:
             found, manifest = phase_seconds(run.stats, WARM_UP), run.manifest or {}
-            calculator = manifest.get("config", {}).get("asmi", {}).get("calculator", {})
-            peak, used = manifest.get("peak_memory_bytes", {}), run.settings()
+            calculator = run.recorded("config").get("asmi", {}).get("calculator", {})
+            peak, used = run.recorded("peak_memory_bytes"), run.settings()
             if found:
                 rows.append(
                     {
@@ -202,7 +208,7 @@ def cost(cells: Sequence[Cell]) -> Items:
                         "masks": "one at a time" if calculator.get("memory_budget") == 1
                         else "batched",
                         "from the journal": manifest.get("asmi_reused"),
-                        "peak GiB": max(peak.values()) / 2**30 if peak else None,
+                        **{f"peak GiB, {where}": size / 2**30 for where, size in peak.items()},
                         "device": manifest.get("device", "not recorded"),
                     }
                 )  # fmt: skip
@@ -216,10 +222,14 @@ def cost(cells: Sequence[Cell]) -> Items:
     table = pd.DataFrame(rows)
     notes = [
         f"Median seconds an answer and phase, the first {WARM_UP} answers left out, all depths of "
-        "a run together. Samples are drawn one by one behind a prompt that is run once; the paper "
-        "draws them as one batch. Where results came from a journal, seconds are those of the run "
+        "a run together. Where results came from a journal, seconds are those of the run "
         "that made them. asmi.calculator.memory_budget=1 evaluates one mask at a time.",
         *left_out(reasons),
     ]
-    phases = [name for name in table if name in ("greedy", "samples", "nli", "asmi", "diversity")]
+    if "samples" in table:
+        notes.append(
+            "Samples are drawn one by one behind a prompt that is run once; the paper draws them "
+            "as one batch."
+        )
+    phases = [name for name in table if name in PHASES.values()]
     return [Exhibit("cost", title, used, table, figures.seconds(table, phases), notes)]

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, di
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import ENTROPY, Cell, variant
+from lm_polygraph_asmi.report.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, Marked, gap, gather, left_out
 
 ABSTAIN = np.linspace(0, 0.9, 19)
@@ -31,8 +31,11 @@ def distinct(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         cell.need_errors()
         rows = []
-        for signal, over, values, controls in _tests(cell):
-            if np.ptp(values) == 0:  # nothing to test
+        tests = _tests(cell)
+        if np.ptp(tests[0][2]) == 0:
+            raise Unavailable("u_sem is the same for all answers")
+        for signal, over, values, controls in tests:
+            if np.ptp(values) == 0:
                 continue
             found = distinct_signal(values, controls, cell.wrong, cell.clusters)
             rows.append(
@@ -74,7 +77,9 @@ def distinct(cells: Sequence[Cell]) -> Items:
         reference=0.5,
     )
     signed = ("incremental AUROC",)
-    return [Exhibit("distinct_signal", title, used, table, figure, notes, 3, signed)]
+    return [
+        Exhibit("distinct_signal", title, used, table, figure, notes, 3, signed, ("p (nominal)",))
+    ]
 
 
 def _verdict(found: DistinctSignal) -> str:
@@ -164,11 +169,15 @@ def flags(cells: Sequence[Cell]) -> Items:
     if not rows:
         return gap(title, reasons)
     notes = [
-        "Each score flags as many answers as there are errors. Exact test; it takes answers as "
-        "independent.",
+        "Each score flags as many answers as there are errors, equal scores in the order of rows. "
+        "Exact test; it takes answers as independent.",
         *left_out(reasons),
     ]
-    return [Exhibit("matched_flags", title, used, pd.DataFrame(rows), None, notes, 3)]
+    return [
+        Exhibit(
+            "matched_flags", title, used, pd.DataFrame(rows), None, notes, 3, (), ("McNemar p",)
+        )
+    ]
 
 
 def confident_fragile(cells: Sequence[Cell]) -> Items:
@@ -177,6 +186,7 @@ def confident_fragile(cells: Sequence[Cell]) -> Items:
     grids = {}
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
         msp, u_sem = cell.need("msp", "u_sem")
         found = selective.confident_but_fragile(msp, u_sem, cell.wrong, cell.clusters)
         grids[cell.label] = found
@@ -216,20 +226,22 @@ def payoff(cells: Sequence[Cell]) -> Items:
     kept, risks = {}, {}
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
         msp, entropy, u_sem = cell.need("msp", "entropy", "u_sem")
         signals = {"MSP": msp, "entropy": entropy, "u_sem": u_sem}
         value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
-        best = min(value, key=lambda name: value[name])
+        best = min(value.values())
         difference = comparison.difference_interval(
             selective.aurc, u_sem, msp, cell.wrong, cell.clusters
         )
         areas.append(
             {"cell": cell.label}
-            | {name: Marked(v, "bold") if name == best else v for name, v in value.items()}
+            | {name: Marked(v, "bold") if v == best else v for name, v in value.items()}
             | {"u_sem − MSP": difference}
         )
-        risks[cell.label] = {n: selective.risk_coverage(s, cell.wrong) for n, s in signals.items()}
-        kept[cell.label] = {
+        label = f"{cell.label}, n = {len(cell)}"
+        risks[label] = {n: selective.risk_coverage(s, cell.wrong) for n, s in signals.items()}
+        kept[label] = {
             name: selective.filter_curve(msp, signals[name], cell.wrong, ABSTAIN)
             for name in ("entropy", "u_sem")
         }

@@ -60,7 +60,7 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
-    """What rows share, read from their prompts: CoQA's story, SQuAD's passage, else the whole prompt.
+    """What rows share, read from their prompts: CoQA's story, SQuAD's passage, else all of it.
 
     Source: appendix "Head-to-Head Significance" of the paper. Only the paper's zero-shot prompts
     are known; the manifest of a run has the keys of any other.

@@ -239,7 +239,7 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     figure, axes = _grid(len(panels), 2.8, 2.6)
     for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
         found = ax.hexbin(mi, agreement, gridsize=28, bins="log", cmap="Blues", mincnt=1)
-        figure.colorbar(found, ax=ax, label="tokens")
+        figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")
         _title(ax, f"{title}\nPearson r = {r:.2f}")

@@ -83,7 +83,7 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
     notes = list(item.notes)
     if len(item.cells) < len(cells):
-        notes.append(f"Of {len(item.cells)} of {len(cells)} cells.")
+        notes.append(f"Made from {len(item.cells)} of the {len(cells)} cells.")
     return "\n\n".join([*section, *notes])
 
 

@@ -7,6 +7,7 @@ from hydra import compose, initialize
 from omegaconf import OmegaConf
 
 from tests.report.runs import save
+from tests.tiny_lm import whitebox
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -19,8 +20,10 @@ def test_python_runs(tmp_path, monkeypatch):
     save(tmp_path / "RUN")
     monkeypatch.chdir(tmp_path)
     assert blocks("python")
+    tiny = whitebox()
+    given = {"model": tiny.model, "tokenizer": tiny.tokenizer, "prompt": "Who built the ferry?"}
     for block in blocks("python"):
-        exec(block, {})
+        exec(block, dict(given))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.selective import Quadrants
@@ -239,7 +240,8 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     figure, axes = _grid(len(panels), 2.8, 2.6)
     for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
         found = ax.hexbin(mi, agreement, gridsize=28, bins="log", cmap="Blues", mincnt=1)
-        figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
+        bar = figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")
         _title(ax, f"{title}\nPearson r = {r:.2f}")

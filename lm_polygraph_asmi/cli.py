@@ -45,7 +45,7 @@ def results(runs: tuple[str, ...], as_one: bool) -> None:
 )
 @click.option("--gguf-file", help="Weights in this file of the folder.")
 @click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ...")
-@click.option("--device-map", help="Such as auto: spread over devices.")
+@click.option("--device-map", help="auto for GPUs; default: the CPU.")
 @click.option(
     "--prompt-file",
     required=True,
@@ -88,13 +88,19 @@ def score(
 
     from lm_polygraph_asmi.scoring.loading import load
     from lm_polygraph_asmi.scoring.page import render
-    from lm_polygraph_asmi.scoring.rows import read_rows, rows_done, score_rows
+    from lm_polygraph_asmi.scoring.rows import read_rows, rows_left, score_rows
 
     console, errors = Console(), Console(stderr=True)
     try:
         rows = read_rows(prompt_file)
+        if not rows:
+            raise ValueError(f"{prompt_file} holds no row")
         if answer is not None and len(rows) > 1:
             raise ValueError("--answer is for a single prompt: put answers into the .jsonl file")
+        if len(rows) > 1 and not (out or html):
+            raise ValueError(
+                f"{prompt_file} holds {len(rows)} rows: name a file with --out or --html"
+            )
         if answer is not None:
             rows[0].content["answer"] = answer
         if chat:
@@ -102,16 +108,15 @@ def score(
                 if isinstance(row.content.get("prompt"), str):
                     message = {"role": "user", "content": row.content["prompt"]}
                     row.content["prompt"] = [message]
-        done = rows_done(Path(out)) if out else set()
         unescaped = [text.replace("\\n", "\n") for text in stop]
         scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+        left = rows_left(scorer, rows, Path(out) if out else None)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    left = [row for row in rows if row.number not in done]
-    if done:
+    if len(left) < len(rows):
         console.print(f"{len(rows) - len(left)} of {len(rows)} rows are in {out} already.")
     scores, failed = [], 0
-    found = score_rows(scorer, left, Path(out) if out else None)
+    found = score_rows(scorer, rows, Path(out) if out else None)
     shown = track(found, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
     for row, result, problem in shown:
         if result is None:

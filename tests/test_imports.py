@@ -53,7 +53,10 @@ def test_what_every_program_imports_is_light(module):
 
 
 def test_public_names():
-    assert set(lm_polygraph_asmi.__all__) == {"ASMI", "AdaptASMI", "SemASMI", "__version__"}
+    assert set(lm_polygraph_asmi.__all__) == {
+        "ASMI", "AdaptASMI", "Reference", "Score", "SemASMI", "__version__",
+        "available_stat_calculators", "score",
+    }  # fmt: skip
     for name in lm_polygraph_asmi.__all__:
         assert getattr(lm_polygraph_asmi, name)
     with pytest.raises(AttributeError, match="has no attribute 'TokenASMI'"):

@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-from lm_polygraph.defaults.register_default_stat_calculators import (
-    register_default_stat_calculators,
-)
-from lm_polygraph.estimators import Perplexity
+from lm_polygraph.estimators import RAUQ, Perplexity
 from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.ue_metrics import PredictionRejectionArea
@@ -13,37 +10,14 @@ from lm_polygraph.utils.builder_enviroment_stat_calculator import (
     BuilderEnvironmentStatCalculator,
 )
 from lm_polygraph.utils.dataset import Dataset
-from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
 from lm_polygraph.utils.manager import UEManager
-from omegaconf import OmegaConf
 
-from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
-from lm_polygraph_asmi.statistics import DIVERSITY, SECONDS, masked_head_stats, saved_stats
+from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
+from lm_polygraph_asmi.statistics import SECONDS, masked_head_stats, saved_stats
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]
 TARGETS = ["Brask", "the answer", "True", "passage"]
-
-
-def calculators(stats: list[str] | None = None, **config) -> list[StatCalculatorContainer]:
-    depths = config.get("depths", [0.6])
-    return [
-        *register_default_stat_calculators("Whitebox", output_attentions=False),
-        StatCalculatorContainer(
-            name="MaskedHeadsCalculator",
-            builder="lm_polygraph_asmi.stat_calculators.masked_heads",
-            cfg=OmegaConf.create(config),
-            stats=masked_head_stats(depths) if stats is None else stats,
-            dependencies=["greedy_tokens"],
-        ),
-        StatCalculatorContainer(
-            name="ResponseDiversityCalculator",
-            builder="lm_polygraph_asmi.stat_calculators.response_diversity",
-            cfg=OmegaConf.create({}),
-            stats=list(DIVERSITY),
-            dependencies=["sample_tokens"],
-        ),
-    ]
 
 
 def manager(model, estimators, available=None, batch_size=1, **arguments) -> UEManager:
@@ -52,7 +26,7 @@ def manager(model, estimators, available=None, batch_size=1, **arguments) -> UEM
         model=model,
         estimators=estimators,
         builder_env_stat_calc=BuilderEnvironmentStatCalculator(model),
-        available_stat_calculators=available or calculators(),
+        available_stat_calculators=available or available_stat_calculators(estimators),
         generation_metrics=[RougeMetric("rougeL")],
         ue_metrics=[PredictionRejectionArea()],
         processors=[],
@@ -121,7 +95,7 @@ def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
 def test_four_depths_and_three_variants_in_one_run(model):
     depths = [0.05, 0.2, 0.6, 0.9]  # four layers of four
     estimators = [kind(depth=d) for d in depths for kind in (ASMI, SemASMI, AdaptASMI)]
-    run = manager(model, estimators, calculators(depths=depths))
+    run = manager(model, estimators)
     run()
     assert len(run.estimations) == 12
     by_depth = [run.estimations["sequence", str(ASMI(depth=d))] for d in depths]
@@ -129,22 +103,74 @@ def test_four_depths_and_three_variants_in_one_run(model):
 
 
 def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model):
-    incomplete = [s for s in masked_head_stats() if s != "asmi_agreement_d60"]
+    available = available_stat_calculators([SemASMI()])
+    (entry,) = [c for c in available if "asmi_agreement_d60" in c.stats]
+    entry.stats.remove("asmi_agreement_d60")
     with pytest.raises(Exception, match="Cant find stat calculator for: asmi_agreement_d60"):
-        manager(model, [SemASMI()], calculators(stats=incomplete))
+        manager(model, [SemASMI()], available)
 
 
 def test_a_depth_that_is_not_scored_is_named_before_the_run(model):
     with pytest.raises(Exception, match="Cant find stat calculator for: asmi_mi_d90"):
-        manager(model, [ASMI(depth=0.9)])
+        manager(model, [ASMI(depth=0.9)], available_stat_calculators([ASMI()]))
 
 
 def test_adapt_asmi_without_a_sampling_calculator(model):
-    available = [c for c in calculators() if "sample_tokens" not in c.stats]
+    available = [
+        c for c in available_stat_calculators([AdaptASMI()]) if "sample_tokens" not in c.stats
+    ]
     with pytest.raises(Exception, match="Cant find stat calculator for: sample_tokens"):
         manager(model, [AdaptASMI()], available)
 
 
 def test_other_settings_than_asked_for_stop_the_run(model):
+    available = available_stat_calculators([ASMI(num_masks=7, mask_rate=0.2)])
     with pytest.raises(ValueError, match="give both the same settings"):
-        manager(model, [ASMI()], calculators(num_masks=7, mask_rate=0.2))()
+        manager(model, [ASMI()], available)()
+
+
+def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
+    settings = {"num_masks": 7, "mask_rate": 0.2, "top_k": 8, "scope": "response", "seed": 5}
+    estimators = [
+        ASMI(depth=0.9, **settings),
+        SemASMI(mask_sampler="balanced", **settings),
+        Perplexity(),
+    ]
+    with pytest.raises(ValueError, match=r"different settings .* Use several managers") as refused:
+        available_stat_calculators(estimators)
+    assert all(str(estimator) in str(refused.value) for estimator in estimators[:2])
+    # The mean over tokens and the gate are the estimators' own.
+    estimators[1] = SemASMI(closing_token=False, **settings)
+    estimators.append(AdaptASMI(tau=0.5, **settings))
+    options = {"attention": "sdpa", "details": True, "journal": str(tmp_path)}
+    available = available_stat_calculators(estimators, **options)
+    run = manager(model, estimators, available, save_stats=saved_stats([0.6, 0.9], details=True))
+    run()
+    assert len(run.estimations) == 4
+    declared = {name for container in available for name in container.stats}
+    assert declared >= set(masked_head_stats([0.6, 0.9], details=True))
+    for depth, label in ((0.6, "d60"), (0.9, "d90")):
+        used = run.stats[f"asmi_settings_{label}"][0]
+        expected = settings | {"depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"}
+        assert used.items() >= expected.items()
+        assert run.stats[f"asmi_masks_{label}"][0].shape == (7, 4)
+    assert any(tmp_path.iterdir())
+
+
+def test_the_helper_without_an_estimator_of_this_plugin(model):
+    """It then serves the defaults."""
+    run = manager(model, [ASMI(), Perplexity()], available_stat_calculators([Perplexity()]))
+    run()
+    assert len(run.estimations) == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_attention_maps_on_request(model, wanted):
+    available = available_stat_calculators([RAUQ()], output_attentions=wanted)
+    run = manager(model, [RAUQ(), ASMI()], available, save_stats=["attention_all"])
+    if not wanted:
+        with pytest.raises((KeyError, IndexError, TypeError)):
+            run()
+        return
+    run()
+    assert np.isfinite(run.estimations["sequence", str(RAUQ())]).all()

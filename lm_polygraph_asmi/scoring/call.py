@@ -64,9 +64,11 @@ class Scorer:
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        self.instruct = False
         if isinstance(model, Model):
             tokenizer = tokenizer or model.tokenizer
             stop = model.generation_parameters.stop_strings if stop is None else stop
+            self.instruct = bool(getattr(model, "instruct", False))
             model = causal_model(model)
         if tokenizer is None:
             raise ValueError("a transformers model needs its tokenizer: score(model, tokenizer, …)")
@@ -102,6 +104,8 @@ class Scorer:
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
+        if self.instruct and isinstance(prompt, str):  # as LM-Polygraph does
+            prompt = [{"role": "user", "content": prompt}]
         prompt_ids = prompt_tokens(self.tokenizer, prompt)
         with _undisturbed(self.model):
             ids = self._answer(prompt, prompt_ids, answer)
@@ -131,7 +135,7 @@ class Scorer:
             msp=-float(np.sum(stats["asmi_log_likelihood"])),
             diversity=diversity,
             gate=gate if self.variant == "adapt" else None,
-            settings=used,
+            settings=used | {"closing_token": self.closing_token},
             model=self.model.config.name_or_path or type(self.model).__name__,
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
@@ -150,6 +154,8 @@ class Scorer:
     ) -> list[int]:
         if answer is None:
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
+        if not isinstance(answer, str | Sequence | np.ndarray | Tensor):
+            raise ValueError(f"an answer is text or token ids, got {type(answer).__name__}")
         if not len(answer):
             raise ValueError(
                 "the answer is empty: there is no token to score. Leave `answer` out to score the "
@@ -162,8 +168,9 @@ class Scorer:
             return ids
         if self.stop:
             return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
-        # The end token by which the model itself would have closed it.
-        return [*ids, *sorted(self.endings.end_ids)[:1]]
+        # A chat model names several end tokens, of which the tokenizer's ends its turns.
+        own = self.tokenizer.eos_token_id
+        return [*ids, *(sorted(self.endings.end_ids)[:1] if own is None else [own])]
 
     def _gate(
         self,
@@ -224,6 +231,7 @@ class Scorer:
             **how,
         )
         model: Any = self.model
+        model.generation_config = config  # else transformers takes what is unset from the model's
         ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
         with scoring_session(self.model):
             found = model.generate(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_polygraph_asmi.scoring.call import Scorer
@@ -44,7 +45,7 @@ def load(
             **file,
         )
         tokenizer = AutoTokenizer.from_pretrained(model, **file)
-    except OSError as error:
+    except (OSError, HFValidationError) as error:  # older releases, of a missing folder
         raise OSError(
             f"the model {model} cannot be loaded: it is neither a folder here nor in the cache, "
             f"and no hub gave it. {error}"

@@ -1,6 +1,7 @@
 """A finished run as a yardstick: where a score lies among its answers, and whether it may speak."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 FORMAT = 1
 VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Name in `score` -> symbol in tables."""
-COMPARED = ("depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope")
+COMPARED = (
+    "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
+    "closing_token",
+)  # fmt: skip
 """Settings that make a score another one."""
 
 
@@ -30,7 +34,7 @@ class Reference:
         calibration: points (score, probability of error) of an increasing fit, in between linear.
         quality: metric by which its answers were judged wrong (below 0.5).
         n, clusters, errors: answers, clusters, wrong answers.
-        settings: of ASMI.
+        settings: of ASMI, `variant` and `closing_token` among them.
     """
 
     name: str
@@ -64,14 +68,16 @@ class Reference:
 
         Raises:
             FileNotFoundError: no such run.
-            ValueError: no run, no such score in it, or no right, or no wrong answers.
+            ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
         from sklearn.isotonic import IsotonicRegression
 
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
         from lm_polygraph_asmi.report.cells import load_cells
 
-        (cell,) = load_cells([path], depth=depth)
+        cell, *others = load_cells([path], depth=depth)
+        if others:
+            raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
         symbol = VARIANTS[variant]
         if cell.depth != depth or symbol not in cell.variants:
             raise ValueError(
@@ -95,7 +101,7 @@ class Reference:
         return cls(
             name=cell.label,
             method=method,
-            model=str(cell.manifest.get("model", {}).get("path", "")),
+            model=str(cell.run.recorded("model").get("path", "")),
             scores=np.sort(scores).tolist(),
             median=float(np.median(scores)),
             msp_median=float(np.median(msp)),
@@ -108,13 +114,15 @@ class Reference:
             n=len(cell),
             clusters=len(set(cell.clusters)),
             errors=int(cell.wrong.sum()),
-            settings=cell.settings() or {},
+            settings=(cell.settings() or {})
+            | {"variant": variant, "closing_token": "no closing token" not in method},
         )
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        content = {"format": FORMAT, **asdict(self), "prr": list(self.prr)}
-        text = json.dumps(content, indent=1).replace("NaN", "null")
+        prr = [None if math.isnan(bound) else bound for bound in self.prr]
+        content = {"format": FORMAT, **asdict(self), "prr": prr}
+        text = json.dumps(content, indent=1, allow_nan=False)
         Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
@@ -142,6 +150,14 @@ class Reference:
         """Whether the score ranked this run's errors: its PRR interval lies above zero."""
         return self.prr.low > 0
 
+    def other_settings(self, settings: dict[str, Any]) -> list[str]:
+        """Where the settings of a score are not those of this run, which makes it another score."""
+        return [
+            f"{name} {self.settings[name]} there, {settings[name]} here"
+            for name in COMPARED
+            if name in self.settings and self.settings[name] != settings.get(name)
+        ]
+
     def percentile(self, score: float) -> float | None:
         """Share of this run's answers with a lower score, in %; None where it does not rank."""
         if not self.ranks:
@@ -163,11 +179,7 @@ class Reference:
             f"{self.method} {interval}"
         )
         said = []
-        other = [
-            f"{name} {self.settings[name]} there, {settings[name]} here"
-            for name in COMPARED
-            if name in self.settings and self.settings[name] != settings.get(name)
-        ]
+        other = self.other_settings(settings)
         if other:
             return [
                 f"No verdict: the reference run used other settings ({'; '.join(other)}), which "

@@ -64,7 +64,7 @@ class Token:
     @property
     def bar(self) -> str:
         """The same as a bar, for eyes and devices without colour."""
-        return BARS[math.ceil(self.shade * (len(BARS) - 1))]
+        return BARS[round(self.shade * (len(BARS) - 1))]
 
 
 def tokens_of(
@@ -115,7 +115,7 @@ class Score:
         counted: so many of them, from the first, make up the score.
         msp: negative log-likelihood of the answer under the unmasked model, nats.
         diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other variants.
-        settings: layer, p, S, K and the rest, as in force.
+        settings: layer, p, S, K and the rest, as in force, and whether the closing token counts.
         model: its name.
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
@@ -158,21 +158,35 @@ class Score:
         return float(np.mean([token.mi for token in self.tokens]))
 
     @property
+    def _compared(self) -> dict[str, Any]:
+        return self.settings | {"variant": self.variant}
+
+    @property
+    def _yardstick(self) -> Reference | None:
+        """The reference run, unless it is of another score."""
+        if self.reference is None or self.reference.other_settings(self._compared):
+            return None
+        return self.reference
+
+    @property
     def percentile(self) -> float | None:
         """Share of the reference run's answers with a lower score, in %; None without a verdict."""
-        return None if self.reference is None else self.reference.percentile(self.score)
+        run = self._yardstick
+        return None if run is None else run.percentile(self.score)
 
     @property
     def error_probability(self) -> float | None:
         """Calibrated on the reference run; None without a verdict."""
-        return None if self.reference is None else self.reference.error_probability(self.score)
+        run = self._yardstick
+        return None if run is None else run.error_probability(self.score)
 
     @property
     def confident_but_fragile(self) -> bool | None:
         """MSP below and score above the reference run's medians; None without a verdict."""
-        if self.reference is None or not self.reference.ranks:
+        run = self._yardstick
+        if run is None or not run.ranks:
             return None
-        return self.msp <= self.reference.msp_median and self.score > self.reference.median
+        return self.msp <= run.msp_median and self.score > run.median
 
     @property
     def verdict(self) -> list[str]:
@@ -188,7 +202,7 @@ class Score:
                 "errors the wrong way."
             )
         else:
-            said += self.reference.verdict(self.score, self.settings, self.model)
+            said += self.reference.verdict(self.score, self._compared, self.model)
             if self.confident_but_fragile:
                 said.append(
                     "Confident but fragile: more probable than the median answer of the reference "

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.result import Score
 
+ROW_START = b'{"row": '
+"""How a line of the output begins, and that of no other file should it be cut off."""
+
 
 class Row(NamedTuple):
     """A line of the input.
@@ -44,24 +47,50 @@ def _parsed(line: str) -> dict[str, Any]:
     return content
 
 
-def rows_done(path: Path) -> set[int]:
-    """Numbers of the rows an output file holds; a last line that was cut off is taken out of it.
+def rows_done(path: Path) -> dict[int, dict[str, Any]]:
+    """Rows an output file holds, by number; a last line that was cut off is taken out of it.
 
     Raises:
         ValueError: the file holds something else.
     """
     if not path.exists():
-        return set()
+        return {}
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:  # the process was killed while it wrote
-        path.write_bytes(whole)
+    cut_off = content[len(whole) :]  # the process was killed while it wrote
     try:
-        return {json.loads(line)["row"] for line in whole.decode("utf-8").splitlines()}
+        lines = map(json.loads, whole.decode("utf-8").splitlines())
+        done = {int(line["row"]): line for line in lines}
+        if cut_off and not cut_off.startswith(ROW_START[: len(cut_off)]):
+            raise ValueError("its last line is no row")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is there already and holds no scored rows ({error!r}): name another file"
         ) from error
+    if cut_off:
+        path.write_bytes(whole)
+    return done
+
+
+def rows_left(scorer: Scorer, rows: list[Row], out: Path | None) -> list[Row]:
+    """Rows that `out` does not hold yet.
+
+    Raises:
+        ValueError: it holds something else, or rows of another input, variant, depth or scope.
+    """
+    done = rows_done(out) if out else {}
+    prompts = {row.number: row.content.get("prompt") for row in rows}
+    own = {"depth": scorer.depth, "scope": scorer.calculator.scope}
+    for number, line in done.items():
+        used = {name: line.get("settings", {}).get(name) for name in own}
+        if (line.get("prompt"), line.get("variant"), used) != (
+            prompts.get(number), scorer.variant, own,
+        ):  # fmt: skip
+            raise ValueError(
+                f"{out} holds a row {number} of another input, or scored with another variant, "
+                "depth or scope: name another file"
+            )
+    return [row for row in rows if row.number not in done]
 
 
 def score_rows(
@@ -77,11 +106,11 @@ def score_rows(
     Yields:
         The row, and its score or why there is none. A bad row does not stop the rest; it is not
         written, and so tried again the next time.
+
+    Raises:
+        ValueError: as `rows_left`.
     """
-    done = rows_done(out) if out else set()
-    for row in rows:
-        if row.number in done:
-            continue
+    for row in rows_left(scorer, rows, out):
         score, error = None, row.content.get("error")
         if error is None:
             try:
@@ -91,7 +120,8 @@ def score_rows(
             except (ValueError, TypeError, FloatingPointError) as failure:
                 error = str(failure)
         if score is not None and out is not None:
-            line = json.dumps(row.content | {"row": row.number} | score.to_dict())
+            own = {"row": row.number}
+            line = json.dumps(own | row.content | score.to_dict() | own)
             with out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         yield row, score, error

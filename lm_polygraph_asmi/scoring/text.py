@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +22,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
     """Token ids of a prompt: a text as it is, messages through the tokenizer's chat template.
 
     Raises:
-        ValueError: messages without a chat template, or a prompt without a token.
+        ValueError: messages without a chat template or that it refuses; a prompt without a token.
     """
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
@@ -31,9 +32,12 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
             "prompt as one text, as a base model reads it"
         )
     else:
-        templated: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt], add_generation_prompt=True, return_dict=True
-        )
+        try:
+            templated: Any = tokenizer.apply_chat_template(
+                [dict(message) for message in prompt], add_generation_prompt=True, return_dict=True
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
         ids = templated["input_ids"]
     if not ids:
         raise ValueError(

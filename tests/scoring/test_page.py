@@ -1,0 +1,205 @@
+"""The page of a score: whatever it shows is text, and it is readable in light and dark."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.scoring.page import render
+from tests.scoring.conftest import PROMPT
+from tests.scoring.test_result import judged
+
+NASTY = (
+    """<script>document.title="broken"</script> " ' & {{ 7 * 7 }} {% x %} </style><b onload=x>"""
+)
+
+
+class Elements(HTMLParser):
+    """Tags with attributes, and the text between them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def found(model, tokenizer):
+    return score(model, tokenizer, PROMPT, " in Brask\n né 🪁", mask_rate=0.3, num_masks=30)
+
+
+@pytest.fixture(scope="module")
+def nasty(found):
+    """Hostile text in every place that has text."""
+    tokens = tuple(
+        replace(token, text=NASTY, alternative=NASTY, alternative_share=0.4)
+        for token in found.tokens[:3]
+    )
+    messages = [{"role": NASTY, "content": NASTY}]
+    one = judged(found, name=NASTY, quality=NASTY)
+    plain = replace(one, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY,
+                    warnings=(NASTY,))  # fmt: skip
+    return [plain, replace(plain, prompt=messages)]
+
+
+def test_everything_is_escaped(found, nasty):
+    page = render(nasty, NASTY)
+    tags = {tag for tag, _ in Elements(page).tags}
+    expected = {tag for tag, _ in Elements(render([judged(found)], "title")).tags}
+    assert tags == expected
+    assert "script" not in tags
+    assert not any("onload" in attributes for _, attributes in Elements(page).tags)
+    for part in (*(one._repr_html_() for one in nasty), *(one.to_html() for one in nasty)):
+        assert "<script" not in part
+        # Prompt or its role and content, three tokens and their alternatives twice, and so on.
+        assert Elements(part).text.count(NASTY) >= 12
+
+
+def test_it_loads_nothing(nasty):
+    page = render(nasty, "title")
+    for tag, attributes in Elements(page).tags:
+        assert tag not in ("script", "link", "img", "iframe", "object", "base", "form")
+        assert not {"src", "href", "srcset", "action"} & set(attributes)
+    assert not re.search(r"https?:|url\(|@import|//", page.replace(NASTY, ""))
+
+
+def test_both_colour_schemes(found):
+    page = found.to_html()
+    assert '<meta name="color-scheme" content="light dark">' in page
+    assert page.count("@media (prefers-color-scheme: dark)") == 2
+    assert page.startswith("<!DOCTYPE html>")
+    assert '<meta charset="utf-8">' in page
+    assert "<title>Fragility of an answer</title>" in page
+    assert "<title>Mine</title>" in found.to_html("Mine")
+
+
+def test_readable_without_colour(found):
+    """Bars stand under the tokens, and a table has every number."""
+    page = found.to_html()
+    bars = re.findall(r'<span class="bar" aria-hidden="true">(.)</span>', page)
+    assert bars == [token.bar for token in found.tokens]
+    assert len(set(bars)) > 2
+    rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
+    assert len(rows) == len(found.tokens)
+    for row, token in zip(rows, found.tokens, strict=True):
+        for number in (f"{token.u:.4f}", f"{token.mi:.4f}", f"{token.agreement:.3f}",
+                       f"{token.entropy:.3f}", f"{token.log_likelihood:.3f}",
+                       f"{100 * token.vote:.0f} %"):  # fmt: skip
+            assert f"<td>{number}</td>" in row
+        if token.alternative is not None:
+            assert f"({100 * token.alternative_share:.0f} %)" in row
+    text = Elements(page).text
+    for line in found.verdict:
+        assert line in text
+    assert page.count("⏎") > 1  # the line break, beside the legend
+    assert ">·</span>" in page  # bytes of a character that is not complete
+
+
+def test_shades_and_tips(found):
+    page = found.to_html()
+    shades = re.findall(r"rgba\(var\(--heat\), ([\d.]+)\)", page)
+    assert shades == [f"{0.65 * token.shade:.2f}" for token in found.tokens]
+    tips = re.findall(r'role="tooltip">(.*?)</span>', page, re.DOTALL)
+    for tip, token in zip(tips, found.tokens, strict=True):
+        assert f"u {token.u:.4f} nats" in tip
+        assert f"{100 * token.vote:.0f} % of the masks keep this token" in tip
+        assert f"probability {np.exp(token.log_likelihood):.3f}" in tip
+        share = f"{100 * token.alternative_share:.0f} % would say"
+        assert (share in tip) == (token.alternative is not None)
+    # Tokens are reached by keyboard, too.
+    assert page.count('tabindex="0"') == len(found.tokens)
+
+
+def test_the_mark_belongs_to_the_answer(found):
+    marked = judged(found).to_html()
+    assert "Confident but fragile.</strong>" in marked
+    assert "not of one of its tokens" in marked
+    assert f"higher than {judged(found).percentile:.0f} % of the reference run</h2>" in marked
+    for page in (found.to_html(), judged(found, median=9.0).to_html()):
+        assert "Confident but fragile" not in page
+    assert "of the reference run</h2>" not in found.to_html()
+
+
+def test_in_a_notebook(found):
+    part = found._repr_html_()
+    tags = [tag for tag, _ in Elements(part).tags]
+    assert not {"html", "head", "body", "meta", "title"} & set(tags)
+    assert tags.count("section") == tags.count("style") == 1
+    assert tags.count("tr") == len(found.tokens) + 1
+    # Styles of a notebook's own are left alone.
+    selectors = re.findall(r"([^{}]+)\{", re.search(r"<style>(.*?)</style>", part, re.DOTALL)[1])
+    assert all(".asmi" in selector or "@media" in selector for selector in selectors)
+
+
+def test_several_answers_on_a_page(found):
+    page = render([found, judged(found)], "two")
+    assert page.count('<section class="asmi">') == 2
+    assert page.count("<style>") == 2  # the cards', once, and the page's
+
+
+@pytest.fixture(scope="module")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
+    return found
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """A page as a browser shows it: its elements, a screenshot, and what the console said."""
+
+    def show(page, dark):
+        file, picture = tmp_path / "page.html", tmp_path / "page.png"
+        file.write_text(page, encoding="utf-8")
+        done = subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=900,900",
+             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+             f"--screenshot={picture}", "--dump-dom", file.as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        return done.stdout, matplotlib.image.imread(picture)[..., :3], said
+
+    return show
+
+
+def test_in_a_browser(found, nasty, opened):
+    page = render([judged(found), *nasty], "Fragility")
+    brightness = {}
+    for dark in (False, True):
+        elements, picture, said = opened(page, dark)
+        assert said == []
+        shown = Elements(elements)
+        assert "<title>Fragility</title>" in elements  # no script of an answer ran
+        assert shown.text.count(NASTY) == Elements(page).text.count(NASTY)
+        tokens = sum(len(one.tokens) for one in (found, *nasty))
+        assert sum(a.get("class") == "token" for _, a in shown.tags) == tokens
+        assert picture.std() > 0.05  # something is written
+        # Shaded tokens are redder than their surroundings.
+        assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() > 0.002
+        brightness[dark] = picture.mean()
+    assert brightness[False] > 0.75
+    assert brightness[True] < 0.35
+
+
+def test_shades_are_seen(found, opened):
+    """The same page without fragility has no red in it."""
+    still = replace(found, tokens=tuple(replace(token, u=0.0) for token in found.tokens))
+    for dark in (False, True):
+        _, picture, _ = opened(still.to_html(), dark)
+        assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001

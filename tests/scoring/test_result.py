@@ -1,0 +1,211 @@
+"""What a score says, and what it does not."""
+
+import io
+import json
+import math
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
+from lm_polygraph_asmi.scoring import Reference, Token
+from tests.report import runs
+from tests.scoring.conftest import PROMPT
+
+
+@pytest.fixture(scope="module")
+def found(model, tokenizer):
+    return score(model, tokenizer, PROMPT, " in Brask\n 1931", mask_rate=0.3, num_masks=30)
+
+
+def reference_for(found, **changed) -> Reference:
+    """Ten answers of the same model, half of them wrong, around this one."""
+    own = float(found)
+    made = Reference(
+        name="tiny, squad",
+        method="Sem-ASMI (60%, K=64)",
+        model=found.model,
+        scores=[own * i / 5 for i in range(10)],
+        median=own * 0.9,
+        msp_median=found.msp + 1,
+        prr=Interval(0.5, 0.1, 0.8),
+        calibration=[(0.0, 0.1), (2 * own, 0.9)],
+        quality="AlignScore",
+        n=10,
+        clusters=5,
+        errors=5,
+        settings=found.settings | {"variant": "sem"},
+    )
+    return replace(made, **changed)
+
+
+def judged(found, **changed):
+    return replace(found, reference=reference_for(found, **changed))
+
+
+def test_score_is_the_mean_over_counted_tokens(found):
+    assert float(found) == pytest.approx(np.mean([t.mi * (1 - t.agreement) for t in found.tokens]))
+    assert found.msp == pytest.approx(-sum(t.log_likelihood for t in found.tokens))
+    assert found.masking_response == pytest.approx(np.mean([t.mi for t in found.tokens]))
+    assert repr(found).startswith(f"Score(Sem-ASMI {float(found):.4f} nats, answer=' in Brask")
+
+
+def test_unit_range_and_direction(found):
+    unit = found.verdict[0]
+    assert unit.startswith(f"Sem-ASMI: {float(found):.4f} nats (0 to ln S = {math.log(30):.2f}; ")
+    assert "higher = more fragile" in unit
+    assert f"over {len(found.tokens)} tokens" in unit
+    assert found.highest == math.log(30)
+    fewer = replace(found, counted=len(found.tokens) - 1)
+    assert f"over {len(found.tokens) - 1} tokens" in fewer.verdict[0]
+
+
+def test_the_boundary_of_the_paper_is_always_said(found):
+    for one in (found, judged(found)):
+        assert "faithfulness" in one.verdict[-1]
+        assert "closed-book recall it is of no use" in one.verdict[-1]
+
+
+def test_without_a_reference_no_verdict(found):
+    assert found.percentile is found.error_probability is found.confident_but_fragile is None
+    said = " ".join(found.verdict)
+    assert "No verdict: without a reference run" in said
+    assert "rank errors the wrong way" in said
+    assert "%" not in said
+
+
+def test_with_a_reference_that_ranks(found):
+    one = judged(found)
+    assert one.percentile == 50
+    assert one.error_probability == pytest.approx(0.5)
+    assert one.confident_but_fragile is True
+    assert "Higher than 50 % of the reference run" in one.verdict[1]
+    assert "0.50 [0.10, 0.80]" in one.verdict[1]
+    assert one.verdict[2].startswith("Confident but fragile")
+    assert "mark of the whole answer" in one.verdict[2]
+    assert not any("No verdict" in line for line in one.verdict)
+
+
+@pytest.mark.parametrize(
+    ("median", "msp_above", "marked"),
+    [(0.9, 1, True), (0.9, 0, True), (0.9, -1, False), (1.0, 1, False), (1.1, 1, False)],
+)
+def test_confident_but_fragile_by_the_medians_of_the_run(found, median, msp_above, marked):
+    one = judged(found, median=median * float(found), msp_median=found.msp + msp_above)
+    assert one.confident_but_fragile is marked
+    assert any(line.startswith("Confident but fragile") for line in one.verdict) == marked
+
+
+@pytest.mark.parametrize("interval", [(0.3, -0.1, 0.6), (0.3, 0.0, 0.6), (0.3, np.nan, np.nan)])
+def test_with_a_reference_that_does_not_rank(found, interval):
+    one = judged(found, prr=Interval(*interval))
+    assert one.percentile is one.error_probability is one.confident_but_fragile is None
+    assert one.verdict[1].startswith("No verdict: on the reference run")
+    assert not any(line.startswith("Confident") for line in one.verdict)
+
+
+@pytest.mark.parametrize("name", ["num_masks", "scope", "closing_token", "variant"])
+def test_with_a_reference_of_another_score(found, name):
+    other = {"num_masks": 7, "scope": "response", "closing_token": False, "variant": "asmi"}
+    settings = reference_for(found).settings | {name: other[name]}
+    one = judged(found, settings=settings)
+    assert one.percentile is one.error_probability is one.confident_but_fragile is None
+    assert f"other settings ({name} {other[name]} there, " in one.verdict[1]
+    assert "% of the reference run" not in one.to_html()
+
+
+def test_with_a_reference_of_another_model(found):
+    one = judged(found, model="some/other")
+    assert one.percentile == 50
+    assert any("of another model (other, here" in line for line in one.verdict)
+
+
+def test_a_reference_goes_with_the_call(model, tokenizer, tmp_path):
+    run = runs.save(tmp_path / "run")
+    settings = {"num_masks": runs.MASKS, "mask_rate": 0.1, "reference": run.parent}
+    one = score(model, tokenizer, PROMPT, " Brask", **settings)
+    assert one.reference == Reference.from_run(run)
+    one.reference.save(tmp_path / "saved.json")
+    settings["reference"] = str(tmp_path / "saved.json")
+    again = score(model, tokenizer, PROMPT, " Brask", **settings)
+    assert again.verdict == one.verdict
+    # The planted run has its layer 3 masked, this model its layer 2.
+    assert "other settings (layer 3 there, 2 here)" in one.verdict[1]
+    raw = score(model, tokenizer, PROMPT, " Brask", variant="asmi", reference=run)
+    assert raw.reference.method == "ASMI (60%, K=64)"
+
+
+def test_a_masking_response_near_zero(model, tokenizer, found):
+    still = score(model, tokenizer, PROMPT, " Brask", mask_rate=1e-9, num_masks=2)
+    assert still.masking_response == pytest.approx(0, abs=1e-9)
+    assert any("Masking heads hardly moved the model" in line for line in still.verdict)
+    assert all(token.vote in (0, 1) for token in still.tokens)
+    # The screen is the report's, over all tokens and before any discount.
+    for mean, warned in ((OVER_ROBUST * 0.99, True), (OVER_ROBUST * 1.01, False)):
+        tokens = tuple(replace(token, mi=mean, u=0.0) for token in found.tokens)
+        said = replace(found, tokens=tokens).verdict
+        assert any("hardly moved" in line for line in said) == warned
+
+
+def test_to_dict_is_json(model, tokenizer, found):
+    adapt = score(model, tokenizer, PROMPT, " Brask", variant="adapt", samples=[" a", " b"])
+    for one in (found, judged(found), judged(found, prr=Interval(0.3, np.nan, np.nan)), adapt):
+        content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+        assert content["score"] == float(one)
+        assert content["tokens"] == [asdict(token) for token in one.tokens]
+        assert content["verdict"] == one.verdict
+        assert (content["unit"], content["highest"]) == ("nats", one.highest)
+        assert content["percentile"] == one.percentile
+        assert content["error_probability"] == one.error_probability
+        assert content["confident_but_fragile"] == one.confident_but_fragile
+        assert content["reference"] == (one.reference and "tiny, squad")
+
+
+def test_to_df(found):
+    table = found.to_df()
+    assert list(table.columns) == [field.name for field in fields(Token)]
+    assert len(table) == len(found.tokens)
+    assert "".join(table["text"]) == found.answer
+    assert table["u"].mean() == pytest.approx(float(found))
+
+
+def printed(one, **settings):
+    console = Console(file=io.StringIO(), width=100, **settings)
+    console.print(one)
+    return console.file.getvalue()
+
+
+def test_in_a_terminal(found):
+    plain = printed(found)
+    assert "in Brask⏎ 1931" in plain
+    assert "\x1b" not in plain
+    assert any(bar in plain for bar in "▁▂▃▄▅▆▇█")
+    assert "No verdict" in plain
+    highest = max(found.tokens, key=lambda token: token.u)
+    assert f"{highest.u:.4f}" in plain
+    coloured = printed(found, force_terminal=True, color_system="truecolor")
+    assert "\x1b[" in coloured
+
+
+def test_text_is_not_taken_for_markup(found):
+    tokens = (replace(found.tokens[0], text="[red]x[/red]", alternative="[/bold]"),)
+    one = replace(found, tokens=tokens, warnings=("[/odd] warning",))
+    for part in ("[red]x[/red]", "[/bold]", "[/odd] warning"):
+        assert part in printed(one)
+
+
+def test_bars_follow_the_shade(found):
+    levels = [replace(found.tokens[0], u=u) for u in (-1e-9, 0.0, 0.001, 0.01, 0.05, 0.1, 2.0)]
+    shades = [token.shade for token in levels]
+    assert shades[:2] == [0, 0]
+    assert shades[-2:] == [1, 1]
+    assert shades == sorted(shades)
+    assert levels[3].shade == pytest.approx(math.sqrt(0.1))
+    bars = [token.bar for token in levels]
+    assert bars == sorted(bars)
+    assert (bars[0], bars[-1]) == (" ", "█")
+    assert len(set(bars)) >= 5

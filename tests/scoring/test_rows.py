@@ -1,0 +1,305 @@
+"""Many answers from a file, and the command."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.scoring import Reference
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.loading import load
+from lm_polygraph_asmi.scoring.rows import Row, read_rows, rows_done, score_rows
+from tests import tiny_lm
+from tests.report import runs
+from tests.scoring.conftest import PROMPT
+from tests.scoring.test_text import CHAT
+
+ROWS = [
+    {"prompt": PROMPT, "answer": " Brask", "id": "q1", "gold": ["Brask"]},
+    {"prompt": "Where do the blue kites start?"},
+    {"prompt": "True or False?", "answer": [7, 8]},
+]
+
+
+def write(path, lines):
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def written(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def scorer(model, tokenizer):
+    return Scorer(model, tokenizer, max_new_tokens=3)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Prompts in the order they were scored."""
+    seen = []
+    own = Scorer.score
+
+    def spy(self, prompt, *rest):
+        seen.append(prompt)
+        return own(self, prompt, *rest)
+
+    monkeypatch.setattr(Scorer, "score", spy)
+    return seen
+
+
+def test_rows_of_a_file(tmp_path):
+    lines = [ROWS[0], "", "  ", "{not json", '["a list"]', {"answer": "no prompt"}, ROWS[1]]
+    found = read_rows(write(tmp_path / "in.jsonl", lines))
+    assert [row.number for row in found] == list(range(5))
+    assert found[0].content == ROWS[0]
+    assert found[4].content == ROWS[1]
+    assert "not JSON" in found[1].content["error"]
+    assert found[2].content == found[3].content == {"error": 'wanted an object with a "prompt"'}
+    odd = {"prompt": "a\u2028b\x85c\n"}  # line breaks to Python, not to JSON lines
+    assert read_rows(write(tmp_path / "odd.jsonl", [json.dumps(odd, ensure_ascii=False)])) == [
+        Row(0, odd)
+    ]
+
+
+def test_a_prompt_as_text(tmp_path):
+    (tmp_path / "prompt.txt").write_text("Passage\n\nWho?\n\n")
+    assert read_rows(tmp_path / "prompt.txt") == [Row(0, {"prompt": "Passage\n\nWho?\n"})]
+
+
+def test_what_is_written(scorer, model, tokenizer, tmp_path):
+    rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
+    rows[0].content["row"] = "theirs"  # the number of the line is what rows are known by
+    out = tmp_path / "out.jsonl"
+    found = list(score_rows(scorer, rows, out))
+    assert [row.number for row, _, _ in found] == [0, 1, 2]
+    assert [problem for _, _, problem in found] == [None] * 3
+    lines = written(out)
+    for number, (line, (_, one, _)) in enumerate(zip(lines, found, strict=True)):
+        row = ROWS[number]
+        alone = score(model, tokenizer, row["prompt"], row.get("answer"), max_new_tokens=3)
+        assert line.items() >= json.loads(json.dumps(one.to_dict())).items()
+        assert float(alone) == line["score"]
+        assert (line["row"], line["prompt"]) == (number, row["prompt"])
+    assert (lines[0]["id"], lines[0]["gold"]) == ("q1", ["Brask"])
+    assert lines[0]["answer"] == " Brask</s>"
+
+
+def test_samples_of_a_row(model, tokenizer):
+    scorer = Scorer(model, tokenizer, variant="adapt")
+    row = Row(0, {"prompt": PROMPT, "answer": [5], "samples": [" a", " Brask"]})
+    ((_, found, _),) = score_rows(scorer, [row])
+    expected = score(model, tokenizer, PROMPT, [5], samples=[" a", " Brask"], variant="adapt")
+    assert float(found) == float(expected)
+
+
+def test_taken_up_again(scorer, calls, tmp_path):
+    rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
+    out = tmp_path / "out.jsonl"
+    next(score_rows(scorer, rows, out))  # stopped after the first
+    assert set(rows_done(out)) == {0}
+    assert [row.number for row, _, _ in score_rows(scorer, rows, out)] == [1, 2]
+    assert calls == [row["prompt"] for row in ROWS]
+    whole = out.read_text()
+    # Killed while it wrote the last line: at its very start, or later.
+    start = whole.rindex("\n", 0, -1) + 1
+    for end in (start + 1, start + 5, start + 9, start + 200, len(whole) - 1):
+        out.write_text(whole[:end])
+        calls.clear()
+        list(score_rows(scorer, rows, out))
+        assert calls == [ROWS[2]["prompt"]]
+        assert [line["row"] for line in written(out)] == [0, 1, 2]
+    list(score_rows(scorer, rows, out))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["my notes", "my notes\n", '{"a": 1}', '{"a": 1}\n', "[1]\n", '{"row": 0}\nmy notes',
+     '{\n "row": 1\n}', "\xff"],
+)  # fmt: skip
+def test_another_file_is_not_touched(scorer, calls, tmp_path, content):
+    out = tmp_path / "precious"
+    out.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"holds no scored rows .*: name another file"):
+        list(score_rows(scorer, [Row(0, dict(ROWS[0]))], out))
+    assert out.read_bytes() == content.encode("latin-1")
+    assert calls == []
+
+
+BAD = [
+    "{not json",
+    {"answer": " no prompt"},
+    {"prompt": PROMPT, "answer": ""},
+    {"prompt": PROMPT * 100},
+    {"prompt": [{"role": "user", "content": "no template"}]},
+    {"prompt": 7},
+    {"prompt": PROMPT, "answer": 7},
+    {"prompt": PROMPT, "answer": ["x"]},
+    {"prompt": PROMPT, "answer": [10**6]},
+]
+
+
+def test_bad_rows_stop_nothing(scorer, calls, tmp_path):
+    rows = read_rows(write(tmp_path / "in.jsonl", [*BAD, ROWS[0]]))
+    out = tmp_path / "out.jsonl"
+    found = list(score_rows(scorer, rows, out))
+    assert [one is None for _, one, _ in found] == [True] * len(BAD) + [False]
+    assert all(problem for _, _, problem in found[:-1])
+    assert [line["row"] for line in written(out)] == [len(BAD)]
+    # They are tried again, since somebody may have mended them.
+    calls.clear()
+    assert len(list(score_rows(scorer, rows, out))) == len(BAD)
+    assert len(calls) == len(BAD) - 2  # the first two have nothing to score
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def command(folder):
+    def run(*arguments, model=folder):
+        words = ["score", "--model", str(model), "--max-new-tokens", "3", *map(str, arguments)]
+        return CliRunner().invoke(main, words, env={"COLUMNS": "200"})
+
+    return run
+
+
+def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
+    source = write(tmp_path / "in.jsonl", [ROWS[0], "{", *ROWS[1:], BAD[2]])
+    out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
+    done = command("--prompt-file", source, "--out", out, "--html", page, "--depth", "0.9")
+    assert done.exit_code == 1
+    assert "row 1: not JSON" in done.stderr
+    assert "row 4: the answer is empty" in done.stderr
+    assert "Scoring" in done.stderr
+    assert [line["row"] for line in written(out)] == [0, 2, 3]
+    expected = score(model, tokenizer, PROMPT, " Brask", depth=0.9)
+    assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
+    assert page.read_text(encoding="utf-8").count('<section class="asmi">') == 3
+    # Again, mended: only what is missing is scored.
+    write(source, [ROWS[0], ROWS[1], *ROWS[1:]])
+    calls.clear()
+    again = command("--prompt-file", source, "--out", out, "--depth", "0.9")
+    assert again.exit_code == 0
+    assert calls == [ROWS[1]["prompt"]]
+    assert "3 of 4 rows are in" in again.stdout
+    assert sorted(line["row"] for line in written(out)) == [0, 1, 2, 3]
+
+
+def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
+    source = tmp_path / "prompt.txt"
+    source.write_text(PROMPT + "\n")
+    done = command("--prompt-file", source, "--answer", " Brask", "--html", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    expected = score(model, tokenizer, PROMPT, " Brask")
+    assert f"Sem-ASMI: {float(expected):.4f} nats" in done.stdout
+    assert "No verdict" in done.stdout
+    assert " Brask" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    plain = command("--prompt-file", source, "--variant", "asmi", "--scope", "response")
+    expected = score(model, tokenizer, PROMPT, variant="asmi", scope="response", max_new_tokens=3)
+    assert f"\nASMI: {float(expected):.4f} nats" in "\n" + plain.stdout
+    stopped = command("--prompt-file", source, "--answer", " Brask", "--stop", "\\n", "--out",
+                      tmp_path / "out.jsonl")  # fmt: skip
+    assert stopped.exit_code == 0
+    assert written(tmp_path / "out.jsonl")[0]["answer"] == " Brask\n"
+
+
+def test_command_with_a_chat_template(command, tmp_path):
+    source = tmp_path / "prompt.txt"
+    source.write_text(PROMPT)
+    refused = command("--prompt-file", source, "--chat")
+    assert refused.exit_code == 1
+    assert "row 0: the prompt is a list of messages" in refused.stderr
+    whitebox = tiny_lm.whitebox()
+    whitebox.model.save_pretrained(tmp_path / "chat")
+    tokenizer = tiny_lm.tokenizer()
+    try:
+        tokenizer.chat_template = CHAT
+        tokenizer.save_pretrained(tmp_path / "chat")
+        messages = [{"role": "user", "content": PROMPT}]
+        expected = score(whitebox.model, tokenizer, messages, " Brask")
+    finally:
+        tokenizer.chat_template = None
+    out = tmp_path / "out.jsonl"
+    done = command("--prompt-file", source, "--chat", "--answer", " Brask", "--out", out,
+                   model=tmp_path / "chat")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (line,) = written(out)
+    assert line["prompt"] == messages
+    assert line["score"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_command_with_a_reference(command, tmp_path):
+    source = tmp_path / "prompt.txt"
+    source.write_text(PROMPT)
+    run = runs.save(tmp_path / "run")
+    Reference.from_run(run).save(tmp_path / "saved.json")
+    for reference in (run, run.parent, tmp_path / "saved.json"):
+        done = command("--prompt-file", source, "--reference", reference)
+        assert done.exit_code == 0, done.output
+        assert "the reference run used other settings" in done.stdout
+    (tmp_path / "other.json").write_text("{}")
+    done = command("--prompt-file", source, "--reference", tmp_path / "other.json")
+    assert done.exit_code == 1
+    assert "is not a saved reference" in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_command_says_what_is_wrong(command, calls, tmp_path):
+    source, many = tmp_path / "prompt.txt", write(tmp_path / "in.jsonl", ROWS)
+    source.write_text(PROMPT)
+    precious = tmp_path / "notes.txt"
+    precious.write_text("my notes")
+    for arguments, message in (
+        (["--prompt-file", source, "--dtype", "float99"], "got 'float99'"),
+        (["--prompt-file", source, "--dtype", "nn"], "dtype must be auto or one of torch's"),
+        (["--prompt-file", many, "--answer", "x"], "--answer is for a single prompt"),
+        (["--prompt-file", many], "name a file with --out or --html"),
+        (["--prompt-file", write(tmp_path / "none.jsonl", [])], "holds no row"),
+        (["--prompt-file", source, "--out", precious], "holds no scored rows"),
+        (["--prompt-file", source, "--depth", "60"], "depth must lie in (0, 1)"),
+    ):
+        done = command(*arguments)
+        assert done.exit_code == 1
+        assert message in done.stderr.replace("\n", " ")
+        assert isinstance(done.exception, SystemExit)
+    missing = command("--prompt-file", source, model=tmp_path / "no model")
+    assert missing.exit_code == 1
+    assert "cannot be loaded" in missing.stderr
+    assert calls == []
+    assert precious.read_text() == "my notes"
+
+
+def test_load(folder):
+    assert load(str(folder)).model.dtype == torch.float32
+    scorer = load(str(folder), dtype="bfloat16", variant="asmi", seed=3)
+    assert scorer.model.dtype == torch.bfloat16
+    assert (scorer.variant, scorer.calculator.seed) == ("asmi", 3)
+    assert not scorer.model.training
+    assert len(scorer.score(PROMPT, " Brask").tokens) > 1
+
+
+def test_rows_of_another_input_are_not_mixed(scorer, model, tokenizer, tmp_path):
+    rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
+    out = tmp_path / "out.jsonl"
+    list(score_rows(scorer, rows[:2], out))
+    other = [Row(0, {"prompt": "Another one?"}), *rows[1:]]
+    with pytest.raises(ValueError, match="holds a row 0 of another input"):
+        list(score_rows(scorer, other, out))
+    with pytest.raises(ValueError, match="another variant, depth or scope"):
+        list(score_rows(Scorer(model, tokenizer, variant="asmi"), rows, out))
+
+
+def test_an_answer_of_another_type(scorer):
+    rows = [Row(0, {"prompt": PROMPT, "answer": 7})]
+    ((_, score, error),) = score_rows(scorer, rows)
+    assert score is None
+    assert error == "an answer is text or token ids, got int"

@@ -1,0 +1,490 @@
+"""A call scores an answer as a benchmark run does, and leaves the model as it was."""
+
+from copy import deepcopy
+
+import accelerate
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BloomConfig, BloomForCausalLM
+
+import lm_polygraph_asmi
+from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
+from lm_polygraph_asmi.model import attention_of
+from lm_polygraph_asmi.scoring import call
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.statistics import saved_stats
+from tests.model.test_device_map import on_disk, state
+from tests.scoring.conftest import PROMPT, ending_model
+from tests.test_manager import TEXTS, manager
+from tests.tiny_lm import whitebox
+
+KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
+
+
+def numbers(found):
+    """All that a score consists of, seconds apart."""
+    return [
+        float(found), found.msp, found.diversity, found.gate, found.answer, found.settings,
+        [vars(token) for token in found.tokens],
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ending():
+    return ending_model()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"closing_token": False},
+        {"scope": "response", "depth": 0.9, "seed": 3, "top_k": 8, "mask_sampler": "balanced"},
+        {"num_masks": 9, "mask_rate": 0.3, "scope": "response", "closing_token": False},
+    ],
+    ids=str,
+)
+def test_scores_are_those_of_the_benchmark(ending, settings):
+    estimators = {name: kind(**settings) for name, kind in KINDS.items()}
+    depth = settings.get("depth", 0.6)
+    saved = [*saved_stats([depth]), "greedy_tokens", "sample_tokens"]
+    available = available_stat_calculators(list(estimators.values()))
+    run = manager(ending, list(estimators.values()), available, save_stats=saved)
+    run()
+    stats = {name.removesuffix(f"_d{100 * depth:g}"): v for name, v in run.stats.items()}
+    assert set(stats["asmi_closing"]) == {True, False}
+    for variant, estimator in estimators.items():
+        expected = run.estimations["sequence", str(estimator)]
+        scorer = Scorer(ending, variant=variant, **settings)
+        for row, prompt in enumerate(TEXTS):
+            ids = stats["greedy_tokens"][row]
+            found = scorer.score(prompt, ids, stats["sample_tokens"][row])
+            np.testing.assert_allclose(float(found), expected[row], rtol=1e-9)
+            assert [token.id for token in found.tokens] == ids
+            assert found.answer == ending.tokenizer.decode(ids)
+            dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
+            assert found.counted == len(ids) - dropped
+            gate = {"asmi": 0, "sem": 1, "adapt": found.gate}[variant]
+            mi, agreement = stats["asmi_mi"][row], stats["asmi_agreement"][row]
+            for name, values in {
+                "mi": mi,
+                "agreement": agreement,
+                "u": mi * (1 - gate * agreement),
+                "entropy": stats["asmi_entropy"][row],
+                "log_likelihood": stats["asmi_log_likelihood"][row],
+            }.items():
+                own = [getattr(token, name) for token in found.tokens]
+                np.testing.assert_allclose(own, values, rtol=1e-9, err_msg=name)
+            assert found.msp == pytest.approx(-stats["asmi_log_likelihood"][row].sum())
+            assert found.settings.items() >= stats["asmi_settings"][row].items()
+            check_votes(found, stats["asmi_top_token"][row], ending.tokenizer)
+            if variant == "adapt":
+                assert found.diversity == pytest.approx(stats["asmi_diversity"][row])
+                assert 0 < found.gate < 1
+            else:
+                assert found.diversity is found.gate is None
+
+
+def check_votes(found, top_tokens, tokenizer):
+    """By a count of masks, one token after the other."""
+    for position, token in enumerate(found.tokens):
+        said = top_tokens[:, position].tolist()
+        assert token.vote == sum(t == token.id for t in said) / len(said)
+        others = [t for t in said if t != token.id]
+        if not others:
+            assert (token.alternative, token.alternative_share) == (None, 0)
+            continue
+        most = max(others.count(t) for t in others)
+        assert token.alternative_share == most / len(said)
+        best = [tokenizer.decode([t]) for t in others if others.count(t) == most]
+        assert token.alternative in best
+
+
+def test_votes_are_not_all_alike(model, tokenizer):
+    """Else the test above would show nothing."""
+    found = score(model, tokenizer, PROMPT, mask_rate=0.4, num_masks=30)
+    votes = [token.vote for token in found.tokens]
+    assert 0 < np.mean(votes) < 1
+    assert {token.alternative is None for token in found.tokens} == {True, False}
+    for token in found.tokens:
+        assert token.vote + token.alternative_share <= 1 + 1e-9
+
+
+def test_single_pass_numbers_are_those_of_an_ordinary_pass(model, tokenizer):
+    found = score(model, tokenizer, PROMPT, " in Brask")
+    ids = torch.tensor(tokenizer(PROMPT + " in Brask</s>")["input_ids"])
+    answer = ids[-len(found.tokens) :]
+    with torch.no_grad():
+        log_probs = model(ids[None]).logits[0, -len(answer) - 1 : -1].double().log_softmax(-1)
+    expected = log_probs.gather(1, answer[:, None])[:, 0].tolist()
+    assert [token.log_likelihood for token in found.tokens] == pytest.approx(expected, abs=1e-5)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    assert [t.entropy for t in found.tokens] == pytest.approx(entropy.tolist(), abs=1e-5)
+
+
+def greedy(model, tokenizer, length, stop=None):
+    """The most probable token, one after the other, until an end."""
+    ids, answer = tokenizer(PROMPT, return_tensors="pt")["input_ids"], []
+    while len(answer) < length and tokenizer.eos_token_id not in answer:
+        with torch.no_grad():
+            token = model(ids).logits[0, -1].argmax()
+        ids = torch.cat([ids, token[None, None]], dim=1)
+        answer.append(token.item())
+        if stop and stop in tokenizer.decode(answer):
+            break
+    return answer
+
+
+def test_without_an_answer_the_greedy_one_is_scored(ending, tokenizer):
+    ended = greedy(ending.model, tokenizer, 20)
+    assert ended[-1] == tokenizer.eos_token_id
+    found = score(ending, None, PROMPT, max_new_tokens=20)
+    assert [token.id for token in found.tokens] == ended
+    assert numbers(found) == numbers(score(ending, None, PROMPT, ended))
+
+
+def test_greedy_answers_with_stop_strings(model, tokenizer):
+    plain = greedy(model, tokenizer, 6)
+    stop = tokenizer.decode(plain[3:4])
+    expected = greedy(model, tokenizer, 6, stop)
+    assert len(expected) < len(plain)
+    for stops in (stop, ["never said", stop]):
+        found = score(model, tokenizer, PROMPT, stop=stops, max_new_tokens=6)
+        assert [token.id for token in found.tokens] == expected
+    # A LM-Polygraph model has stop strings of its own; those of the call come first.
+    own = whitebox(stop_strings=[stop])
+    own.model = model
+    assert [t.id for t in score(own, None, PROMPT, max_new_tokens=6).tokens] == expected
+    assert [t.id for t in score(own, None, PROMPT, max_new_tokens=6, stop=[]).tokens] == plain
+    uncounted = score(own, None, PROMPT, max_new_tokens=6, closing_token=False)
+    assert uncounted.counted == len(expected) - 1
+
+
+@pytest.mark.parametrize(
+    "shipped",
+    [
+        {"do_sample": True, "temperature": 5.0},
+        {"no_repeat_ngram_size": 1},
+        {"repetition_penalty": 3.0},
+        {"num_beams": 3},
+        {"return_dict_in_generate": True},
+        {"max_length": 7},
+        "suppress_tokens",
+    ],
+    ids=str,
+)
+def test_what_a_model_ships_does_not_change_its_greedy_answer(tokenizer, shipped):
+    model = whitebox().model
+    expected = greedy(model, tokenizer, 40)
+    shipped = {"suppress_tokens": expected[:1]} if isinstance(shipped, str) else shipped
+    for name, value in shipped.items():
+        setattr(model.generation_config, name, value)
+    found = score(model, tokenizer, PROMPT, max_new_tokens=40)
+    assert [token.id for token in found.tokens] == expected
+
+
+def test_a_plain_model_and_a_wrapped_one(tokenizer):
+    wrapped = whitebox()
+    plain = score(wrapped.model, tokenizer, PROMPT, " in Brask")
+    assert numbers(score(wrapped, None, PROMPT, " in Brask")) == numbers(plain)
+
+
+def test_a_list_of_prompts(model, tokenizer):
+    answers = [" in Brask", None, [7, 8]]
+    found = score(model, tokenizer, TEXTS[:3], answers, max_new_tokens=4)
+    for one, prompt, answer in zip(found, TEXTS[:3], answers, strict=True):
+        alone = score(model, tokenizer, prompt, answer, max_new_tokens=4)
+        assert numbers(one) == numbers(alone)
+        assert one.prompt == prompt
+    assert len({float(one) for one in found}) == 3
+    made = score(model, tokenizer, TEXTS[:2], max_new_tokens=4)
+    assert [len(one.tokens) for one in made] == [4, 4]
+    assert score(model, tokenizer, []) == []
+    samples = [[" a", " b"], [" Brask", " 1931"]]
+    both = score(model, tokenizer, TEXTS[:2], [[5], [6]], samples=samples, variant="adapt")
+    assert both[0].diversity != both[1].diversity
+    for answers in (["one"], "on"):
+        with pytest.raises(ValueError, match=r"2 prompts, but .* lists of the same length"):
+            score(model, tokenizer, TEXTS[:2], answers)
+
+
+def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
+    model = whitebox().model
+    assert score(model, tokenizer, PROMPT, " Brask").answer == " Brask</s>"
+    assert score(model, tokenizer, PROMPT, " Brask</s>").answer == " Brask</s>"
+    assert score(model, tokenizer, PROMPT, " Brask", stop="\n").answer == " Brask\n"
+    assert score(model, tokenizer, PROMPT, " Brask\n", stop="\n").answer == " Brask\n"
+    bare = score(model, tokenizer, PROMPT, " Brask", closing_token=False)
+    assert (bare.answer, bare.counted) == (" Brask", len(bare.tokens))
+    # Token ids are scored as they are.
+    assert score(model, tokenizer, PROMPT, [7, 8]).answer == tokenizer.decode([7, 8])
+    assert score(model, tokenizer, PROMPT, np.array([7, 8])).counted == 2
+    # Chat models name several end tokens, in no useful order; the tokenizer's ends their turns.
+    model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
+    assert score(model, tokenizer, PROMPT, " Brask").answer == " Brask</s>"
+    assert score(model, tokenizer, PROMPT, " Brask<s>").answer == " Brask<s>"
+    nameless = deepcopy(tokenizer)
+    nameless.eos_token = None
+    assert score(model, nameless, PROMPT, " Brask").answer == " Brask<s>"
+    model.generation_config.eos_token_id = None
+    assert score(model, nameless, PROMPT, " Brask").answer == " Brask"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The sampled answers that were embedded, one list per call."""
+    seen = []
+    embed = call.response_embeddings
+
+    def spy(model, prompt_ids, responses):
+        seen.append(responses)
+        return embed(model, prompt_ids, responses)
+
+    monkeypatch.setattr(call, "response_embeddings", spy)
+    return seen
+
+
+def test_samples_follow_from_prompt_and_seed(ending, drawn):
+    settings = {"variant": "adapt", "max_new_tokens": 8}
+    score(ending, None, PROMPT, [5], **settings)
+    torch.manual_seed(99)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    score(ending, None, ["Something else", PROMPT], [[6], [7]], **settings)
+    assert torch.get_rng_state().equal(before)
+    score(ending, None, PROMPT, [5], seed=1, **settings)
+    first, other_prompt, again, other_seed = drawn
+    assert first == again
+    assert first not in (other_prompt, other_seed)
+    assert len(first) == 10
+    assert len({tuple(ids) for ids in first}) > 1
+
+
+def test_sampled_answers_come_without_their_end_token(ending, drawn):
+    eos = ending.tokenizer.eos_token_id
+    score(ending, None, PROMPT, [5], variant="adapt", num_samples=30, max_new_tokens=8)
+    assert min(map(len, drawn[0])) < 8
+    assert not any(eos in ids for ids in drawn[0])
+
+
+def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
+    model = whitebox().model
+    model.generation_config.min_p = 0.9  # what a model ships is not asked
+    seen = []
+    generate = model.generate
+
+    def spy(*args, generation_config, **kwargs):
+        seen.append((generation_config, model.generation_config.min_p))
+        return generate(*args, generation_config=generation_config, **kwargs)
+
+    monkeypatch.setattr(model, "generate", spy)
+    settings = {"num_samples": 4, "max_new_tokens": 3, "stop": "never said"}
+    score(model, tokenizer, PROMPT, [5], variant="adapt", **settings)
+    ((config, min_p),) = seen
+    assert (config.do_sample, config.temperature) == (True, 0.5)
+    assert (config.top_k, config.top_p, min_p) == (50, 1.0, None)
+    assert (config.num_return_sequences, config.max_new_tokens) == (4, 3)
+    assert config.stop_strings == ["never said"]  # else all run on to the longest length
+
+
+@pytest.mark.parametrize("samples", [[], [" Brask"], [" Brask", ""], [[5, 6], []]], ids=str)
+def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
+    found = score(model, tokenizer, PROMPT, [5, 6], variant="adapt", samples=samples)
+    (warning,) = found.warnings
+    assert "fewer than two sampled answers have a token" in warning
+    assert found.verdict[-2] == warning
+    assert found.diversity == 1
+    plain = score(model, tokenizer, PROMPT, [5, 6], variant="asmi")
+    assert float(found) == pytest.approx(float(plain), rel=1e-3)
+
+
+def test_samples_as_texts_and_as_ids(model, tokenizer):
+    texts = [" Brask", " in 1931"]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    settings = {"variant": "adapt", "tau": 0.5, "beta": 3.0}
+    by_text, by_id = (
+        score(model, tokenizer, PROMPT, [5, 6], samples=samples, **settings)
+        for samples in (texts, ids)
+    )
+    assert numbers(by_text) == numbers(by_id)
+    assert not by_text.warnings
+    assert by_text.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - by_text.diversity))))
+
+
+class Int8Linear(nn.Module):
+    """Weights as bitsandbytes or torchao keep them: small integers, scaled when used."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / 127)
+        self.register_buffer("numbers", (weight / self.scale).round().to(torch.int8))
+
+    def plain(self):
+        linear = nn.Linear(self.numbers.shape[1], self.numbers.shape[0], bias=False)
+        linear.weight = nn.Parameter(self.numbers * self.scale)
+        return linear
+
+    def forward(self, states):
+        return states @ (self.numbers * self.scale).T
+
+
+def replace_linear(part, make):
+    for module in list(part.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear | Int8Linear):
+                setattr(module, name, make(child))
+
+
+def test_a_quantised_model(tokenizer):
+    model = whitebox().model
+    replace_linear(model.model, Int8Linear)
+    settings = {"variant": "adapt", "num_samples": 3, "max_new_tokens": 8}
+    found = score(model, tokenizer, PROMPT, **settings)
+    replace_linear(model.model, Int8Linear.plain)
+    expected = score(model, tokenizer, PROMPT, **settings)
+    assert float(found) == pytest.approx(float(expected), rel=1e-4)
+    model.lm_head = Int8Linear(model.lm_head)
+    with pytest.raises(TypeError, match="leave lm_head out of the quantisation"):
+        score(model, tokenizer, PROMPT, **settings)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
+    """Torch's dynamic quantisation rounds a row otherwise in another batch."""
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(RuntimeError, match="changes a log-probability by"):
+        score(quantised, tokenizer, PROMPT, " Brask")
+
+
+def test_a_model_split_over_devices(model, tokenizer, tmp_path):
+    settings = {"variant": "adapt", "num_samples": 3, "max_new_tokens": 6}
+    expected = score(model, tokenizer, PROMPT, **settings)
+    for split in (
+        on_disk(whitebox().model, "upper half", tmp_path),
+        accelerate.cpu_offload(whitebox().model),
+    ):
+        ids = torch.tensor([[1, 5]])
+        split(ids)
+        before = state(split)
+        found = score(split, tokenizer, PROMPT, **settings)
+        assert found.answer == expected.answer
+        assert float(found) == pytest.approx(float(expected), abs=1e-6)
+        assert state(split) == before
+        split(ids).logits.sum().backward()  # weights that were fetched are ordinary ones
+
+
+def found_in(model):
+    """What a call could leave changed."""
+    modules = list(model.modules())
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in vars(m))
+             for m in modules]  # fmt: skip
+    return {
+        "training": [m.training for m in modules],
+        "hooks": hooks,
+        "attention": attention_of(model),
+        "generation": (id(model.generation_config), model.generation_config.to_dict()),
+        "config": model.config.to_dict(),
+        "gradients": [p.requires_grad for p in model.parameters()],
+        "weights": [(id(p), p._version, p.grad) for p in model.parameters()],
+        # Python's own generator is left out: the checks of types under test draw from it.
+        "random": torch.get_rng_state().tolist(),
+        "numpy": [np.asarray(part).tolist() for part in np.random.get_state()],  # noqa: NPY002
+        "inference": torch.is_inference_mode_enabled(),
+    }
+
+
+CALLS = {
+    "answer": {"answer": " Brask", "attention": "sdpa"},
+    "greedy": {"max_new_tokens": 4, "stop": "never said"},
+    "samples": {"variant": "adapt", "max_new_tokens": 4, "num_samples": 3, "attention": "sdpa"},
+}
+
+
+@pytest.fixture
+def in_training():
+    model = whitebox().model
+    model.train()
+    model.model.layers[0].eval()  # flags of single modules, too
+    model.gradient_checkpointing_enable()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    model.generation_config.temperature = 0.7
+    return model
+
+
+@pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
+def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
+    in_training, model, tokenizer, settings
+):
+    before = found_in(in_training)
+    found = score(in_training, tokenizer, PROMPT, **settings)
+    assert found_in(in_training) == before
+    assert found.settings["attention"] == settings.get("attention", "eager")
+    assert numbers(found) == numbers(score(model, tokenizer, PROMPT, **settings))
+    ids = torch.tensor([[1, 5, 6]])
+    in_training(ids, labels=ids).loss.backward()
+
+
+@pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("calls", [1, 3])
+def test_left_as_found_after_an_exception(in_training, tokenizer, settings, calls):
+    """At once, or later: amid generation or a masked pass."""
+    passes = []
+
+    def interrupt(*_):
+        passes.append(None)
+        if len(passes) == calls:
+            raise KeyboardInterrupt
+
+    handle = in_training.model.layers[-1].mlp.register_forward_hook(interrupt)
+    before = found_in(in_training)
+    with pytest.raises(KeyboardInterrupt):
+        score(in_training, tokenizer, PROMPT, **settings)
+    assert found_in(in_training) == before
+    handle.remove()
+
+
+def test_refusals(model, tokenizer):
+    for settings, message in (
+        ({"variant": "raw"}, "variant must be one of asmi, sem, adapt, got 'raw'"),
+        ({"scope": "prompt"}, "scope must be one of"),
+        ({"depth": 60}, r"depth must lie in \(0, 1\)"),
+        ({"answer": ""}, "the answer is empty"),
+        ({"answer": []}, "the answer is empty"),
+        ({"answer": [5] * 300}, "context window of 256"),
+        ({"answer": " Brask" * 300}, "context window of 256"),
+        ({"answer": [len(tokenizer)]}, "is this the model's own tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            score(model, tokenizer, PROMPT, **settings)
+    with pytest.raises(ValueError, match="needs its tokenizer"):
+        score(model, None, PROMPT)
+    with pytest.raises(ValueError, match=r"context window 256: there is no room for an answer"):
+        score(model, tokenizer, PROMPT * 60)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(TypeError, match="BloomForCausalLM"):
+        score(bloom, tokenizer, PROMPT)
+
+
+def test_a_prompt_that_nearly_fills_the_window(model, tokenizer):
+    prompt = "<s>" * 252  # and one more in front
+    assert len(score(model, tokenizer, prompt).tokens) == 3
+    with pytest.raises(ValueError, match="there is no room for an answer"):
+        score(model, tokenizer, prompt + "<s>" * 3)
+
+
+def test_without_a_pad_token(ending, tokenizer):
+    without = deepcopy(tokenizer)
+    without.pad_token = None
+    settings = {"variant": "adapt", "max_new_tokens": 8}
+    expected = score(ending.model, tokenizer, PROMPT, **settings)
+    assert numbers(score(ending.model, without, PROMPT, **settings)) == numbers(expected)
+
+
+def test_public_names():
+    assert lm_polygraph_asmi.score is score
+    assert {"Reference", "Score", "available_stat_calculators", "score"} <= set(
+        lm_polygraph_asmi.__all__
+    )

@@ -1,0 +1,227 @@
+"""Token ids and character offsets, with tokenizers that make them hard."""
+
+import json
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
+from tests.scoring.conftest import PROMPT
+from tests.tiny_lm import TEXT, whitebox
+
+CHAT = (
+    "{% for m in messages %}{% if m['role'] == 'other' %}{{ raise_exception('roles!') }}{% endif %}"
+    "<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+MESSAGES = [{"role": "user", "content": PROMPT}]
+ANSWERS = [
+    "Brask",
+    " Brask in 1931",
+    "  two spaces ",
+    " né à Čapek",
+    " 日本語 🪁 kite",
+    "🪁",
+    "a\n\nb\tc",
+    " <s> inside</s> more</s>",
+    " \ufffd is a character",
+    " e\u0301 combining",
+]
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer):
+    chat = deepcopy(tokenizer)
+    chat.chat_template = CHAT
+    return chat
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    """As Llama 2 has it: spaces are ▁, one is put in front, and the decoder drops the first one."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer.train_from_iterator(
+        [TEXT] * 3, trainers.BpeTrainer(vocab_size=340, special_tokens=special[:3])
+    )
+    # The trainer would make special tokens of the bytes: put them into its vocabulary instead.
+    trained = json.loads(tokenizer.to_str())["model"]
+    vocabulary = dict(zip(special, range(len(special)), strict=True))
+    for piece in trained["vocab"]:
+        vocabulary.setdefault(piece, len(vocabulary))
+    merges = [tuple(merge) for merge in trained["merges"]]
+    tokenizer.model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def check_cover(text, places):
+    """Spans follow on one another and cover the text."""
+    assert places[0][0] == 0
+    assert places[-1][1] == len(text)
+    assert all(start <= end for start, end in places)
+    assert all(one[1] == two[0] for one, two in pairwise(places))
+    assert "".join(text[start:end] for start, end in places) == text
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
+def test_offsets_of_bytes(tokenizer, prompt, answer):
+    before = prompt_tokens(tokenizer, prompt)
+    ids = answer_tokens(tokenizer, prompt, answer)
+    text, places = spans(tokenizer, before.tolist(), ids)
+    assert text == answer
+    check_cover(text, places)
+    # A character of byte-level BPE stands for a byte: a token ends where its bytes do.
+    special = tokenizer.all_special_ids
+    done = b""
+    for token, (_, end) in zip(ids, places, strict=True):
+        if "\ufffd" in answer:
+            continue  # like bytes that are not complete: it goes with what follows
+        piece = tokenizer.convert_ids_to_tokens(token)
+        own = piece.encode() if token in special else bytes(BYTES[c] for c in piece)
+        done += own
+        assert end == len(done.decode(errors="ignore"))
+
+
+def bytes_of_characters():
+    """GPT-2's table: printable bytes are themselves, the others follow from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTES = bytes_of_characters()
+
+
+def test_offsets_of_any_token_ids(tokenizer):
+    """Models say bytes that make no character; then, too, nothing is lost or doubled."""
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(200):
+        ids = torch.randint(0, len(tokenizer), (12,), generator=generator).tolist()
+        text, places = spans(tokenizer, [1, 5], ids)
+        check_cover(text, places)
+        assert len(places) == len(ids)
+        assert text == tokenizer.decode(ids)
+
+
+def test_a_character_belongs_to_the_last_of_its_tokens(tokenizer):
+    ids = tokenizer("x🪁", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 5
+    assert spans(tokenizer, [1], ids) == ("x🪁", [(0, 1), (1, 1), (1, 1), (1, 1), (1, 2)])
+    # It may begin in the prompt.
+    text, places = spans(tokenizer, [1, *ids[:3]], [*ids[3:], 6])
+    check_cover(text, places)
+    assert text == tokenizer.decode([*ids[3:], 6])
+
+
+@pytest.mark.parametrize("answer", ["Brask", " Brask in 1931", " The ferry", " 🪁 in Čapek</s>"])
+def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
+    assert (
+        sentencepiece.decode(sentencepiece(" in", add_special_tokens=False)["input_ids"]) != " in"
+    )
+    prompt = "Who built the ferry?"
+    before = prompt_tokens(sentencepiece, prompt).tolist()
+    ids = answer_tokens(sentencepiece, prompt, answer)
+    assert [*before, *ids] == sentencepiece(prompt + answer)["input_ids"]
+    text, places = spans(sentencepiece, before, ids)
+    assert text == answer
+    check_cover(text, places)
+    pieces = [text[start:end] for start, end in places]
+    for token, piece in zip(ids, pieces, strict=True):
+        said = sentencepiece.convert_ids_to_tokens(token)
+        assert said.startswith("<0x") or said.replace("▁", " ") == piece
+
+
+def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
+    """By itself, an answer gets a space in front."""
+    model = whitebox(vocab_size=len(sentencepiece)).model
+    with_chat = deepcopy(sentencepiece)
+    with_chat.chat_template = CHAT
+    found = score(model, with_chat, MESSAGES, "Brask")
+    assert found.answer == " Brask</s>"
+    check_cover(found.answer, [(token.start, token.end) for token in found.tokens])
+    (warning,) = found.warnings
+    assert "the tokenizer reads the answer as ' Brask</s>'" in warning
+    assert warning in found.verdict
+    assert not score(model, sentencepiece, PROMPT, " Brask").warnings
+
+
+def test_an_answer_follows_its_prompt(tokenizer):
+    """Tokenised together, as a benchmark's prompt and answer are."""
+    for answer in (" Brask", "Brask", "\n"):
+        ids = answer_tokens(tokenizer, PROMPT, answer)
+        assert tokenizer(PROMPT)["input_ids"] + ids == tokenizer(PROMPT + answer)["input_ids"]
+
+
+def test_a_merge_over_the_border_is_not_made(model, tokenizer):
+    prompt, answer = "Where do the blue ki", "tes start?"
+    before = tokenizer(prompt)["input_ids"]
+    assert tokenizer(prompt + answer)["input_ids"][: len(before)] != before
+    ids = answer_tokens(tokenizer, prompt, answer)
+    assert ids == tokenizer(answer, add_special_tokens=False)["input_ids"]
+    found = score(model, tokenizer, prompt, answer)
+    assert found.answer == answer + "</s>"
+    assert [token.id for token in found.tokens] == [*ids, 2]
+    assert not found.warnings
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_tokens_of_a_score(model, tokenizer, answer):
+    found = score(model, tokenizer, PROMPT, answer)
+    closed = answer if answer.endswith("</s>") else answer + "</s>"
+    assert found.answer == closed
+    assert "".join(token.text for token in found.tokens) == closed
+    assert all(token.text == closed[token.start : token.end] for token in found.tokens)
+    by_ids = score(model, tokenizer, PROMPT, [token.id for token in found.tokens])
+    assert [vars(t) for t in by_ids.tokens] == [vars(t) for t in found.tokens]
+
+
+def test_chat(model, chat):
+    written = f"<s>user: {PROMPT}</s><s>assistant:"
+    assert (
+        prompt_tokens(chat, MESSAGES).tolist()
+        == (chat(written, add_special_tokens=False)["input_ids"])
+    )
+    found = score(model, chat, MESSAGES, " Brask")
+    as_text = deepcopy(chat)
+    as_text._tokenizer.post_processor = None  # the text below has its BOS
+    assert float(found) == float(score(model, as_text, written, " Brask"))
+    assert found.prompt == MESSAGES
+    assert found.answer == " Brask</s>"
+    both = score(model, chat, [MESSAGES, MESSAGES], [" Brask", None], max_new_tokens=3)
+    assert float(both[0]) == float(found)
+    assert len(both[1].tokens) == 3
+
+
+def test_messages_that_cannot_be_read(model, tokenizer, chat):
+    with pytest.raises(ValueError, match="this tokenizer has no chat template"):
+        score(model, tokenizer, MESSAGES, " Brask")
+    with pytest.raises(ValueError, match="the chat template refuses these messages: roles!"):
+        score(model, chat, [{"role": "other", "content": PROMPT}], " Brask")
+
+
+def test_prompts_of_special_tokens_and_none(model, tokenizer):
+    found = score(model, tokenizer, "<s></s>", " Brask")
+    assert prompt_tokens(tokenizer, "<s></s>").tolist() == [1, 1, 2]
+    assert found.answer == " Brask</s>"
+    assert prompt_tokens(tokenizer, "").tolist() == [1]
+    assert len(score(model, tokenizer, "", max_new_tokens=2).tokens) == 2
+    plain = deepcopy(tokenizer)
+    plain._tokenizer.post_processor = None
+    with pytest.raises(ValueError, match="the prompt has no token"):
+        score(model, plain, "", " Brask")

@@ -380,7 +380,8 @@ def _names(run: Run) -> tuple[str, str]:
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
     folder = run.path.resolve().parent.name
-    dataset = data.get("name") or Path(str(data.get("source") or folder)).stem
+    known = data.get("name") or Path(str(data.get("source") or "")).stem
+    dataset = known or (run.manifest or {}).get("config_name") or folder
     dataset = dataset.removeprefix("asmi_").replace("_", " ")
     return (path if name == "local" else name).replace("_", " "), dataset
 

@@ -107,12 +107,24 @@ def gather(
 
 
 def gap(title: str, reasons: Sequence[str], otherwise: str = "no run holds it") -> Items:
-    return [Gap(title, "; ".join(reasons) or otherwise)]
+    return [Gap(title, _listed(reasons) or otherwise)]
 
 
 def left_out(reasons: Sequence[str]) -> list[str]:
     """A note on the cells that are missing in a table."""
-    return [f"Not here: {'; '.join(reasons)}."] if reasons else []
+    return [f"Not here: {_listed(reasons)}."] if reasons else []
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    """Reasons "cell: why", those of one kind together."""
+    cells: dict[str, list[str]] = {}
+    for reason in reasons:
+        cell, _, why = reason.rpartition(": ")
+        cells.setdefault(why, []).append(cell)
+    return "; ".join(
+        f"{why} ({'; '.join(named)})" if (named := [c for c in of if c]) else why
+        for why, of in cells.items()
+    )
 
 
 def _part(value: Any, part: str | None) -> Any:

@@ -92,6 +92,9 @@ def score(
 
     console, errors = Console(), Console(stderr=True)
     try:
+        for file in filter(None, (out, html)):
+            if not Path(file).absolute().parent.is_dir():
+                raise ValueError(f"{file} cannot be written: there is no such folder")
         rows = read_rows(prompt_file)
         if not rows:
             raise ValueError(f"{prompt_file} holds no row")
@@ -111,6 +114,10 @@ def score(
         unescaped = [text.replace("\\n", "\n") for text in stop]
         scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
         left = rows_left(scorer, rows, Path(out) if out else None)
+        if html and len(left) < len(rows):
+            raise ValueError(
+                f"{out} holds some rows already, which --html cannot show: leave it out"
+            )
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     if len(left) < len(rows):

@@ -1,5 +1,6 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,8 @@ class Scorer:
         family_of(model)
         self.model, self.tokenizer, self.variant, self.depth = model, tokenizer, variant, depth
         self.stop = [stop] if isinstance(stop, str) else list(stop or [])
+        if "" in self.stop:
+            raise ValueError("an empty stop string would end every answer at once: leave it out")
         self.closing_token, self.num_samples, self.seed = closing_token, num_samples, seed
         self.tau, self.beta, self.max_new_tokens = tau, beta, max_new_tokens
         self.attention = attention
@@ -100,6 +103,21 @@ class Scorer:
             reference = Reference.read(reference, variant, depth)
         self.reference = reference
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a score depends on but prompt, answer and samples."""
+        calculator = vars(self.calculator)
+        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
+        own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
+               "max_new_tokens", "attention")  # fmt: skip
+        return {
+            "model": self.model.config.name_or_path,
+            "dtype": str(self.model.dtype),
+            "reference": None if self.reference is None else self.reference.name,
+            **{name: calculator[name] for name in used},
+            **{name: getattr(self, name) for name in own},
+        }
+
     def score(
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
     ) -> Score:
@@ -121,6 +139,8 @@ class Scorer:
             warnings.append(
                 f"the tokenizer reads the answer as {text!r}: offsets are those of that text"
             )
+        if samples is not None and self.variant != "adapt":
+            warnings.append(f'samples are for the variant "adapt": "{self.variant}" needs none')
         if self.variant == "adapt" and responses < 2:
             warnings.append(
                 "fewer than two sampled answers have a token: the semantic discount is left out"
@@ -132,11 +152,11 @@ class Scorer:
             answer=text,
             tokens=tuple(tokens),
             counted=len(tokens[counted]),
-            msp=-float(np.sum(stats["asmi_log_likelihood"])),
+            msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
             diversity=diversity,
             gate=gate if self.variant == "adapt" else None,
             settings=used | {"closing_token": self.closing_token},
-            model=self.model.config.name_or_path or type(self.model).__name__,
+            model=self.model.config.name_or_path,
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
             reference=self.reference,
@@ -162,7 +182,7 @@ class Scorer:
                 "model's own"
             )
         if not isinstance(answer, str):
-            return [int(token) for token in answer]
+            return _token_ids(answer)
         ids = answer_tokens(self.tokenizer, prompt, answer)
         if not self.closing_token or (ids and self.endings.closes(ids)):
             return ids
@@ -179,6 +199,8 @@ class Scorer:
         samples: Sequence[Answer] | None,
     ) -> tuple[float, float | None, int]:
         """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and how many responses it is from."""
+        if isinstance(samples, str | bytes):
+            raise ValueError("samples are a list of answers, got a single text")
         if self.variant != "adapt":
             return float(self.variant == "sem"), None, 0
         if samples is None:
@@ -194,7 +216,7 @@ class Scorer:
             drawn = [
                 answer_tokens(self.tokenizer, prompt, sample)
                 if isinstance(sample, str)
-                else [int(token) for token in sample]
+                else _token_ids(sample)
                 for sample in samples
             ]
         responses = [ids for ids in drawn if ids]
@@ -242,6 +264,13 @@ class Scorer:
             )
         rows = found[:, len(prompt_ids) :].tolist()
         return [self.endings.response(row, batch_size=2) for row in rows]
+
+
+def _token_ids(answer: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in answer]
+    except TypeError as error:
+        raise ValueError(f"an answer is text or a list of token ids, got {answer!r}") from error
 
 
 @contextmanager

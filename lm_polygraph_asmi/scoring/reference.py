@@ -35,6 +35,7 @@ class Reference:
         quality: metric by which its answers were judged wrong (below 0.5).
         n, clusters, errors: answers, clusters, wrong answers.
         settings: of ASMI, `variant` and `closing_token` among them.
+        masking_response: mean MI_t of its tokens, nats; None where it was not saved.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Reference:
     clusters: int
     errors: int
     settings: dict[str, Any]
+    masking_response: float | None = None
 
     @classmethod
     def read(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
@@ -73,13 +75,13 @@ class Reference:
         from sklearn.isotonic import IsotonicRegression
 
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
-        from lm_polygraph_asmi.report.cells import load_cells
+        from lm_polygraph_asmi.report.cells import load_cells, same_depth
 
         cell, *others = load_cells([path], depth=depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
         symbol = VARIANTS[variant]
-        if cell.depth != depth or symbol not in cell.variants:
+        if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
                 f"{path} has no score {symbol} at depth {depth:.0%}, but {list(cell.scores)}: give "
                 "a run with this variant and depth, or score with those it has"
@@ -116,6 +118,9 @@ class Reference:
             errors=int(cell.wrong.sum()),
             settings=(cell.settings() or {})
             | {"variant": variant, "closing_token": "no closing token" not in method},
+            masking_response=None
+            if cell.mi_tokens is None
+            else float(np.concatenate(cell.mi_tokens).mean()),
         )
 
     def save(self, path: str | Path) -> None:
@@ -152,11 +157,15 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
-        return [
+        found = [
             f"{name} {self.settings[name]} there, {settings[name]} here"
             for name in COMPARED
             if name in self.settings and self.settings[name] != settings.get(name)
         ]
+        there, here = Path(self.model).name, Path(settings.get("model", "")).name
+        if there and here and there != here:
+            found.append(f"model {there} there, {here} here")
+        return found
 
     def percentile(self, score: float) -> float | None:
         """Share of this run's answers with a lower score, in %; None where it does not rank."""
@@ -171,14 +180,13 @@ class Reference:
         scores, probabilities = zip(*self.calibration, strict=True)
         return float(np.interp(score, scores, probabilities))
 
-    def verdict(self, score: float, settings: dict[str, Any], model: str) -> list[str]:
+    def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
         """What this run allows to be said of a score, in sentences."""
         interval = f"{self.prr.value:.2f} [{self.prr.low:.2f}, {self.prr.high:.2f}]"
         ground = (
             f"{self.name}: {self.n} answers, {self.errors} wrong by {self.quality}, PRR of "
             f"{self.method} {interval}"
         )
-        said = []
         other = self.other_settings(settings)
         if other:
             return [
@@ -191,14 +199,12 @@ class Reference:
                 "errors, since this interval does not lie above zero."
             ]
         chance = self.error_probability(score)
-        said.append(
+        said = [
             f"Higher than {self.percentile(score):.0f} % of the reference run; answers like this "
-            f"were wrong there with probability {chance:.2f} (isotonic fit, on the same answers), "
-            f"{self.errors / self.n:.2f} overall. Ground: {ground}."
-        )
-        if Path(self.model).name != Path(model).name:
-            said.append(
-                f"The reference run is of another model ({Path(self.model).name or 'unknown'}, "
-                f"here {Path(model).name}): its scale need not hold."
-            )
+            f"were wrong there with probability {chance:.2f}, {self.errors / self.n:.2f} overall "
+            "(isotonic fit on these same answers: surer than it will prove, most of all at its "
+            f"ends). Ground: {ground}."
+        ]
+        if not self.scores[0] <= score <= self.scores[-1]:
+            said.append("No answer of the reference run had a score like this.")
         return said

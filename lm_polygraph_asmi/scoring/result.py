@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FULL_SHADE = 0.1
 """Nats of u from which a token has the darkest shade: the same on every page, so pages compare."""
+CONTROL = {"\n": "⏎", "\t": "⇥"}
+"""How characters that do not print are shown; any other as �."""
 BARS = " ▁▂▃▄▅▆▇█"
 BOUNDARY = (
     "A check of faithfulness for answers that should come from the given context. For closed-book "
@@ -116,7 +118,7 @@ class Score:
         msp: negative log-likelihood of the answer under the unmasked model, nats.
         diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other variants.
         settings: layer, p, S, K and the rest, as in force, and whether the closing token counts.
-        model: its name.
+        model: its name; empty for one that has none.
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
         reference: the run that gives the number a meaning, None without.
@@ -159,7 +161,7 @@ class Score:
 
     @property
     def _compared(self) -> dict[str, Any]:
-        return self.settings | {"variant": self.variant}
+        return self.settings | {"variant": self.variant, "model": self.model}
 
     @property
     def _yardstick(self) -> Reference | None:
@@ -202,18 +204,26 @@ class Score:
                 "errors the wrong way."
             )
         else:
-            said += self.reference.verdict(self.score, self._compared, self.model)
+            said += self.reference.verdict(self.score, self._compared)
             if self.confident_but_fragile:
                 said.append(
                     "Confident but fragile: more probable than the median answer of the reference "
                     "run and more fragile, too. This is a mark of the whole answer: the paper "
                     "finds no such effect among single tokens."
                 )
-        if self.masking_response < OVER_ROBUST:
+        screened = None if self.reference is None else self.reference.masking_response
+        if screened is not None and screened < OVER_ROBUST:
+            said.append(
+                f"Masking heads hardly moved the model on the reference run (mean MI "
+                f"{screened:.4f} nats, below {OVER_ROBUST}): there may be nothing to read. A "
+                "candidate screen, not a validated one."
+            )
+        elif screened is None and self.masking_response < OVER_ROBUST:
             said.append(
                 f"Masking heads hardly moved the model here (mean MI {self.masking_response:.4f} "
-                f"nats, below {OVER_ROBUST}): there may be nothing to read. A candidate screen, "
-                "not a validated one."
+                f"nats, below {OVER_ROBUST}): a robust answer, or, if all answers are like this, a "
+                "model too robust for the score to read anything. A candidate screen, not a "
+                "validated one."
             )
         return [*said, *self.warnings, BOUNDARY]
 
@@ -251,8 +261,8 @@ class Score:
         """Heat map for a terminal: shades, and bars for terminals without colour."""
         shaded, bars = Text(), Text()
         for token in self.tokens:
-            # A line break within a token would break the pair of lines apart.
-            shown = token.text.replace("\n", "⏎")
+            # Line breaks would part the two lines, and other control characters steer a terminal.
+            shown = "".join(c if c.isprintable() else CONTROL.get(c, "�") for c in token.text)
             text = Text(shown)
             if token.shade > 0.05:
                 red = round(255 - 100 * token.shade)

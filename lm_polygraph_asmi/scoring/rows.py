@@ -1,7 +1,9 @@
 """Many answers from a file: JSON lines in, JSON lines out, taken up again where it stopped."""
 
+import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +12,10 @@ from lm_polygraph_asmi.scoring.result import Score
 
 ROW_START = b'{"row": '
 """How a line of the output begins, and that of no other file should it be cut off."""
+
+
+RESERVED = {field.name for field in fields(Score)} - {"prompt", "answer"} | {"row", "key"}
+"""Fields of an output line that an input must not have."""
 
 
 class Row(NamedTuple):
@@ -72,23 +78,25 @@ def rows_done(path: Path) -> dict[int, dict[str, Any]]:
     return done
 
 
+def key_of(scorer: Scorer, row: Row) -> str:
+    """Key of all that a row's score depends on."""
+    described = json.dumps([row.content, scorer.identity], sort_keys=True, default=str)
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
 def rows_left(scorer: Scorer, rows: list[Row], out: Path | None) -> list[Row]:
     """Rows that `out` does not hold yet.
 
     Raises:
-        ValueError: it holds something else, or rows of another input, variant, depth or scope.
+        ValueError: it holds something else, or rows of another input, model or settings.
     """
     done = rows_done(out) if out else {}
-    prompts = {row.number: row.content.get("prompt") for row in rows}
-    own = {"depth": scorer.depth, "scope": scorer.calculator.scope}
+    keys = {row.number: key_of(scorer, row) for row in rows}
     for number, line in done.items():
-        used = {name: line.get("settings", {}).get(name) for name in own}
-        if (line.get("prompt"), line.get("variant"), used) != (
-            prompts.get(number), scorer.variant, own,
-        ):  # fmt: skip
+        if line.get("key") != keys.get(number):
             raise ValueError(
-                f"{out} holds a row {number} of another input, or scored with another variant, "
-                "depth or scope: name another file"
+                f"{out} holds a row {number} of another input, or scored with another model or "
+                "other settings: name another file"
             )
     return [row for row in rows if row.number not in done]
 
@@ -112,16 +120,19 @@ def score_rows(
     """
     for row in rows_left(scorer, rows, out):
         score, error = None, row.content.get("error")
+        clashing = sorted(RESERVED & set(row.content))
+        if error is None and clashing:
+            error = f"has the fields {clashing}, which the output uses: rename them"
         if error is None:
             try:
                 score = scorer.score(
                     row.content["prompt"], row.content.get("answer"), row.content.get("samples")
                 )
-            except (ValueError, TypeError, FloatingPointError) as failure:
-                error = str(failure)
+            except (ValueError, TypeError, ArithmeticError, RuntimeError) as failure:
+                error = str(failure) or repr(failure)
         if score is not None and out is not None:
-            own = {"row": row.number}
-            line = json.dumps(own | row.content | score.to_dict() | own)
+            own = {"row": row.number, "key": key_of(scorer, row)}
+            line = json.dumps(own | row.content | score.to_dict())
             with out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         yield row, score, error

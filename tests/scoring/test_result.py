@@ -119,9 +119,9 @@ def test_with_a_reference_of_another_score(found, name):
 
 
 def test_with_a_reference_of_another_model(found):
-    one = judged(found, model="some/other")
-    assert one.percentile == 50
-    assert any("of another model (other, here" in line for line in one.verdict)
+    one = replace(judged(found, model="some/other"), model="models/this")
+    assert one.percentile is None
+    assert "other settings (model other there, this here)" in one.verdict[1]
 
 
 def test_a_reference_goes_with_the_call(model, tokenizer, tmp_path):

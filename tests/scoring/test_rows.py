@@ -1,6 +1,7 @@
 """Many answers from a file, and the command."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from lm_polygraph_asmi.cli import main
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.loading import load
-from lm_polygraph_asmi.scoring.rows import Row, read_rows, rows_done, score_rows
+from lm_polygraph_asmi.scoring.rows import Row, read_rows, rows_done, rows_left, score_rows
 from tests import tiny_lm
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -74,7 +75,6 @@ def test_a_prompt_as_text(tmp_path):
 
 def test_what_is_written(scorer, model, tokenizer, tmp_path):
     rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
-    rows[0].content["row"] = "theirs"  # the number of the line is what rows are known by
     out = tmp_path / "out.jsonl"
     found = list(score_rows(scorer, rows, out))
     assert [row.number for row, _, _ in found] == [0, 1, 2]
@@ -294,7 +294,7 @@ def test_rows_of_another_input_are_not_mixed(scorer, model, tokenizer, tmp_path)
     other = [Row(0, {"prompt": "Another one?"}), *rows[1:]]
     with pytest.raises(ValueError, match="holds a row 0 of another input"):
         list(score_rows(scorer, other, out))
-    with pytest.raises(ValueError, match="another variant, depth or scope"):
+    with pytest.raises(ValueError, match="another model or other settings"):
         list(score_rows(Scorer(model, tokenizer, variant="asmi"), rows, out))
 
 
@@ -303,3 +303,33 @@ def test_an_answer_of_another_type(scorer):
     ((_, score, error),) = score_rows(scorer, rows)
     assert score is None
     assert error == "an answer is text or token ids, got int"
+
+
+def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
+    """Another answer, or another way of making one, is another row."""
+    out = tmp_path / "out.jsonl"
+    rows = [Row(0, {"prompt": PROMPT, "answer": " Brask"})]
+    list(score_rows(scorer, rows, out))
+    assert rows_left(scorer, rows, out) == []
+    for other, changed in (
+        (scorer, [Row(0, {"prompt": PROMPT, "answer": " 1931"})]),
+        (Scorer(model, tokenizer, max_new_tokens=3, stop="\n"), rows),
+        (Scorer(model, tokenizer, max_new_tokens=3, seed=1), rows),
+    ):
+        with pytest.raises(ValueError, match="of another input"):
+            rows_left(other, changed, out)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"score": 77, "reference": "mine"}, r"has the fields \['reference', 'score'\]"),
+        ({"answer": [1.5]}, "text or a list of token ids"),
+        ({"answer": [float("inf")]}, "text or a list of token ids"),
+        ({"samples": "pear"}, "samples are a list of answers"),
+    ],
+)
+def test_rows_that_would_be_misread(scorer, row, problem):
+    ((_, score, error),) = score_rows(scorer, [Row(0, {"prompt": PROMPT} | row)])
+    assert score is None
+    assert re.search(problem, error)

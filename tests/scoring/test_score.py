@@ -77,7 +77,8 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
             }.items():
                 own = [getattr(token, name) for token in found.tokens]
                 np.testing.assert_allclose(own, values, rtol=1e-9, err_msg=name)
-            assert found.msp == pytest.approx(-stats["asmi_log_likelihood"][row].sum())
+            counted = stats["asmi_log_likelihood"][row][: found.counted]
+            assert found.msp == pytest.approx(-counted.sum())
             assert found.settings.items() >= stats["asmi_settings"][row].items()
             check_votes(found, stats["asmi_top_token"][row], ending.tokenizer)
             if variant == "adapt":

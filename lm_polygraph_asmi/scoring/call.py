@@ -156,7 +156,7 @@ class Scorer:
             diversity=diversity,
             gate=gate if self.variant == "adapt" else None,
             settings=used | {"closing_token": self.closing_token},
-            model=self.model.config.name_or_path,
+            model=str(self.model.config.name_or_path or ""),
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
             reference=self.reference,

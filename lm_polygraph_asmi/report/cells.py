@@ -65,7 +65,7 @@ class Cell:
     Attributes:
         model, dataset: names, as in tables.
         suffix: tells apart cells of one model and dataset; empty for most.
-        runs: the runs over these answers; of the first, token-level statistics are read.
+        runs: the runs over these answers; `source` is the one token statistics are read from.
         run: their methods together.
         metric: the quality metric in use.
         depth: the operating depth.
@@ -192,8 +192,7 @@ class Cell:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
         if "Sem-ASMI" in self.variants:
             return self.score(self.variants["Sem-ASMI"])
-        tokens = self.u_tokens
-        return None if tokens is None else np.array([answer.mean() for answer in tokens])
+        return _means(self.u_tokens)
 
     @cached_property
     def mi(self) -> np.ndarray | None:
@@ -229,8 +228,7 @@ class Cell:
         return [mi * (1 - a) for mi, a in pairs]
 
     def _mean(self, name: str, at_operating_depth: bool = False) -> np.ndarray | None:
-        tokens = self.tokens(name, at_operating_depth)
-        return None if tokens is None else np.array([answer.mean() for answer in tokens])
+        return _means(self.tokens(name, at_operating_depth))
 
     @cached_property
     def source(self) -> Run | None:
@@ -297,6 +295,10 @@ class Cell:
         }
 
 
+def _means(tokens: list[np.ndarray] | None) -> np.ndarray | None:
+    return None if tokens is None else np.array([answer.mean() for answer in tokens])
+
+
 def same_depth(one: float, other: float) -> bool:
     """Names have depths in percent, with the digits that print."""
     return math.isclose(one, other, abs_tol=1e-4)
@@ -339,7 +341,7 @@ def load_cells(
     Args:
         paths: manager files, or run folders. Only files you trust: they are pickles.
         metric: quality metric; None is AlignScore, or the first one a run has.
-        depth: operating depth; a run that has not got it is read at its first.
+        depth: operating depth; a run that has not got it is read at its nearest.
 
     Raises:
         FileNotFoundError, ValueError: as `load_run`; or a metric that a run has not got.

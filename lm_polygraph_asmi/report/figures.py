@@ -149,37 +149,42 @@ def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
     return figure
 
 
-@_styled
-def payoff(curves: Mapping[str, Mapping[str, np.ndarray]], abstain: np.ndarray) -> Figure:
-    """Retained error in the confident half over abstention; figure "payoff" of the paper."""
+def _error_curves(
+    curves: Mapping[str, Mapping[str, np.ndarray]],
+    at: Callable[[np.ndarray], np.ndarray],
+    label: str,
+    x: str,
+    y: str,
+) -> Figure:
+    """Error rates by signal, a panel per cell; `at` gives the positions of a curve's points."""
     figure, axes = _grid(len(curves), 2.8, 2.4)
     for ax, (title, by) in zip(axes, curves.items(), strict=True):
         for name, errors in by.items():
             colour, style = LINES[name]
-            ax.plot(100 * abstain, errors, color=colour, linestyle=style, label=f"by {name}")
-        ax.set_xlabel("abstained, % of the confident half")
-        ax.set_ylabel("retained error")
+            ax.plot(at(errors), errors, color=colour, linestyle=style, label=label.format(name))
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
         ax.set_ylim(0, 1)
         ax.legend(fontsize=7)
         _title(ax, title)
     return figure
+
+
+@_styled
+def payoff(curves: Mapping[str, Mapping[str, np.ndarray]], abstain: np.ndarray) -> Figure:
+    """Retained error in the confident half over abstention; figure "payoff" of the paper."""
+    x = "abstained, % of the confident half"
+    return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
 
 
 @_styled
 def risk_coverage(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
     """Risk over coverage for each signal."""
-    figure, axes = _grid(len(curves), 2.8, 2.4)
-    for ax, (title, by) in zip(axes, curves.items(), strict=True):
-        for name, risk in by.items():
-            colour, style = LINES[name]
-            ax.plot(np.arange(1, len(risk) + 1) / len(risk), risk, color=colour, linestyle=style,
-                    linewidth=1.2, label=name)  # fmt: skip
-        ax.set_xlabel("coverage")
-        ax.set_ylabel("error rate of the kept")
-        ax.set_ylim(0, 1)
-        ax.legend(fontsize=7)
-        _title(ax, title)
-    return figure
+
+    def coverages(risk: np.ndarray) -> np.ndarray:
+        return np.arange(1, len(risk) + 1) / len(risk)
+
+    return _error_curves(curves, coverages, "{}", "coverage", "error rate of the kept")
 
 
 @_styled

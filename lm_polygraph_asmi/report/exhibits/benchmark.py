@@ -11,7 +11,7 @@ import pandas as pd
 from lm_polygraph_asmi.analysis import comparison
 from lm_polygraph_asmi.analysis.clusters import SEED, Interval
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import prr_with_error
+from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
 from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
@@ -129,7 +129,7 @@ def datasets(cells: Sequence[Cell]) -> Items:
 @cache
 def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
     """PRR intervals of a cell's methods, and of the differences the report needs."""
-    prr = {m: prr_with_error(cell.score(m), cell.quality, resamples=2).value for m in cell.scores}
+    prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
     pairs = [(a, b) for a in _references(cell, prr) for b in _references(cell, prr) if a != b]
     return comparison.prr_intervals(
         {m: cell.score(m) for m in cell.scores}, cell.quality, cell.clusters, pairs, 10_000, SEED
@@ -206,16 +206,16 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) 
         return "llama2" in re.sub("[ -]", "", name) and "squad" in name
 
     counted, doubled = one_per_question_set(cells)
-    counts_here = np.array([cell in counted for cell in cells])
-    grounded = counts_here & np.array([cell.grounded is True for cell in cells])
+    kinds = {"grounded": True, "closed-book": False, "not recorded which": None}
     subsets = {
-        "grounded": grounded,
-        "closed-book": counts_here & np.array([cell.grounded is False for cell in cells]),
-        "not recorded which": counts_here & np.array([cell.grounded is None for cell in cells]),
+        name: [cell in counted and cell.grounded is kind for cell in cells]
+        for name, kind in kinds.items()
     }
     if any(is_llama_squad(cell) and cell.grounded for cell in cells):
-        without = grounded & ~np.array([is_llama_squad(cell) for cell in cells])
-        subsets["grounded, without Llama-2 on SQuAD"] = without
+        subsets["grounded, without Llama-2 on SQuAD"] = [
+            chosen and not is_llama_squad(cell)
+            for cell, chosen in zip(cells, subsets["grounded"], strict=True)
+        ]
     rows = []
     for name, chosen in subsets.items():
         for delta in deltas:
@@ -231,7 +231,7 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) 
         "Win or loss: the interval excludes zero; tie: it does not; lead: the difference is "
         "positive."
     ]
-    if len(subsets) == 4:
+    if len(subsets) > len(kinds):
         notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
     if doubled:
         notes.append(f"Not counted, since a larger run asks the same: {'; '.join(doubled)}.")

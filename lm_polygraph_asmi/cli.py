@@ -56,13 +56,27 @@ def results(runs: tuple[str, ...], as_one: bool) -> None:
 @click.option("--chat", is_flag=True, help="Put text prompts through the chat template.")
 @click.option("--variant", type=click.Choice(["asmi", "sem", "adapt"]), default="sem")
 @click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
-@click.option("--scope", type=click.Choice(["all", "response"]), default="all")
+@click.option("--scope", type=click.Choice(["all", "response"]), default="all", show_default=True)
+@click.option("--num-masks", type=int, help="S; default: derived from the model's heads.")
+@click.option("--mask-rate", type=float, help="p; default: derived from the model's heads.")
+@click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
+@click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
+@click.option(
+    "--closing-token/--no-closing-token",
+    default=True,
+    show_default=True,
+    help="Whether the token that ends the answer counts.",
+)
+@click.option("--num-samples", default=10, show_default=True, help="For adapt: answers to draw.")
+@click.option("--tau", default=0.3, show_default=True, help="For adapt: middle of the gate.")
+@click.option("--beta", default=10.0, show_default=True, help="For adapt: its steepness.")
 @click.option("--stop", multiple=True, help="Ends answers; \\n is a line break.")
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option(
     "--reference",
     type=click.Path(exists=True),
-    help="Finished run, or a saved reference: what the number means.",
+    help="What the number means: a finished run (its manager file is a pickle: only files you "
+    "trust), or what `polygraph_asmi reference` saved.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
@@ -139,6 +153,27 @@ def score(
         console.print(f"Page: {html}", highlight=False)
     if failed:
         raise SystemExit(1)
+
+
+@main.command()
+@click.argument("run", type=click.Path(exists=True))
+@click.option("--variant", type=click.Choice(["asmi", "sem", "adapt"]), default="sem")
+@click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
+def reference(run: str, variant: str, depth: float, out: str) -> None:
+    """Save what `score --reference` needs of a finished RUN, without its questions and answers."""
+    from rich.console import Console
+
+    from lm_polygraph_asmi.scoring import Reference
+
+    if Path(out).suffix != ".json":
+        raise click.BadParameter("name a .json file: by that a saved reference is known")
+    try:
+        found = Reference.from_run(run, variant, depth)
+        found.save(out)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    Console().print(f"{out}: {found.ground}", highlight=False, markup=False)
 
 
 @main.command()

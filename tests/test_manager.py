@@ -157,6 +157,12 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     assert any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["depths", "num_masks", "stop"])
+def test_the_helper_takes_scores_from_the_estimators_alone(option):
+    with pytest.raises(ValueError, match=f"got {option}. Depths and all .* of the estimators"):
+        available_stat_calculators([ASMI()], **{option: 1})
+
+
 def test_the_helper_without_an_estimator_of_this_plugin(model):
     """It then serves the defaults."""
     run = manager(model, [ASMI(), Perplexity()], available_stat_calculators([Perplexity()]))

@@ -175,6 +175,8 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
     if not difference <= rounding(model.dtype):
         raise RuntimeError(
             f"replaying {type(model).__name__} from layer {layer} changes a log-probability by "
-            f"{difference:.3g} nats. Its entry in lm_polygraph_asmi.model.FAMILIES does not fit "
-            "this model or this transformers release; please report it"
+            f"{difference:.3g} nats. A model that computes a row otherwise in another batch, as "
+            "dynamic quantisation does, cannot be scored; else its entry in "
+            "lm_polygraph_asmi.model.FAMILIES does not fit this model or this transformers "
+            "release: please report it"
         )

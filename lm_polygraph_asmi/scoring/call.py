@@ -23,6 +23,7 @@ from lm_polygraph_asmi.scoring.text import (
     Messages,
     Prompt,
     answer_tokens,
+    behind_answer,
     prompt_tokens,
     spans,
 )
@@ -155,12 +156,24 @@ class Scorer:
             msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
             diversity=diversity,
             gate=gate if self.variant == "adapt" else None,
-            settings=used | {"closing_token": self.closing_token},
+            settings=used | self._own_settings(answer, samples),
             model=str(self.model.config.name_or_path or ""),
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
             reference=self.reference,
         )
+
+    def _own_settings(
+        self, answer: Answer | None, samples: Sequence[Answer] | None
+    ) -> dict[str, Any]:
+        """What made this score besides the masks; the names are those of `reference.COMPARED`."""
+        found: dict[str, Any] = {"closing_token": self.closing_token}
+        if answer is None or isinstance(answer, str):  # token ids are scored as they are
+            found["stop"] = self.stop
+        if self.variant == "adapt":
+            drawn = self.num_samples if samples is None else len(samples)
+            found |= {"tau": self.tau, "beta": self.beta, "num_samples": drawn}
+        return found
 
     def _at_depth(self, stats: Mapping[str, Any]) -> dict[str, Any]:
         """Token-level statistics under their plain names."""
@@ -188,9 +201,21 @@ class Scorer:
             return ids
         if self.stop:
             return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
-        # A chat model names several end tokens, of which the tokenizer's ends its turns.
+        return [*ids, *self._end_token(prompt)]
+
+    def _end_token(self, prompt: Prompt) -> list[int]:
+        """What ends an answer without a stop string: a template's end of turn, else EOS; or none.
+
+        Models of chats often name several end tokens, and the tokenizer's may not be the one that
+        ends their turns.
+        """
+        ends = self.endings.end_ids
+        if not isinstance(prompt, str):
+            turn = next((i for i in behind_answer(self.tokenizer, prompt) if i in ends), None)
+            if turn is not None:
+                return [turn]
         own = self.tokenizer.eos_token_id
-        return [*ids, *(sorted(self.endings.end_ids)[:1] if own is None else [own])]
+        return sorted(ends)[:1] if own is None else [own]
 
     def _gate(
         self,
@@ -326,7 +351,8 @@ def score(
             chat template; or a list of either.
         answer: text as it follows the prompt, its leading space included, or token ids; a list of
             them for a list of prompts. Text is closed as the model would have: with the first stop
-            string, else the end token. Token ids are scored as they are.
+            string, else what ends a turn of the chat template, else the end token. Token ids are
+            scored as they are.
         samples: for variant "adapt", sampled answers (texts or token ids) in place of drawing them;
             a list of such lists for a list of prompts.
         **settings: keyword arguments of `Scorer`:
@@ -347,9 +373,11 @@ def score(
         ValueError: an empty prompt or answer, one beyond the context window, unknown settings.
     """
     scorer = Scorer(model, tokenizer, **settings)
-    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
+    single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")
+    prompts = [] if single else list(prompt)
+    if single or (prompts and isinstance(prompts[0], Mapping)):
         return scorer.score(prompt, answer, samples)
-    many = len(prompt)
+    many = len(prompts)
     answers = [None] * many if answer is None else list(answer)
     sampled = [None] * many if samples is None else list(samples)
     if isinstance(answer, str) or len(answers) != many or len(sampled) != many:
@@ -357,4 +385,4 @@ def score(
             f"{many} prompts, but {len(answers)} answers and {len(sampled)} sets of samples: for a "
             "list of prompts give lists of the same length, None where an answer is to be made"
         )
-    return [scorer.score(*row) for row in zip(prompt, answers, sampled, strict=True)]
+    return [scorer.score(*row) for row in zip(prompts, answers, sampled, strict=True)]

@@ -2,22 +2,104 @@
 
 import json
 import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.report.cells import Cell
+
 FORMAT = 1
+SMALLEST_STEP = 25
+"""Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Name in `score` -> symbol in tables."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token",
+    "closing_token", "stop", "tau", "beta", "num_samples",
 )  # fmt: skip
-"""Settings that make a score another one."""
+"""Settings that make a score another one; compared where both sides know them."""
+
+
+class Step(NamedTuple):
+    """Answers of a run that share a probability of error.
+
+    Attributes:
+        start: the lowest of their scores, nats.
+        n, errors: answers, and wrong ones among them.
+    """
+
+    start: float
+    n: int
+    errors: int
+
+
+def calibrate(scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) -> list[Step]:
+    """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
+
+    Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    fitted = IsotonicRegression().fit_transform(scores, wrong.astype(float))
+    order = np.argsort(scores, kind="stable")
+    parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
+    steps: list[Step] = []
+    for part in parts:
+        step = Step(float(scores[part[0]]), len(part), int(wrong[part].sum()))
+        steps = _joined(steps, step) if steps and steps[-1].n < SMALLEST_STEP else [*steps, step]
+    if len(steps) > 1 and steps[-1].n < SMALLEST_STEP:
+        steps = _joined(steps[:-1], steps[-1])
+    return steps
+
+
+def _joined(steps: list[Step], step: Step) -> list[Step]:
+    last = steps[-1]
+    return [*steps[:-1], Step(last.start, last.n + step.n, last.errors + step.errors)]
+
+
+def step_at(steps: Sequence[Step], score: float) -> Step:
+    """The step a score lies on; below all of them, the first."""
+    return steps[max(0, bisect_right([step.start for step in steps], score) - 1)]
+
+
+def probability_at(steps: Sequence[Step], score: float) -> float:
+    """Rate of errors on the score's step, drawn to the rate of all by 1 in `SMALLEST_STEP` + 1.
+
+    That is one answer of the average kind more on the smallest step: no probability is 0 or 1.
+    """
+    overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
+    step = step_at(steps, score)
+    return overall + (step.errors / step.n - overall) * SMALLEST_STEP / (SMALLEST_STEP + 1)
+
+
+def held_out_brier(
+    scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"], clusters: Sequence[str]
+) -> tuple[float, float] | None:
+    """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
+
+    Five folds of whole clusters; mean squared difference of probability and outcome, lower =
+    better. None with a single cluster.
+    """
+    from sklearn.model_selection import GroupKFold
+
+    folds = min(5, len(set(clusters)))
+    if folds < 2:
+        return None
+    calibrated, base = np.empty(len(scores)), np.empty(len(scores))
+    for fitted, held_out in GroupKFold(folds).split(scores, groups=clusters):
+        steps = calibrate(scores[fitted], wrong[fitted])
+        calibrated[held_out] = [probability_at(steps, score) for score in scores[held_out]]
+        base[held_out] = wrong[fitted].mean()
+    return float(np.mean((calibrated - wrong) ** 2)), float(np.mean((base - wrong) ** 2))
 
 
 @dataclass(frozen=True)
@@ -31,7 +113,9 @@ class Reference:
         scores: (n,) its scores, ascending, nats.
         median, msp_median: of the score and of the answers' negative log-likelihood, nats.
         prr: of the score on that run, with its 95 % interval over clusters.
-        calibration: points (score, probability of error) of an increasing fit, in between linear.
+        calibration: steps of an isotonic fit of the errors, ascending; see `calibrate`.
+        brier: Brier scores of the calibrated probability and of the share of errors alone, on
+            answers held out, lower = better; see `held_out_brier`.
         quality: metric by which its answers were judged wrong (below 0.5).
         n, clusters, errors: answers, clusters, wrong answers.
         settings: of ASMI, `variant` and `closing_token` among them.
@@ -45,7 +129,8 @@ class Reference:
     median: float
     msp_median: float
     prr: Interval
-    calibration: list[tuple[float, float]]
+    calibration: list[Step]
+    brier: tuple[float, float] | None
     quality: str
     n: int
     clusters: int
@@ -59,7 +144,8 @@ class Reference:
 
         Raises:
             FileNotFoundError: nothing there.
-            ValueError: no run, no such score in it, or too few right or wrong answers.
+            ValueError: no run or several, no such score in it, no right or no wrong answers, or
+                another kind of JSON file.
         """
         path = Path(path)
         return cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth)
@@ -72,8 +158,6 @@ class Reference:
             FileNotFoundError: no such run.
             ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
-        from sklearn.isotonic import IsotonicRegression
-
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
         from lm_polygraph_asmi.report.cells import load_cells, same_depth
 
@@ -97,8 +181,6 @@ class Reference:
         msp = cell.msp if own is None else np.array([-answer.sum() for answer in own])
         if msp is None:
             raise ValueError(f"{path} has saved neither MSP nor asmi_log_likelihood")
-        fit = IsotonicRegression(y_min=0, y_max=1, increasing=True, out_of_bounds="clip")
-        fit.fit(scores, cell.wrong.astype(float))
         alone, _ = prr_intervals({method: scores}, cell.quality, cell.clusters)
         return cls(
             name=cell.label,
@@ -108,16 +190,13 @@ class Reference:
             median=float(np.median(scores)),
             msp_median=float(np.median(msp)),
             prr=alone[method],
-            calibration=[
-                (float(x), float(y))
-                for x, y in zip(fit.X_thresholds_, fit.y_thresholds_, strict=True)
-            ],
+            calibration=calibrate(scores, cell.wrong),
+            brier=held_out_brier(scores, cell.wrong, cell.clusters),
             quality=cell.metric,
             n=len(cell),
             clusters=len(set(cell.clusters)),
             errors=int(cell.wrong.sum()),
-            settings=(cell.settings() or {})
-            | {"variant": variant, "closing_token": "no closing token" not in method},
+            settings=(cell.settings() or {}) | {"variant": variant} | _own_settings(cell, method),
             masking_response=None
             if cell.mi_tokens is None
             else float(np.concatenate(cell.mi_tokens).mean()),
@@ -140,12 +219,18 @@ class Reference:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if "format" not in content:
+                raise ValueError(
+                    f"{path} is not a saved reference: name the run's folder or manager file, or "
+                    "what Reference.save wrote"
+                )
             if content.pop("format") != FORMAT:
                 raise ValueError(f"{path} is not a reference of the format {FORMAT}")
             content["prr"] = Interval(
                 *(float("nan") if bound is None else bound for bound in content["prr"])
             )
-            content["calibration"] = [(x, y) for x, y in content["calibration"]]
+            content["calibration"] = [Step(*step) for step in content["calibration"]]
+            content["brier"] = content["brier"] and tuple(content["brier"])
             return cls(**content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved reference: {error!r}") from error
@@ -160,7 +245,7 @@ class Reference:
         found = [
             f"{name} {self.settings[name]} there, {settings[name]} here"
             for name in COMPARED
-            if name in self.settings and self.settings[name] != settings.get(name)
+            if name in self.settings and name in settings and self.settings[name] != settings[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:
@@ -174,19 +259,31 @@ class Reference:
         return 100 * float(np.searchsorted(self.scores, score, side="left")) / self.n
 
     def error_probability(self, score: float) -> float | None:
-        """Of an answer with this score; None where the score does not rank."""
-        if not self.ranks:
-            return None
-        scores, probabilities = zip(*self.calibration, strict=True)
-        return float(np.interp(score, scores, probabilities))
+        """Of an answer with this score, never 0 or 1; None where the score does not rank."""
+        return probability_at(self.calibration, score) if self.ranks else None
+
+    @property
+    def ground(self) -> str:
+        """The run in a line: answers, errors, PRR with its interval."""
+        return (
+            f"{self.name}: {self.n} answers, {self.errors} wrong by {self.quality}, PRR of "
+            f"{self.method} {self.prr.value:.2f} [{self.prr.low:.2f}, {self.prr.high:.2f}]"
+        )
+
+    @property
+    def _worth(self) -> str:
+        """What the probability was worth on answers that were held out."""
+        if self.brier is None:
+            return ""
+        own, base = self.brier
+        better = "better" if own < base else "no better"
+        return (
+            f"On answers held out such probabilities are {better} than that overall share (Brier "
+            f"score {own:.3f} against {base:.3f}, lower = better). "
+        )
 
     def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
         """What this run allows to be said of a score, in sentences."""
-        interval = f"{self.prr.value:.2f} [{self.prr.low:.2f}, {self.prr.high:.2f}]"
-        ground = (
-            f"{self.name}: {self.n} answers, {self.errors} wrong by {self.quality}, PRR of "
-            f"{self.method} {interval}"
-        )
         other = self.other_settings(settings)
         if other:
             return [
@@ -195,16 +292,32 @@ class Reference:
             ]
         if not self.ranks:
             return [
-                f"No verdict: on the reference run ({ground}) the score is not known to rank "
+                f"No verdict: on the reference run ({self.ground}) the score is not known to rank "
                 "errors, since this interval does not lie above zero."
             ]
-        chance = self.error_probability(score)
+        step = step_at(self.calibration, score)
         said = [
-            f"Higher than {self.percentile(score):.0f} % of the reference run; answers like this "
-            f"were wrong there with probability {chance:.2f}, {self.errors / self.n:.2f} overall "
-            "(isotonic fit on these same answers: surer than it will prove, most of all at its "
-            f"ends). Ground: {ground}."
+            f"Higher than {self.percentile(score):.0f} % of the reference run. Of its {step.n} "
+            f"answers nearest in score {step.errors} were wrong: probability of error "
+            f"{self.error_probability(score):.2f}, against {self.errors / self.n:.2f} overall. "
+            f"{self._worth}Ground: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
             said.append("No answer of the reference run had a score like this.")
         return said
+
+
+def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:
+    """What a run says of a score besides the masks: closing token, and the gate of Adapt-ASMI."""
+    found: dict[str, Any] = {"closing_token": "no closing token" not in method}
+    config = cell.run.recorded("config")
+    generation = config.get("generation_params")
+    if isinstance(generation, dict):
+        found["stop"] = list(generation.get("stop_strings") or [])
+    if method.startswith(VARIANTS["adapt"]):
+        for name, default in (("tau", 0.3), ("beta", 10.0)):  # a name says what is no default
+            named = re.search(rf"{name}=([\d.e+-]+)", method)
+            found[name] = float(named[1]) if named else default
+        samples = (config.get("asmi") or {}).get("num_samples")
+        found |= {} if samples is None else {"num_samples": samples}
+    return found

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.cells import cell_len, chop_cells
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -257,9 +259,9 @@ class Score:
 
         return render_part(self)
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Heat map for a terminal: shades, and bars for terminals without colour."""
-        shaded, bars = Text(), Text()
+        shaded, bars = Text(), Text(style="red")
         for token in self.tokens:
             # Line breaks would part the two lines, and other control characters steer a terminal.
             shown = "".join(c if c.isprintable() else CONTROL.get(c, "�") for c in token.text)
@@ -270,11 +272,18 @@ class Score:
                 ink = "white" if token.shade > 0.5 else "black"
                 text.stylize(f"{ink} on rgb({red},{rest},{rest})")
             shaded.append_text(text)
-            bars.append(token.bar * text.cell_len, style="red")
+            bars.append(token.bar * text.cell_len)
+        # Cut by hand, so that a line of a long answer and its bars stay together.
+        lines = chop_cells(shaded.plain, options.max_width)
+        ends = list(accumulate(map(len, lines)))[:-1]
+        cells = list(accumulate(map(cell_len, lines)))[:-1]
+        for line, bar in zip(shaded.divide(ends), bars.divide(cells), strict=True):
+            yield from (line, bar)
+        yield from (Text(line) for line in self.verdict)
         table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")
         for token in sorted(self.tokens, key=lambda token: -token.u)[:5]:
             other = "" if token.alternative is None else repr(token.alternative)
             share = f" {token.alternative_share:.0%}" if other else ""
             table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
                           f"{token.vote:.0%}", Text(other + share))  # fmt: skip
-        return Group(shaded, bars, *(Text(line) for line in self.verdict), table)
+        yield table

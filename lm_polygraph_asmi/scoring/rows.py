@@ -32,12 +32,12 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """All rows of a JSON-lines file, blank lines left out; one of any other file, its prompt.
+    """All rows of a JSON-lines file (.jsonl, .ndjson), blank lines left out; of another, its text.
 
     A final line break is not part of the prompt of a text file.
     """
     text = Path(path).read_text(encoding="utf-8")
-    if Path(path).suffix != ".jsonl":
+    if Path(path).suffix.lower() not in (".jsonl", ".ndjson"):
         return [Row(0, {"prompt": text.removesuffix("\n")})]
     lines = (line for line in text.split("\n") if line.strip())
     return [Row(number, _parsed(line)) for number, line in enumerate(lines)]

@@ -22,8 +22,15 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
     """Token ids of a prompt: a text as it is, messages through the tokenizer's chat template.
 
     Raises:
-        ValueError: messages without a chat template or that it refuses; a prompt without a token.
+        ValueError: neither text nor messages; messages without a chat template or that it refuses;
+            a prompt without a token.
     """
+    messages = isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)
+    if not (isinstance(prompt, str) or messages):
+        raise ValueError(
+            "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
+            f"'...'}}; got {prompt!r:.80}"
+        )
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
     elif not getattr(tokenizer, "chat_template", None):
@@ -59,6 +66,17 @@ def answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: st
         if both[: len(before)] == before:
             return both[len(before) :]
     return tokenizer(answer, add_special_tokens=False)["input_ids"]
+
+
+def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[int]:
+    """Token ids that the chat template puts behind an answer; none where it takes no answer."""
+    answer = "ANSWER"
+    messages = [*(dict(message) for message in prompt), {"role": "assistant", "content": answer}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except TemplateError:
+        return []
+    return tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
 
 
 def _agreed(one: str, other: str) -> int:

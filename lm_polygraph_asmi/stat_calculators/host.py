@@ -84,8 +84,11 @@ class Endings:
         self.stop_strings = list(getattr(model.generation_parameters, "stop_strings", None) or [])
 
     def closes(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token ends the answer: an end token, or the end of a stop string."""
-        return tokens[-1] in self.end_ids or self._holds_stop_string(tokens)
+        """Whether the last token ends the answer: an end token, or the end of a stop string.
+
+        A stop string further to the front, as a text given for scoring may hold one, does not.
+        """
+        return tokens[-1] in self.end_ids or self._ends_stop_string(tokens)
 
     def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
         """A generated row as it would have come out of a batch of one.
@@ -102,8 +105,12 @@ class Endings:
                 return tokens[:length]
         return tokens
 
-    def _holds_stop_string(self, tokens: Sequence[int]) -> bool:
+    def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
         if not self.stop_strings:
             return False
         text = self.tokenizer.decode(list(tokens))
-        return any(stop in text for stop in self.stop_strings)
+        # A decoder puts � for a character that has not got all of its bytes yet.
+        before = len(self.tokenizer.decode(list(tokens[:-1])).rstrip("\ufffd"))
+        return any(
+            stop in text and text.rindex(stop) + len(stop) > before for stop in self.stop_strings
+        )

@@ -13,6 +13,9 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.statistics import DIVERSITY, masked_head_stats
 
+OPTIONS = ("attention", "memory_budget", "journal", "details")
+"""Settings of the masked-heads calculator that do not change a score."""
+
 
 def available_stat_calculators(
     estimators: Sequence[Estimator], output_attentions: bool = False, **options: Any
@@ -24,13 +27,18 @@ def available_stat_calculators(
             ASMI are read from them.
         output_attentions: whether greedy decoding returns attention maps; RAUQ needs it, and eager
             attention.
-        **options: further settings of the masked-heads calculator: attention, memory_budget,
-            journal, details.
+        **options: further settings of the masked-heads calculator, of `OPTIONS`.
 
     Raises:
         ValueError: estimators of this plugin with different settings, which one calculator cannot
-            serve at once.
+            serve at once; or an option that is read from the estimators, or that there is not.
     """
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ValueError(
+            f"options are {', '.join(OPTIONS)}; got {', '.join(unknown)}. Depths and all that is "
+            "part of a score are settings of the estimators"
+        )
     ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
     settings = [estimator.expected for estimator in ours]
     if any(other != settings[0] for other in settings):

@@ -88,8 +88,8 @@ def test_both_colour_schemes(found):
 def test_readable_without_colour(found):
     """Bars stand under the tokens, and a table has every number."""
     page = found.to_html()
-    bars = re.findall(r'<span class="bar" aria-hidden="true">(.)</span>', page)
-    assert bars == [token.bar for token in found.tokens]
+    bars = re.findall(r'class="bar" aria-hidden="true" style="height: ([\d.]+)em"></span>', page)
+    assert bars == [f"{0.5 * token.shade:.2f}" for token in found.tokens]
     assert len(set(bars)) > 2
     rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
     assert len(rows) == len(found.tokens)

@@ -10,6 +10,13 @@ from sklearn.isotonic import IsotonicRegression
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.scoring import Reference
+from lm_polygraph_asmi.scoring.reference import (
+    SMALLEST_STEP,
+    Step,
+    calibrate,
+    held_out_brier,
+    probability_at,
+)
 from tests.report import runs
 
 METHODS = {
@@ -47,23 +54,93 @@ def test_what_a_run_gives(run, variant):
     assert found.msp_median == pytest.approx(np.median(msp))
     assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.quality) == ("models/tiny", "AlignScore")
-    assert found.settings == stats["asmi_settings_d60"][0] | {
-        "variant": variant,
-        "closing_token": True,
-    }
+    own = {"variant": variant, "closing_token": True}
+    gate = {"tau": 0.3, "beta": 10.0} if variant == "adapt" else {}
+    assert found.settings == stats["asmi_settings_d60"][0] | own | gate
     assert found.ranks
     assert 0 < found.prr.low < found.prr.value < found.prr.high
 
 
-def test_probability_is_that_of_isotonic_regression(reference):
+def noisy(n, slope=0.0, seed=0):
+    """Scores, and errors of which a few more have high ones."""
+    draw = np.random.default_rng(seed)
+    scores = draw.random(n).round(2)
+    return scores, draw.random(n) < 0.4 + slope * (scores - 0.5)
+
+
+@pytest.mark.parametrize(("n", "slope"), [(10, 0), (49, 0.5), (60, 0), (300, 0.3), (999, 0.8)])
+def test_steps_are_those_of_isotonic_regression_joined(n, slope):
+    scores, wrong = noisy(n, slope)
+    steps = calibrate(scores, wrong)
+    assert sum(step.n for step in steps) == n
+    assert all(step.n >= min(n, SMALLEST_STEP) for step in steps)
+    rates = [step.errors / step.n for step in steps]
+    assert rates == sorted(set(rates))
+    # Each holds whole steps of the fit, and no answer of a score lies on two.
+    starts = [step.start for step in steps]
+    for start, end, step in zip(starts, [*starts[1:], np.inf], steps, strict=True):
+        inside = (scores >= start) & (scores < end)
+        assert (inside.sum(), wrong[inside].sum()) == (step.n, step.errors)
+    fitted = IsotonicRegression().fit_transform(scores, wrong)
+    for start in starts[1:]:
+        assert fitted[scores < start].max() < fitted[scores >= start].min()
+
+
+def test_steps_that_are_large_enough_stay():
+    scores = np.repeat([0.1, 0.2, 0.3], 40)
+    wrong = np.concatenate([np.arange(40) < errors for errors in (4, 20, 30)])
+    assert calibrate(scores, wrong) == [(0.1, 40, 4), (0.2, 40, 20), (0.3, 40, 30)]
+    wrong = np.concatenate([np.arange(40) < errors for errors in (20, 4, 30)])  # not increasing
+    assert calibrate(scores, wrong) == [(0.1, 80, 24), (0.3, 40, 30)]
+
+
+def test_no_probability_is_certain():
+    """Where all answers of a step are wrong, another one may be right."""
+    steps = calibrate(np.arange(100.0), np.arange(100) >= 50)
+    assert steps == [(0.0, 50, 0), (50.0, 50, 50)]
+    found = [probability_at(steps, score) for score in (-5, 0, 49.9, 50, 1e9)]
+    assert found == pytest.approx([0.5 / 26] * 3 + [25.5 / 26] * 2)
+    (one,) = calibrate(np.array([0.1, 0.9]), np.array([False, True]))
+    assert probability_at([one], 0.9) == 0.5
+
+
+def test_probability_is_read_from_the_steps(reference):
     scores, wrong, _ = columns()
-    # Of noise no step is lost; the planted runs separate too well to show much.
-    expected = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores, wrong)
-    asked = [-1.0, *np.linspace(scores.min(), scores.max(), 50), 9.0]
-    found = [reference.error_probability(score) for score in asked]
-    assert found == pytest.approx(expected.predict(asked).tolist())
-    assert found[0] == 0
-    assert found[-1] == 1
+    assert reference.calibration == calibrate(scores, wrong)
+    for asked in (-1.0, *scores, 9.0):
+        (rate,) = {
+            step.errors / step.n
+            for step, later in zip(
+                reference.calibration, [*reference.calibration[1:], None], strict=True
+            )
+            if (later is None or asked < later.start)
+            and (asked >= step.start or step == reference.calibration[0])
+        }
+        overall = wrong.mean()
+        assert reference.error_probability(asked) == pytest.approx(
+            overall + (rate - overall) * 25 / 26
+        )
+
+
+def test_worth_of_the_probability_is_measured_on_other_clusters():
+    scores, wrong = noisy(600, 0.8)
+    clusters = [f"{i // 2}" for i in range(600)]
+    own, base = held_out_brier(scores, wrong, clusters)
+    assert own < base
+    # Of noise nothing is learnt, though a fit on the same answers seems to know something.
+    scores, wrong = noisy(200)
+    own, base = held_out_brier(scores, wrong, clusters[:200])
+    steps = calibrate(scores, wrong)
+    fitted = np.mean([(probability_at(steps, s) - w) ** 2 for s, w in zip(scores, wrong)])  # noqa: B905
+    assert own > base > fitted
+    assert base == pytest.approx(wrong.mean() * (1 - wrong.mean()), abs=0.01)
+    assert held_out_brier(scores, wrong, ["one"] * 200) is None
+    # Clusters stay whole: an answer is told from its twin in another fold, not in its own.
+    twins = np.repeat(np.random.default_rng(0).random(100), 2)
+    outcome = np.repeat(np.random.default_rng(1).random(100) < 0.5, 2)
+    together, _ = held_out_brier(twins, outcome, [str(i // 2) for i in range(200)])
+    apart, _ = held_out_brier(twins, outcome, [str(i) for i in range(200)])
+    assert together >= apart
 
 
 def test_percentile_counts_lower_scores(reference):
@@ -103,8 +180,19 @@ def test_verdict(reference):
     prr = reference.prr
     assert f"PRR of Sem-ASMI (60%, K=64) {prr.value:.2f} [{prr.low:.2f}, {prr.high:.2f}]" in said
     assert "Higher than 33 % of the reference run" in said
-    assert f"with probability {reference.error_probability(score):.2f}" in said
+    step = next(step for step in reversed(reference.calibration) if step.start <= score)
+    assert f"Of its {step.n} answers nearest in score {step.errors} were wrong" in said
+    assert f"probability of error {reference.error_probability(score):.2f}, against" in said
     assert f"{reference.errors / 60:.2f} overall" in said
+    own, base = reference.brier
+    assert own == base  # four fifths of 60 answers are a single step
+    assert (
+        f"are no better than that overall share (Brier score {own:.3f} against {base:.3f}" in said
+    )
+    (better,) = replace(reference, brier=(0.1, 0.2)).verdict(score, reference.settings)
+    assert "are better than that overall share (Brier score 0.100 against 0.200" in better
+    (alone,) = replace(reference, brier=None).verdict(score, reference.settings)
+    assert "Brier" not in alone
     assert f"60 answers, {reference.errors} wrong by AlignScore" in said
     said = reference.verdict(1e9, reference.settings)
     assert said[1] == "No answer of the reference run had a score like this."
@@ -117,23 +205,43 @@ def test_verdict(reference):
     [
         {"variant": "asmi"}, {"depth": 0.9, "layer": 5}, {"num_masks": 9}, {"mask_rate": 0.2},
         {"top_k": 8}, {"mask_sampler": "balanced"}, {"scope": "response"}, {"closing_token": False},
+        {"stop": ["\n"]}, {"tau": 0.5}, {"beta": 5.0}, {"num_samples": 5},
     ],
     ids=str,
 )  # fmt: skip
 def test_another_score_gets_no_verdict(reference, other):
+    gate = {"stop": [], "tau": 0.3, "beta": 10.0, "num_samples": 10}
+    reference = replace(reference, settings=reference.settings | gate)
     (said,) = reference.verdict(0.1, reference.settings | other)
     assert said.startswith("No verdict: the reference run used other settings (")
     for name, value in other.items():
         assert f"{name} {reference.settings[name]} there, {value} here" in said
-    # Another draw of masks is the same score.
+    # Another draw of masks is the same score, and token ids need no stop string.
+    unknown = {name: value for name, value in reference.settings.items() if name not in gate}
+    assert "No verdict" not in reference.verdict(0.1, unknown)[0]
     same = reference.settings | {"seed": 7, "attention": "eager"}
     assert "No verdict" not in reference.verdict(0.1, same)[0]
+
+
+def test_what_a_run_says_of_its_gate(tmp_path):
+    saved = runs.content()
+    named = "Adapt-ASMI (60%, K=64, tau=0.25, beta=1e-05)"
+    scores = saved["estimations"].pop(("sequence", METHODS["adapt"]))
+    saved["estimations"]["sequence", named] = scores
+    config = {"generation_params": {"stop_strings": ["\n"]}, "asmi": {"num_samples": 5}}
+    about = runs.manifest(60) | {"config": config}
+    found = Reference.from_run(runs.save(tmp_path / "run", saved, about), "adapt")
+    own = {"tau": 0.25, "beta": 1e-5, "num_samples": 5, "stop": ["\n"]}
+    assert own.items() <= found.settings.items()
+    config["generation_params"] = {"stop_strings": None}
+    other = runs.save(tmp_path / "other", runs.content(), about)
+    assert Reference.from_run(other).settings["stop"] == []
 
 
 def test_saved_and_loaded(reference, tmp_path):
     file = tmp_path / "reference.json"
     undefined = replace(
-        reference, name="NaNo, squad", prr=Interval(0.5, float("nan"), float("nan"))
+        reference, name="NaNo, squad", prr=Interval(0.5, float("nan"), float("nan")), brier=None
     )
     for one in (reference, undefined):
         one.save(file)
@@ -141,6 +249,7 @@ def test_saved_and_loaded(reference, tmp_path):
         json.loads(file.read_text(), parse_constant=pytest.fail)  # NaN is not JSON
         assert math.isnan(found.prr.low) == math.isnan(one.prr.low)
         assert isinstance(found.prr, Interval)
+        assert isinstance(found.calibration[0], Step)
         assert replace(found, prr=one.prr) == one
     reference.save(file)
     assert Reference.read(file) == reference

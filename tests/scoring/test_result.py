@@ -7,12 +7,14 @@ from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.scoring import Reference, Token
+from lm_polygraph_asmi.scoring.reference import Step
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -33,7 +35,8 @@ def reference_for(found, **changed) -> Reference:
         median=own * 0.9,
         msp_median=found.msp + 1,
         prr=Interval(0.5, 0.1, 0.8),
-        calibration=[(0.0, 0.1), (2 * own, 0.9)],
+        calibration=[Step(0.0, 5, 1), Step(own * 0.9, 5, 4)],
+        brier=(0.2, 0.25),
         quality="AlignScore",
         n=10,
         clusters=5,
@@ -81,7 +84,7 @@ def test_without_a_reference_no_verdict(found):
 def test_with_a_reference_that_ranks(found):
     one = judged(found)
     assert one.percentile == 50
-    assert one.error_probability == pytest.approx(0.5)
+    assert one.error_probability == pytest.approx(0.5 + 0.3 * 25 / 26)
     assert one.confident_but_fragile is True
     assert "Higher than 50 % of the reference run" in one.verdict[1]
     assert "0.50 [0.10, 0.80]" in one.verdict[1]
@@ -108,9 +111,10 @@ def test_with_a_reference_that_does_not_rank(found, interval):
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 
-@pytest.mark.parametrize("name", ["num_masks", "scope", "closing_token", "variant"])
+@pytest.mark.parametrize("name", ["num_masks", "scope", "closing_token", "stop", "variant"])
 def test_with_a_reference_of_another_score(found, name):
-    other = {"num_masks": 7, "scope": "response", "closing_token": False, "variant": "asmi"}
+    other = {"num_masks": 7, "scope": "response", "closing_token": False, "variant": "asmi",
+             "stop": ["\n"]}  # fmt: skip
     settings = reference_for(found).settings | {name: other[name]}
     one = judged(found, settings=settings)
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
@@ -173,8 +177,8 @@ def test_to_df(found):
     assert table["u"].mean() == pytest.approx(float(found))
 
 
-def printed(one, **settings):
-    console = Console(file=io.StringIO(), width=100, **settings)
+def printed(one, width=100, **settings):
+    console = Console(file=io.StringIO(), width=width, **settings)
     console.print(one)
     return console.file.getvalue()
 
@@ -189,6 +193,23 @@ def test_in_a_terminal(found):
     assert f"{highest.u:.4f}" in plain
     coloured = printed(found, force_terminal=True, color_system="truecolor")
     assert "\x1b[" in coloured
+
+
+@pytest.mark.parametrize("width", [30, 41, 80])
+def test_a_long_answer_in_a_terminal(found, width):
+    """Each line of it has its own bars below, column by column."""
+    texts = ["né ", "漢字", "a", " \n", "ferry "] * 12
+    tokens = [replace(found.tokens[0], text=text, u=0.1 * i / 60) for i, text in enumerate(texts)]
+    shown = printed(replace(found, tokens=tuple(tokens)), width=width).split("\n")
+    text, bars = "", ""
+    for line, bar in zip(shown[::2], shown[1::2], strict=False):
+        if line.startswith("Sem-ASMI"):
+            break
+        assert cell_len(bar) <= cell_len(line) <= width
+        text += line
+        bars += bar.ljust(cell_len(line))
+    assert text == "".join(texts).replace("\n", "⏎")
+    assert bars == "".join(token.bar * cell_len(token.text.replace("\n", "⏎")) for token in tokens)
 
 
 def test_text_is_not_taken_for_markup(found):

@@ -68,6 +68,11 @@ def test_rows_of_a_file(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["in.jsonl", "in.JSONL", "in.ndjson"])
+def test_names_of_json_lines(tmp_path, name):
+    assert [row.content for row in read_rows(write(tmp_path / name, ROWS))] == ROWS
+
+
 def test_a_prompt_as_text(tmp_path):
     (tmp_path / "prompt.txt").write_text("Passage\n\nWho?\n\n")
     assert read_rows(tmp_path / "prompt.txt") == [Row(0, {"prompt": "Passage\n\nWho?\n"})]
@@ -251,6 +256,45 @@ def test_command_with_a_reference(command, tmp_path):
     assert done.exit_code == 1
     assert "is not a saved reference" in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_command_with_all_settings(command, folder, tmp_path):
+    source, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
+    source.write_text(PROMPT)
+    settings = {
+        "variant": "adapt", "depth": 0.9, "scope": "response", "num_masks": 9, "mask_rate": 0.3,
+        "top_k": 8, "seed": 3, "num_samples": 4, "tau": 0.1, "beta": 2.0, "closing_token": False,
+    }  # fmt: skip
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    done = command("--prompt-file", source, "--answer", " Brask", "--out", out, *words[:-1],
+                   "--no-closing-token")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    expected = load(str(folder), max_new_tokens=3, **settings).score(PROMPT, " Brask")
+    (line,) = written(out)
+    assert line["score"] == pytest.approx(float(expected), rel=1e-6)
+    assert line["settings"] == json.loads(json.dumps(expected.settings))
+    own = set(settings) - {"variant"}
+    assert {name: line["settings"][name] for name in own} == {n: settings[n] for n in own}
+
+
+def test_command_that_saves_a_reference(tmp_path):
+    run, out = runs.save(tmp_path / "run"), tmp_path / "reference.json"
+    for variant in ("sem", "asmi"):
+        words = ["reference", str(run), "--variant", variant, "--out", str(out)]
+        done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
+        assert done.exit_code == 0, done.output
+        expected = Reference.from_run(run, variant)
+        assert Reference.load(out) == expected
+        assert expected.ground in done.stdout
+    for words, message in (
+        ([str(run), "--depth", "0.9", "--out", str(out)], "has no score Sem-ASMI at depth 90%"),
+        ([str(run), "--out", str(tmp_path / "reference")], "name a .json file"),
+        ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "No such file"),
+    ):
+        done = CliRunner().invoke(main, ["reference", *words])
+        assert done.exit_code != 0
+        assert message in done.stderr
+        assert isinstance(done.exception, SystemExit)
 
 
 def test_command_says_what_is_wrong(command, calls, tmp_path):

@@ -143,7 +143,11 @@ def test_without_an_answer_the_greedy_one_is_scored(ending, tokenizer):
     assert ended[-1] == tokenizer.eos_token_id
     found = score(ending, None, PROMPT, max_new_tokens=20)
     assert [token.id for token in found.tokens] == ended
-    assert numbers(found) == numbers(score(ending, None, PROMPT, ended))
+    by_ids = score(ending, None, PROMPT, ended)
+    assert by_ids.tokens == found.tokens
+    assert numbers(by_ids)[:5] == numbers(found)[:5]
+    # Where the answer ends is known from its ids: no stop string made it what it is.
+    assert found.settings == by_ids.settings | {"stop": []}
 
 
 def test_greedy_answers_with_stop_strings(model, tokenizer):
@@ -245,6 +249,18 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(call, "response_embeddings", spy)
     return seen
+
+
+def test_a_stop_string_within_an_answer_does_not_end_it(model, tokenizer):
+    """Its last token counts, and it is closed like any other."""
+    for closing_token in (True, False):
+        settings = {"stop": "\n", "closing_token": closing_token}
+        found = score(model, tokenizer, PROMPT, " Brask\n Nadia", **settings)
+        assert found.answer == " Brask\n Nadia" + "\n" * closing_token
+        assert found.counted == len(found.tokens)
+        closed = score(model, tokenizer, PROMPT, " Brask\n Nadia\n", **settings)
+        assert closed.answer == " Brask\n Nadia\n"
+        assert closed.counted == len(closed.tokens) - (not closing_token)
 
 
 def test_samples_follow_from_prompt_and_seed(ending, drawn):
@@ -356,7 +372,7 @@ def test_a_quantised_model(tokenizer):
 def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
     """Torch's dynamic quantisation rounds a row otherwise in another batch."""
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(RuntimeError, match="changes a log-probability by"):
+    with pytest.raises(RuntimeError, match="as dynamic quantisation does, cannot be scored"):
         score(quantised, tokenizer, PROMPT, " Brask")
 
 

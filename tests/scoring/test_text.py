@@ -4,13 +4,16 @@ import json
 from copy import deepcopy
 from itertools import pairwise
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.text import answer_tokens, behind_answer, prompt_tokens, spans
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import TEXT, whitebox
 
@@ -206,6 +209,44 @@ def test_chat(model, chat):
     both = score(model, chat, [MESSAGES, MESSAGES], [" Brask", None], max_new_tokens=3)
     assert float(both[0]) == float(found)
     assert len(both[1].tokens) == 3
+
+
+def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatch):
+    """As Gemma's and Phi-3's, which is not the tokenizer's EOS."""
+    own = deepcopy(chat)
+    own.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    turn = own.convert_tokens_to_ids("<turn>")
+    own.chat_template = CHAT.replace("</s>", "<turn>\n")
+    assert own.chat_template != CHAT
+    assert behind_answer(own, MESSAGES)[0] == turn
+    scorer = Scorer(model, own)
+    ids = scorer._end_token(MESSAGES)
+    assert ids == [own.eos_token_id]  # generation would not stop at <turn>: nor does an answer
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [2, turn])
+    scorer = Scorer(model, own)
+    assert scorer._end_token(MESSAGES) == [turn]
+    assert scorer._end_token(PROMPT) == [own.eos_token_id]
+    # A template that refuses an answer, and one that ends it with nothing.
+    for template in ("{{ raise_exception('no') }}", "{{ messages[-1].content }}"):
+        own.chat_template = template
+        assert scorer._end_token(MESSAGES) == [own.eos_token_id]
+
+
+@pytest.mark.parametrize("prompt", [7, None, {"role": "user", "content": "?"}, b"x", [[7]], [None]])
+def test_what_is_no_prompt(model, tokenizer, prompt):
+    with pytest.raises(ValueError, match="a prompt is text, or a list of chat messages"):
+        score(model, tokenizer, prompt, [" Brask"] if isinstance(prompt, list) else " Brask")
+
+
+def test_prompts_in_other_sequences(model, tokenizer):
+    expected = [float(one) for one in score(model, tokenizer, [PROMPT, "Why?"], [" Brask", " 1"])]
+    for prompts in (
+        (PROMPT, "Why?"),
+        np.array([PROMPT, "Why?"]),
+        pd.Series([PROMPT, "Why?"], [4, 5]),
+    ):
+        found = score(model, tokenizer, prompts, [" Brask", " 1"])
+        assert [float(one) for one in found] == expected
 
 
 def test_messages_that_cannot_be_read(model, tokenizer, chat):

@@ -59,6 +59,12 @@ def results(runs: tuple[str, ...], as_one: bool) -> None:
 @click.option("--scope", type=click.Choice(["all", "response"]), default="all", show_default=True)
 @click.option("--num-masks", type=int, help="S; default: derived from the model's heads.")
 @click.option("--mask-rate", type=float, help="p; default: derived from the model's heads.")
+@click.option(
+    "--mask-sampler",
+    type=click.Choice(["bernoulli", "balanced"]),
+    default="bernoulli",
+    show_default=True,
+)
 @click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
 @click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
 @click.option(

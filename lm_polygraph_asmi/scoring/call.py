@@ -1,5 +1,6 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,10 @@ class Scorer:
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        if num_samples < 2:
+            raise ValueError(f"num_samples must be at least 2, to be compared; got {num_samples}")
+        if not (math.isfinite(tau) and math.isfinite(beta)):
+            raise ValueError(f"tau and beta must be finite, got {tau} and {beta}")
         self.instruct = False
         if isinstance(model, Model):
             tokenizer = tokenizer or model.tokenizer
@@ -80,7 +85,7 @@ class Scorer:
         if "" in self.stop:
             raise ValueError("an empty stop string would end every answer at once: leave it out")
         self.closing_token, self.num_samples, self.seed = closing_token, num_samples, seed
-        self.tau, self.beta, self.max_new_tokens = tau, beta, max_new_tokens
+        self.tau, self.beta, self.max_new_tokens = float(tau), float(beta), max_new_tokens
         self.attention = attention
         self.calculator = MaskedHeadsCalculator(
             depths=[depth],
@@ -156,7 +161,10 @@ class Scorer:
             msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
             diversity=diversity,
             gate=gate if self.variant == "adapt" else None,
-            settings=used | self._own_settings(answer, samples),
+            settings={
+                name: value.item() if isinstance(value, np.generic) else value
+                for name, value in (used | self._own_settings(answer, samples)).items()
+            },
             model=str(self.model.config.name_or_path or ""),
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
@@ -169,7 +177,7 @@ class Scorer:
         """What made this score besides the masks; the names are those of `reference.COMPARED`."""
         found: dict[str, Any] = {"closing_token": self.closing_token}
         if answer is None or isinstance(answer, str):  # token ids are scored as they are
-            found["stop"] = self.stop
+            found["stop"] = sorted(self.stop)
         if self.variant == "adapt":
             drawn = self.num_samples if samples is None else len(samples)
             found |= {"tau": self.tau, "beta": self.beta, "num_samples": drawn}
@@ -370,7 +378,7 @@ def score(
 
     Raises:
         TypeError: a model whose heads cannot be masked, or a quantised output projection.
-        ValueError: an empty prompt or answer, one beyond the context window, unknown settings.
+        ValueError: an empty prompt or answer, one beyond the context window, settings out of range.
     """
     scorer = Scorer(model, tokenizer, **settings)
     single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")

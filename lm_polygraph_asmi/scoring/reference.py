@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 if TYPE_CHECKING:
     from lm_polygraph_asmi.report.cells import Cell
 
-FORMAT = 1
+FORMAT = 2
 SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
@@ -49,7 +49,9 @@ def calibrate(scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) ->
     """
     from sklearn.isotonic import IsotonicRegression
 
-    fitted = IsotonicRegression().fit_transform(scores, wrong.astype(float))
+    # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
+    ranks = np.unique(scores, return_inverse=True)[1].astype(float)
+    fitted = IsotonicRegression().fit_transform(ranks, wrong.astype(float))
     order = np.argsort(scores, kind="stable")
     parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
     steps: list[Step] = []
@@ -87,7 +89,7 @@ def held_out_brier(
     """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
 
     Five folds of whole clusters; mean squared difference of probability and outcome, lower =
-    better. None with a single cluster.
+    better. None with a single cluster, and where the rest of a fold is too small for two steps.
     """
     from sklearn.model_selection import GroupKFold
 
@@ -96,6 +98,8 @@ def held_out_brier(
         return None
     calibrated, base = np.empty(len(scores)), np.empty(len(scores))
     for fitted, held_out in GroupKFold(folds).split(scores, groups=clusters):
+        if len(fitted) < 2 * SMALLEST_STEP:
+            return None
         steps = calibrate(scores[fitted], wrong[fitted])
         calibrated[held_out] = [probability_at(steps, score) for score in scores[held_out]]
         base[held_out] = wrong[fitted].mean()
@@ -276,10 +280,9 @@ class Reference:
         if self.brier is None:
             return ""
         own, base = self.brier
-        better = "better" if own < base else "no better"
         return (
-            f"On answers held out such probabilities are {better} than that overall share (Brier "
-            f"score {own:.3f} against {base:.3f}, lower = better). "
+            f"On answers held out such probabilities had a Brier score of {own:.3f}, that overall "
+            f"share alone {base:.3f} (lower = better). "
         )
 
     def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
@@ -296,11 +299,15 @@ class Reference:
                 "errors, since this interval does not lie above zero."
             ]
         step = step_at(self.calibration, score)
+        chance = probability_at(self.calibration, score)
+        shown = (
+            "below 0.01" if chance < 0.005 else "above 0.99" if chance > 0.995 else f"{chance:.2f}"
+        )
         said = [
-            f"Higher than {self.percentile(score):.0f} % of the reference run. Of its {step.n} "
-            f"answers nearest in score {step.errors} were wrong: probability of error "
-            f"{self.error_probability(score):.2f}, against {self.errors / self.n:.2f} overall. "
-            f"{self._worth}Ground: {self.ground}."
+            f"Higher than {self.percentile(score):.0f} % of the reference run. Of the {step.n} "
+            f"answers on its step of the calibration {step.errors} were wrong: probability of "
+            f"error {shown}, against {self.errors / self.n:.2f} overall. {self._worth}"
+            f"Ground: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
             said.append("No answer of the reference run had a score like this.")
@@ -313,11 +320,13 @@ def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:
     config = cell.run.recorded("config")
     generation = config.get("generation_params")
     if isinstance(generation, dict):
-        found["stop"] = list(generation.get("stop_strings") or [])
+        stop = generation.get("stop_strings") or []
+        found["stop"] = [stop] if isinstance(stop, str) else sorted(stop)
     if method.startswith(VARIANTS["adapt"]):
         for name, default in (("tau", 0.3), ("beta", 10.0)):  # a name says what is no default
             named = re.search(rf"{name}=([\d.e+-]+)", method)
             found[name] = float(named[1]) if named else default
-        samples = (config.get("asmi") or {}).get("num_samples")
-        found |= {} if samples is None else {"num_samples": samples}
+        asmi = config.get("asmi")
+        if isinstance(asmi, dict) and "num_samples" in asmi:
+            found["num_samples"] = asmi["num_samples"]
     return found

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -119,7 +118,8 @@ class Score:
         counted: so many of them, from the first, make up the score.
         msp: negative log-likelihood of the answer under the unmasked model, nats.
         diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other variants.
-        settings: layer, p, S, K and the rest, as in force, and whether the closing token counts.
+        settings: layer, p, S, K and the rest, as in force; whether the closing token counts, the
+            stop strings of a text answer, and Adapt-ASMI's tau, beta and number of samples.
         model: its name; empty for one that has none.
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
@@ -274,10 +274,18 @@ class Score:
             shaded.append_text(text)
             bars.append(token.bar * text.cell_len)
         # Cut by hand, so that a line of a long answer and its bars stay together.
-        lines = chop_cells(shaded.plain, options.max_width)
-        ends = list(accumulate(map(len, lines)))[:-1]
-        cells = list(accumulate(map(cell_len, lines)))[:-1]
-        for line, bar in zip(shaded.divide(ends), bars.divide(cells), strict=True):
+        cuts, cells, start = (
+            [],
+            0,
+            0,
+        )  # (characters, cells) before a cut; cells so far, of old lines
+        for position, character in enumerate(shaded.plain):
+            if cells - start + cell_len(character) > options.max_width:
+                cuts.append((position, cells))
+                start = cells
+            cells += cell_len(character)
+        lines = shaded.divide([position for position, _ in cuts])
+        for line, bar in zip(lines, bars.divide([cell for _, cell in cuts]), strict=True):
             yield from (line, bar)
         yield from (Text(line) for line in self.verdict)
         table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")

@@ -76,7 +76,8 @@ def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[
         text = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except TemplateError:
         return []
-    return tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
+    _, found, behind = text.rpartition(answer)
+    return tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
 
 
 def _agreed(one: str, other: str) -> int:

@@ -88,8 +88,8 @@ def test_both_colour_schemes(found):
 def test_readable_without_colour(found):
     """Bars stand under the tokens, and a table has every number."""
     page = found.to_html()
-    bars = re.findall(r'class="bar" aria-hidden="true" style="height: ([\d.]+)em"></span>', page)
-    assert bars == [f"{0.5 * token.shade:.2f}" for token in found.tokens]
+    bars = re.findall(r"border-bottom-width: ([\d.]+)em", page)
+    assert bars == [f"{0.4 * token.shade:.2f}" for token in found.tokens]
     assert len(set(bars)) > 2
     rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
     assert len(rows) == len(found.tokens)
@@ -162,12 +162,13 @@ def browser():
 def opened(browser, tmp_path):
     """A page as a browser shows it: its elements, a screenshot, and what the console said."""
 
-    def show(page, dark):
+    def show(page, dark, *flags, width=900):
         file, picture = tmp_path / "page.html", tmp_path / "page.png"
         file.write_text(page, encoding="utf-8")
         done = subprocess.run(
-            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=900,900",
+            [browser, *flags, "--headless", "--no-sandbox", "--disable-gpu",
+             "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+             f"--window-size={width},900",
              f"--blink-settings=preferredColorScheme={0 if dark else 1}",
              f"--screenshot={picture}", "--dump-dom", file.as_uri()],
             capture_output=True, text=True, timeout=120, check=True,
@@ -203,3 +204,24 @@ def test_shades_are_seen(found, opened):
     for dark in (False, True):
         _, picture, _ = opened(still.to_html(), dark)
         assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
+
+
+def test_bars_are_seen(found, opened):
+    """On every line of a long answer, and where a reader has colours of his own."""
+    high = tuple(replace(found.tokens[0], text=" ferry", u=0.1) for _ in range(60))
+    for flags in ((), ("--force-high-contrast", "--enable-features=ForcedColors")):
+        rows = {}
+        for u in (0.1, 0.0):
+            tokens = tuple(replace(token, u=u) for token in high)
+            _, picture, _ = opened(
+                replace(found, tokens=tokens).to_html(), False, *flags, width=500
+            )
+            # A bar is a row of pixels without a break, wider than any letter, in ink.
+            ink = np.abs(picture - np.median(picture, axis=(0, 1))).max(axis=-1) > 0.7
+            lengths = [
+                max(map(len, "".join("x" if dark else " " for dark in row).split()), default=0)
+                for row in ink
+            ]
+            rows[u] = sum(length > 150 for length in lengths)
+        lines = 4  # of text, at least
+        assert rows[0.1] >= rows[0.0] + 3 * lines

@@ -263,7 +263,8 @@ def test_command_with_all_settings(command, folder, tmp_path):
     source.write_text(PROMPT)
     settings = {
         "variant": "adapt", "depth": 0.9, "scope": "response", "num_masks": 9, "mask_rate": 0.3,
-        "top_k": 8, "seed": 3, "num_samples": 4, "tau": 0.1, "beta": 2.0, "closing_token": False,
+        "mask_sampler": "balanced", "top_k": 8, "seed": 3, "num_samples": 4, "tau": 0.1,
+        "beta": 2.0, "closing_token": False,
     }  # fmt: skip
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     done = command("--prompt-file", source, "--answer", " Brask", "--out", out, *words[:-1],

@@ -1,5 +1,7 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
+import json
+import math
 from copy import deepcopy
 
 import accelerate
@@ -249,6 +251,18 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(call, "response_embeddings", spy)
     return seen
+
+
+def test_settings_of_the_gate(model, tokenizer):
+    settings = {"variant": "adapt", "tau": np.float32(0.25), "closing_token": np.bool_(True)}
+    found = score(model, tokenizer, PROMPT, " Brask", samples=[" a", " b", " c"], **settings)
+    gate = {"tau": 0.25, "beta": 10.0, "num_samples": 3, "stop": []}
+    assert found.settings.items() >= gate.items()
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert "tau" not in score(model, tokenizer, PROMPT, " Brask").settings
+    for wrong, message in (({"num_samples": 1}, "at least 2"), ({"tau": math.nan}, "be finite")):
+        with pytest.raises(ValueError, match=message):
+            score(model, tokenizer, PROMPT, " Brask", variant="adapt", **wrong)
 
 
 def test_a_stop_string_within_an_answer_does_not_end_it(model, tokenizer):

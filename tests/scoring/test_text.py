@@ -226,8 +226,8 @@ def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatc
     scorer = Scorer(model, own)
     assert scorer._end_token(MESSAGES) == [turn]
     assert scorer._end_token(PROMPT) == [own.eos_token_id]
-    # A template that refuses an answer, and one that ends it with nothing.
-    for template in ("{{ raise_exception('no') }}", "{{ messages[-1].content }}"):
+    # Templates that refuse an answer, end it with nothing, or leave it out.
+    for template in ("{{ raise_exception('no') }}", "{{ messages[-1].content }}", "<turn>"):
         own.chat_template = template
         assert scorer._end_token(MESSAGES) == [own.eos_token_id]
 

@@ -274,16 +274,14 @@ class Score:
             shaded.append_text(text)
             bars.append(token.bar * text.cell_len)
         # Cut by hand, so that a line of a long answer and its bars stay together.
-        cuts, cells, start = (
-            [],
-            0,
-            0,
-        )  # (characters, cells) before a cut; cells so far, of old lines
+        cuts: list[tuple[int, int]] = []  # characters and cells before each cut
+        cells = start = 0  # cells so far, and of them those of finished lines
         for position, character in enumerate(shaded.plain):
-            if cells - start + cell_len(character) > options.max_width:
+            width = cell_len(character)
+            if cells - start + width > options.max_width:
                 cuts.append((position, cells))
                 start = cells
-            cells += cell_len(character)
+            cells += width
         lines = shaded.divide([position for position, _ in cuts])
         for line, bar in zip(lines, bars.divide([cell for _, cell in cuts]), strict=True):
             yield from (line, bar)

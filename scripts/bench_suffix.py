@@ -29,6 +29,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.model import (
     num_heads,
     num_layers,
@@ -42,7 +43,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_projection
 from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
-from lm_polygraph_asmi.smollm2 import GGUF_FILE, weights_folder
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(

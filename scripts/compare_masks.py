@@ -27,16 +27,14 @@ from rich.table import Table
 from tqdm import tqdm
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.analysis import (
-    Run,
     cluster_interval,
-    load_run,
     normalised_prr,
     rank_correlation,
     rank_correlations,
     redraw_stability,
 )
-from lm_polygraph_asmi.analysis.results import RIGHT
 from lm_polygraph_asmi.model import (
     num_heads,
     num_layers,
@@ -47,7 +45,7 @@ from lm_polygraph_asmi.model import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.resolvers import register_resolvers
+from lm_polygraph_asmi.saved.runs import RIGHT, Run, load_run
 from lm_polygraph_asmi.validation import MASK_SAMPLERS
 
 RATE, TOP_K, DEPTH = 0.15, 64, 0.6

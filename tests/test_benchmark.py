@@ -13,11 +13,11 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import OmegaConf, read_write
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.configs_path import configs_path
-from lm_polygraph_asmi.manifest import read_manifest
+from lm_polygraph_asmi._hydra.configs_path import configs_path
 from lm_polygraph_asmi.runs.rows import read_rows
-from lm_polygraph_asmi.statistics import saved_stats
+from lm_polygraph_asmi.saved.manifest import read_manifest
+from lm_polygraph_asmi.saved.names import saved_stats
+from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
 from tests.polygraph import polygraph_eval_here

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.cli import main
-from lm_polygraph_asmi.manifest import read_manifest
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.saved.manifest import read_manifest
+from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval, polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write

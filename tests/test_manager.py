@@ -13,7 +13,7 @@ from lm_polygraph.utils.dataset import Dataset
 from lm_polygraph.utils.manager import UEManager
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
-from lm_polygraph_asmi.statistics import SECONDS, masked_head_stats, saved_stats
+from lm_polygraph_asmi.saved.names import SECONDS, masked_head_stats, saved_stats
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]

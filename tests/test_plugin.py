@@ -13,10 +13,10 @@ from hydra import compose, initialize, initialize_config_dir
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi._hydra.configs_path import configs_path
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.statistics import saved_stats
+from lm_polygraph_asmi.saved.names import saved_stats
+from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval
 from tests.runs.test_squad import QUESTION, write
@@ -171,7 +171,7 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
     assert "NEW BATCH" in (folder / "polygraph_eval.log").read_text()
     from click.testing import CliRunner
 
-    from lm_polygraph_asmi.cli import main
+    from lm_polygraph_asmi.commands import main
 
     shown = CliRunner().invoke(main, ["results", str(folder)])
     assert shown.exit_code == 0

@@ -11,8 +11,8 @@ import diskcache
 import numpy as np
 from datasets import Dataset
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.manifest import read_manifest
+from lm_polygraph_asmi.saved.manifest import read_manifest
+from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import SCRIPT
 

@@ -13,8 +13,9 @@ from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
-from lm_polygraph_asmi.analysis import load_run, normalised_prr
+from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model

@@ -1,7 +1,7 @@
-"""Evidence from a finished run: starts from saved results, never from a model.
+"""Statistics on arrays: what scores, errors and tokens say. Knows neither models nor files.
 
-Every statistic is a plain function on arrays that returns a small result;
-`lm_polygraph_asmi.report` makes tables and figures of them.
+Every statistic is a plain function that returns a small result; `lm_polygraph_asmi.saved` reads
+finished runs, `lm_polygraph_asmi.report` makes tables and figures of both.
 """
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -39,7 +39,6 @@ from lm_polygraph_asmi.analysis.redraws import (
     rank_correlations,
     redraw_stability,
 )
-from lm_polygraph_asmi.analysis.results import Run, load_run
 from lm_polygraph_asmi.analysis.selective import (
     Filter,
     Quadrants,
@@ -65,7 +64,6 @@ __all__ = [
     "McNemar",
     "PhaseSeconds",
     "Quadrants",
-    "Run",
     "Stability",
     "Sweep",
     "Tally",
@@ -85,7 +83,6 @@ __all__ = [
     "error_separation",
     "filter_curve",
     "global_selector",
-    "load_run",
     "masking_response",
     "mcnemar",
     "normalised_prr",

@@ -1,11 +1,9 @@
-"""Seconds per answer and phase, from what a run saved."""
+"""Seconds per answer and phase."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-from lm_polygraph_asmi.manifest import PHASES
 
 
 class PhaseSeconds(NamedTuple):
@@ -20,14 +18,20 @@ class PhaseSeconds(NamedTuple):
     n: int
 
 
-def phase_seconds(stats: Mapping[str, Sequence[Any]], warm_up: int = 10) -> dict[str, PhaseSeconds]:
-    """Median seconds per phase that was saved, the first `warm_up` answers left out.
+def phase_seconds(
+    seconds: Mapping[str, Sequence[float]], warm_up: int = 10
+) -> dict[str, PhaseSeconds]:
+    """Median seconds per phase, the first `warm_up` answers left out.
 
     A phase with too few answers for that is left out. Source: appendix "Measured Cost" of the
     paper.
+
+    Args:
+        seconds: by phase, (n,) seconds of every answer in the order they were made.
+        warm_up: answers at the beginning that do not count.
     """
     return {
-        phase: PhaseSeconds(float(np.median(stats[name][warm_up:])), len(stats[name]) - warm_up)
-        for name, phase in PHASES.items()
-        if len(stats.get(name, ())) > warm_up
+        phase: PhaseSeconds(float(np.median(taken[warm_up:])), len(taken) - warm_up)
+        for phase, taken in seconds.items()
+        if len(taken) > warm_up
     }

@@ -1,10 +1,10 @@
 """How much probability the top-K truncation keeps, by how much subnetworks disagree."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-
-from lm_polygraph_asmi.statistics import COVERAGE_AT
 
 BANDS = {
     "low (bottom decile)": (0, 10),
@@ -12,6 +12,8 @@ BANDS = {
     "high (top decile)": (90, 100),
 }
 """Percentiles of MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
+TOP_K = (1, 8, 16, 32, 64, 128, 256)
+"""The K of the paper's analysis; runs save coverage at these (`saved.names.COVERAGE_AT`)."""
 
 
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
@@ -24,12 +26,15 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
     return -mass * np.log(np.where(mass > 0, mass, 1))
 
 
-def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> pd.DataFrame:
+def coverage_by_band(
+    information: ArrayLike, coverage: ArrayLike, top_k: Sequence[int] = TOP_K
+) -> pd.DataFrame:
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
     Args:
         information: (N,) MI_t of all tokens, nats.
-        coverage: (N, 7) mean over masks of the mass of the top K, K = 1 ... 256.
+        coverage: (N, len(top_k)) mean over masks of the mass of the top K.
+        top_k: the K, 64 among them.
 
     Returns:
         A row per band and one for all tokens; columns n, a K each, "tail entropy bound" (nats).
@@ -38,10 +43,9 @@ def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> pd.DataFram
         ValueError: other shapes, no token, or MI_t that is not finite.
     """
     information, coverage = np.asarray(information, dtype=float), np.asarray(coverage, dtype=float)
-    if coverage.shape != (len(information), len(COVERAGE_AT)):
+    if coverage.shape != (len(information), len(top_k)):
         raise ValueError(
-            f"coverage must have shape ({len(information)}, {len(COVERAGE_AT)}), got "
-            f"{coverage.shape}"
+            f"coverage must have shape ({len(information)}, {len(top_k)}), got {coverage.shape}"
         )
     if not len(information) or not np.isfinite(information).all():
         raise ValueError("MI_t must be finite, of at least one token")
@@ -50,7 +54,7 @@ def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> pd.DataFram
         edges = np.percentile(information, [low, high])
         inside = (information >= edges[0]) & (information <= edges[1])
         rows[band] = {"n": int(inside.sum())} | dict(
-            zip(COVERAGE_AT, coverage[inside].mean(0), strict=True)
+            zip(top_k, coverage[inside].mean(0), strict=True)
         )
     table = pd.DataFrame.from_dict(rows, orient="index")
     table["tail entropy bound"] = tail_entropy_bound(1 - table[64])

@@ -7,7 +7,7 @@ import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.statistics import at_depth, require
+from lm_polygraph_asmi.saved.names import at_depth, require
 
 
 class AdaptASMI(MaskedHeadsEstimator):

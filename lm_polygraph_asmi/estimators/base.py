@@ -7,7 +7,7 @@ import numpy as np
 from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.statistics import at_depth, require
+from lm_polygraph_asmi.saved.names import at_depth, require
 from lm_polygraph_asmi.validation import check_settings
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.statistics import at_depth, require
+from lm_polygraph_asmi.saved.names import at_depth, require
 
 
 class SemASMI(MaskedHeadsEstimator):

@@ -4,8 +4,8 @@
 `figures` draws, `writing` turns them into files.
 """
 
-from lm_polygraph_asmi.report.cells import Cell, load_cells
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap
 from lm_polygraph_asmi.report.writing import build_report
+from lm_polygraph_asmi.saved.cells import Cell, load_cells
 
 __all__ = ["Cell", "Exhibit", "Gap", "build_report", "load_cells"]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.prr import PRR
-from lm_polygraph_asmi.report.cells import Cell
+from lm_polygraph_asmi.saved.cells import Cell
 
 
 class Marked(NamedTuple):

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.selective import Quadrants
-from lm_polygraph_asmi.statistics import COVERAGE_AT
+from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY = "#CC79A7", "#56B4E9"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_polygraph_asmi.report.cells import Cell
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, escape
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.figures import save
+from lm_polygraph_asmi.saved.cells import Cell
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 

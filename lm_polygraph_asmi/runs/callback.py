@@ -13,8 +13,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi.saved.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
 
@@ -31,8 +31,8 @@ class RunRecord(Callback):
         self._manifests: dict[Path, dict[str, Any]] = {}
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        from lm_polygraph_asmi.manifest import reset_peak_memory
         from lm_polygraph_asmi.runs.preflight import check_run
+        from lm_polygraph_asmi.saved.manifest import reset_peak_memory
 
         self._started = time.time()
         self._manifests = {}
@@ -85,8 +85,8 @@ def _now() -> str:
 
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     """What is known of a run before it starts, for every manager file it will write."""
-    from lm_polygraph_asmi import manifest
     from lm_polygraph_asmi.runs.rows import row_identities
+    from lm_polygraph_asmi.saved import manifest
 
     hydra = config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
@@ -132,7 +132,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     import numpy as np
     import torch
 
-    from lm_polygraph_asmi.manifest import asmi_settings, model_revision, seconds_per_phase
+    from lm_polygraph_asmi.saved.manifest import asmi_settings, model_revision, seconds_per_phase
 
     content = torch.load(manager, weights_only=False)
     stats = content["stats"]

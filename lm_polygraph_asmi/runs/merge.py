@@ -18,7 +18,7 @@ from lm_polygraph.ue_metrics import ECE, PRAUC, ROCAUC, IsotonicPCC, PredictionR
 from lm_polygraph.ue_metrics.ue_metric import UEMetric
 from lm_polygraph.utils.manager import UEManager
 
-from lm_polygraph_asmi.manifest import (
+from lm_polygraph_asmi.saved.manifest import (
     FORMAT,
     asmi_settings,
     manifest_path,

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.filesize import decimal
 from rich.table import Table
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.manifest import read_manifest
+from lm_polygraph_asmi.saved.manifest import read_manifest
+from lm_polygraph_asmi.saved.runs import load_run
 
 ROWS = 2
 HINTS = {

@@ -5,7 +5,6 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, overload
 
 import numpy as np
@@ -15,9 +14,12 @@ from lm_polygraph.utils.model import Model
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed, response_diversity
 from lm_polygraph_asmi.model import family_of, response_embeddings, scoring_session
 from lm_polygraph_asmi.model.layers import context_window, execution_device
+from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.reference import VARIANTS, Reference
 from lm_polygraph_asmi.scoring.result import Score, tokens_of
 from lm_polygraph_asmi.scoring.text import (
@@ -28,10 +30,8 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_tokens,
     spans,
 )
-from lm_polygraph_asmi.stat_calculators.host import Endings, causal_model
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.response_diversity import NO_EVIDENCE
-from lm_polygraph_asmi.statistics import at_depth
 
 Answer = str | Sequence[int]
 
@@ -98,13 +98,7 @@ class Scorer:
             attention=attention,
             memory_budget=memory_budget,
         )
-        self.endings = Endings(
-            SimpleNamespace(
-                model=model,
-                tokenizer=tokenizer,
-                generation_parameters=SimpleNamespace(stop_strings=self.stop),
-            )
-        )
+        self.endings = Endings(model, tokenizer, self.stop)
         if isinstance(reference, str | Path):
             reference = Reference.read(reference, variant, depth)
         self.reference = reference

@@ -6,8 +6,8 @@ import torch
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.smollm2 import GGUF_FILE, weights_folder
 
 SMOLLM2 = "smollm2"
 

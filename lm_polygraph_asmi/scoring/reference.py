@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from lm_polygraph_asmi.analysis.clusters import Interval
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.report.cells import Cell
+    from lm_polygraph_asmi.saved.cells import Cell
 
 FORMAT = 2
 SMALLEST_STEP = 25
@@ -163,7 +163,7 @@ class Reference:
             ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
-        from lm_polygraph_asmi.report.cells import load_cells, same_depth
+        from lm_polygraph_asmi.saved.cells import load_cells, same_depth
 
         cell, *others = load_cells([path], depth=depth)
         if others:

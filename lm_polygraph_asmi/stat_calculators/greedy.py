@@ -9,9 +9,9 @@ import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator, StatCalculator
 from lm_polygraph.utils.model import Model
 
-from lm_polygraph_asmi.analysis.results import load_run
-from lm_polygraph_asmi.manifest import model_revision
-from lm_polygraph_asmi.stat_calculators.host import causal_model, prompt_ids
+from lm_polygraph_asmi.host.model import causal_model, prompt_ids
+from lm_polygraph_asmi.saved.manifest import model_revision
+from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
 

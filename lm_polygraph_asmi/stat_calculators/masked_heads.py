@@ -15,7 +15,12 @@ from torch.special import entr
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.journal import Journal, environment_key, model_key
+from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.host.model import (
+    causal_model,
+    check_greedy,
+    prompt_ids,
+)
 from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
@@ -32,13 +37,8 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.stat_calculators.host import (
-    Endings,
-    causal_model,
-    check_greedy,
-    prompt_ids,
-)
-from lm_polygraph_asmi.statistics import (
+from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key
+from lm_polygraph_asmi.saved.names import (
     CANDIDATES,
     COVERAGE_AT,
     Settings,
@@ -56,7 +56,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
     Per example: one unmasked pass that serves all depths, then for each depth the layers from the
     target layer on, under S masks (Algorithm 1 of the paper). Returns the statistics listed in
-    `lm_polygraph_asmi.statistics`; needs LM-Polygraph's `greedy_tokens` alone.
+    `lm_polygraph_asmi.saved.names`; needs LM-Polygraph's `greedy_tokens` alone.
 
     Args:
         depths: relative depths of the masked layers, each in (0, 1).
@@ -144,7 +144,7 @@ class MaskedHeadsCalculator(StatCalculator):
             FloatingPointError: NaN or infinite logits.
         """
         transformer = causal_model(model)
-        endings = Endings(model)
+        endings = Endings.of(model)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from lm_polygraph.stat_calculators import SemanticMatrixCalculator
 
-from lm_polygraph_asmi.side_models import load_nli_model
+from lm_polygraph_asmi.host.side_models import load_nli_model
 
 
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> SemanticMatrixCalculator:

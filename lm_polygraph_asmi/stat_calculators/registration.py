@@ -11,7 +11,7 @@ from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.statistics import DIVERSITY, masked_head_stats
+from lm_polygraph_asmi.saved.names import DIVERSITY, masked_head_stats
 
 OPTIONS = ("attention", "memory_budget", "journal", "details")
 """Settings of the masked-heads calculator that do not change a score."""

@@ -8,10 +8,11 @@ from typing import Any
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
+from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.maths import response_diversity
 from lm_polygraph_asmi.model import response_embeddings, scoring_session
-from lm_polygraph_asmi.stat_calculators.host import Endings, causal_model, prompt_ids
-from lm_polygraph_asmi.statistics import DIVERSITY, require
+from lm_polygraph_asmi.saved.names import DIVERSITY, require
 
 log = logging.getLogger("lm_polygraph")
 
@@ -54,7 +55,7 @@ class ResponseDiversityCalculator(StatCalculator):
         Fewer than two responses with a token give `NO_EVIDENCE`, with a warning.
         """
         transformer = causal_model(model)
-        endings = Endings(model)
+        endings = Endings.of(model)
         diversities, numbers, seconds = [], [], []
         for row, (text, samples) in enumerate(
             zip(texts, require(dependencies, "sample_tokens"), strict=True)

@@ -12,10 +12,10 @@ from lm_polygraph.utils.model import Model
 from torch import Tensor
 from transformers import DynamicCache
 
-from lm_polygraph_asmi.journal import Journal, environment_key, model_key, tokenizer_key
+from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.stat_calculators.host import causal_model
+from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key, tokenizer_key
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):

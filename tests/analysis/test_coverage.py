@@ -3,8 +3,8 @@ import pandas as pd
 import pytest
 from scipy.stats import entropy
 
-from lm_polygraph_asmi.analysis.coverage import coverage_by_band, tail_entropy_bound
-from lm_polygraph_asmi.statistics import COVERAGE_AT
+from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, tail_entropy_bound
+from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 AT_64 = COVERAGE_AT.index(64)
 
@@ -92,3 +92,7 @@ def test_other_shapes_are_refused():
         coverage_by_band(information, coverage[:, 1:])
     with pytest.raises(ValueError, match=r"must have shape \(9, 7\), got \(10, 7\)"):
         coverage_by_band(information[1:], coverage)
+
+
+def test_the_papers_k_are_those_that_runs_save():
+    assert TOP_K == COVERAGE_AT

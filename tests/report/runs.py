@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_polygraph_asmi.manifest import write_manifest
-from lm_polygraph_asmi.statistics import COVERAGE_AT
+from lm_polygraph_asmi.saved.manifest import write_manifest
+from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 BASELINES = ("MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ")
 MASKS = 6

@@ -3,8 +3,8 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
-from lm_polygraph_asmi.report.cells import Variant, variant
 from lm_polygraph_asmi.report.exhibit import Exhibit, Marked, escape, text
+from lm_polygraph_asmi.saved.cells import Variant, variant
 
 NAN = float("nan")
 

@@ -4,7 +4,7 @@ from click.testing import CliRunner
 from scipy.stats import binom
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.report.plan import plan_table
 
 

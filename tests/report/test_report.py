@@ -10,7 +10,7 @@ from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
-from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.report import Gap, build_report, load_cells
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation

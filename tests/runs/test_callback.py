@@ -11,10 +11,10 @@ from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
 from transformers import LlamaForCausalLM
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.manifest import manifest_path, read_manifest, write_manifest
 from lm_polygraph_asmi.runs.callback import RunRecord
 from lm_polygraph_asmi.runs.rows import cluster_key
+from lm_polygraph_asmi.saved.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval_here
 

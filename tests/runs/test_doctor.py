@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from datasets import Dataset
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi import side_models
-from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host import side_models
 from lm_polygraph_asmi.runs import doctor, trial
 from lm_polygraph_asmi.runs.doctor import CHECKS, compose_run, examine
 from lm_polygraph_asmi.runs.trial import Trial

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from lm_polygraph.utils.manager import UEManager
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.analysis import load_run
-from lm_polygraph_asmi.cli import main
-from lm_polygraph_asmi.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.runs.merge import merge_runs, ue_metrics
 from lm_polygraph_asmi.runs.rows import shard_of
+from lm_polygraph_asmi.saved.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.saved.runs import load_run
 
 ROWS = 23
 PARTS = ("gen_metrics", "estimations", "stats")

@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.cli import main
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.loading import load

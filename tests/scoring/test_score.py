@@ -14,9 +14,9 @@ from transformers import BloomConfig, BloomForCausalLM
 import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.model import attention_of
+from lm_polygraph_asmi.saved.names import saved_stats
 from lm_polygraph_asmi.scoring import call
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.statistics import saved_stats
 from tests.model.test_device_map import on_disk, state
 from tests.scoring.conftest import PROMPT, ending_model
 from tests.test_manager import TEXTS, manager

@@ -5,7 +5,7 @@ import pytest
 import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
-from lm_polygraph_asmi.manifest import write_manifest
+from lm_polygraph_asmi.saved.manifest import write_manifest
 from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
 from tests.tiny_lm import whitebox
 

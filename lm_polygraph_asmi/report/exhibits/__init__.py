@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from lm_polygraph_asmi.report.cells import Cell, variant
 from lm_polygraph_asmi.report.exhibit import Items
 from lm_polygraph_asmi.report.exhibits.benchmark import (
     benchmark,
@@ -22,6 +21,7 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     payoff,
     selector,
 )
+from lm_polygraph_asmi.saved.cells import Cell, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, ensemble_mean, flags,

@@ -13,16 +13,16 @@ from lm_polygraph_asmi.analysis.clusters import SEED, Interval
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
-from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import (
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, gap, gather, left_out
+from lm_polygraph_asmi.saved.cells import (
     SEMANTIC_ENTROPY,
     Cell,
     Unavailable,
     one_per_question_set,
     variant,
 )
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, gap, gather, left_out
+from lm_polygraph_asmi.saved.runs import MSP
 
 FAMILIES = {
     "MaximumSequenceProbability": "information", "Perplexity": "information",

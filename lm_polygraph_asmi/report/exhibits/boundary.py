@@ -12,15 +12,15 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import coverage_by_band
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import (
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, gather, left_out
+from lm_polygraph_asmi.saved.cells import (
     Cell,
     Unavailable,
     pairs_of_rows,
     same_depth,
     variant,
 )
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, gather, left_out
-from lm_polygraph_asmi.statistics import COVERAGE_AT
+from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 
 def boundary(cells: Sequence[Cell]) -> Items:

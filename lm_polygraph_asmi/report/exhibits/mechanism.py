@@ -14,10 +14,10 @@ from lm_polygraph_asmi.analysis.mechanism import (
     masking_response,
     votes,
 )
-from lm_polygraph_asmi.manifest import PHASES
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import SYMBOLS, Cell, Unavailable
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, gap, gather, left_out
+from lm_polygraph_asmi.saved.cells import SYMBOLS, Cell, Unavailable
+from lm_polygraph_asmi.saved.manifest import PHASES, seconds_by_phase
 
 CASES = 5
 WARM_UP = 10
@@ -193,7 +193,8 @@ def cost(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         rows = []
         for run in cell.runs:
-            found, manifest = phase_seconds(run.stats, WARM_UP), run.manifest or {}
+            found = phase_seconds(seconds_by_phase(run.stats), WARM_UP)
+            manifest = run.manifest or {}
             calculator = run.recorded("config").get("asmi", {}).get("calculator", {})
             peak, used = run.recorded("peak_memory_bytes"), run.settings()
             if found:

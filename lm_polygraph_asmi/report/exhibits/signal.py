@@ -9,10 +9,10 @@ import pandas as pd
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
-from lm_polygraph_asmi.analysis.results import MSP
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, Marked, gap, gather, left_out
+from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
+from lm_polygraph_asmi.saved.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
 

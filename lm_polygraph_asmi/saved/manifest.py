@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.statistics import SECONDS
+from lm_polygraph_asmi.saved.names import SECONDS
 
 FORMAT = 1
 SECRETS = {"hf_token", "token", "use_auth_token", "api_key"}
@@ -141,12 +141,16 @@ def device_name() -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
+def seconds_by_phase(stats: Mapping[str, list[Any]]) -> dict[str, list[float]]:
+    """Seconds of every example, by name of the phase, for every phase that was saved."""
+    return {phase: stats[name] for name, phase in PHASES.items() if stats.get(name)}
+
+
 def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, float]]:
     """Median and total seconds over the examples, for every phase that was saved."""
     return {
-        phase: {"median": float(np.median(stats[name])), "total": float(np.sum(stats[name]))}
-        for name, phase in PHASES.items()
-        if stats.get(name)
+        phase: {"median": float(np.median(seconds)), "total": float(np.sum(seconds))}
+        for phase, seconds in seconds_by_phase(stats).items()
     }
 
 

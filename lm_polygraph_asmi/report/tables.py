@@ -8,8 +8,8 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.prr import prr_with_error
-from lm_polygraph_asmi.analysis.results import MSP, RIGHT, Run
-from lm_polygraph_asmi.statistics import at_depth
+from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 

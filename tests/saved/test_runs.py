@@ -3,9 +3,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.analysis import cluster_interval, load_run, normalised_prr
-from lm_polygraph_asmi.cli import main
-from lm_polygraph_asmi.manifest import manifest_path, write_manifest
+from lm_polygraph_asmi.analysis import cluster_interval, normalised_prr
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.saved.manifest import manifest_path, write_manifest
+from lm_polygraph_asmi.saved.runs import load_run
 
 SETTINGS = {
     "depth": 0.6,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lm_polygraph_asmi.manifest import asmi_settings, read_manifest
+from lm_polygraph_asmi.saved.manifest import asmi_settings, read_manifest
 
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
@@ -27,7 +27,7 @@ class Run:
         scores: a row per example, a column per estimator; higher = more uncertain.
         quality: a row per example, a column per quality metric; higher = better.
         stats: saved statistics, a list with one entry per example each.
-        manifest: what stands beside it (`lm_polygraph_asmi.manifest`), None where nothing does.
+        manifest: what stands beside it (`saved.manifest`), None where nothing does.
     """
 
     path: Path

@@ -23,8 +23,8 @@ def results(runs: tuple[str, ...], as_one: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
     from rich.console import Console
 
-    from lm_polygraph_asmi.analysis.results import load_run, manager_files, together
-    from lm_polygraph_asmi.analysis.tables import notes, prr_table
+    from lm_polygraph_asmi.report.tables import notes, prr_table
+    from lm_polygraph_asmi.saved.runs import load_run, manager_files, together
 
     console = Console()
     try:

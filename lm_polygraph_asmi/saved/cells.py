@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
-from lm_polygraph_asmi.analysis.results import (
+from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.runs import (
     MSP,
     RIGHT,
     Run,
@@ -23,7 +24,6 @@ from lm_polygraph_asmi.analysis.results import (
     same_quality,
     together,
 )
-from lm_polygraph_asmi.statistics import at_depth
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"

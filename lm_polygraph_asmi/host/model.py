@@ -1,6 +1,6 @@
 """LM-Polygraph's batches, read safely: exact prompt ids, responses without batch padding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,51 +66,3 @@ def prompt_ids(model: Model, text: str, row: int, stats: Mapping[str, Any]) -> I
                 "ASMI would score another prompt than was answered. Use batch_size: 1"
             )
     return ids
-
-
-class Endings:
-    """What ends a generated answer, as configured in a LM-Polygraph model.
-
-    Args:
-        model: end tokens come from its tokenizer and its generation config, which may name
-            several; stop strings from `generation_params`.
-    """
-
-    def __init__(self, model: Model) -> None:
-        self.tokenizer = model.tokenizer
-        configured = model.model.generation_config.eos_token_id
-        several = configured if isinstance(configured, list) else [configured]
-        self.end_ids = {i for i in (*several, model.tokenizer.eos_token_id) if i is not None}
-        self.stop_strings = list(getattr(model.generation_parameters, "stop_strings", None) or [])
-
-    def closes(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token ends the answer: an end token, or the end of a stop string.
-
-        A stop string further to the front, as a text given for scoring may hold one, does not.
-        """
-        return tokens[-1] in self.end_ids or self._ends_stop_string(tokens)
-
-    def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
-        """A generated row as it would have come out of a batch of one.
-
-        In a larger batch a row that has ended goes on with padding until its longest mate is
-        done, and the host keeps that padding as if it were generated, unless it ended at
-        `tokenizer.eos_token_id`.
-        """
-        tokens = list(tokens)
-        if batch_size == 1:
-            return tokens
-        for length in range(1, len(tokens)):
-            if self.closes(tokens[:length]):
-                return tokens[:length]
-        return tokens
-
-    def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
-        if not self.stop_strings:
-            return False
-        text = self.tokenizer.decode(list(tokens))
-        # A decoder puts � for a character that has not got all of its bytes yet.
-        before = len(self.tokenizer.decode(list(tokens[:-1])).rstrip("\ufffd"))
-        return any(
-            stop in text and text.rindex(stop) + len(stop) > before for stop in self.stop_strings
-        )

@@ -20,8 +20,8 @@ from lm_polygraph.stat_calculators import (
 )
 from transformers import AutoTokenizer, DebertaTokenizer
 
-from lm_polygraph_asmi import side_models
-from lm_polygraph_asmi.side_models import load_nli_model, use_single_separator
+from lm_polygraph_asmi.host import side_models
+from lm_polygraph_asmi.host.side_models import load_nli_model, use_single_separator
 from tests.stand_ins import StandIns, make_stand_ins
 
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 
-from lm_polygraph_asmi.journal import Journal, model_key, tokenizer_key
+from lm_polygraph_asmi.saved.journal import Journal, model_key, tokenizer_key
 from tests.families import tiny_model
 from tests.tiny_lm import tokenizer
 
@@ -130,7 +130,7 @@ def test_model_key_tells_models_apart():
 
 def test_the_chunks_of_a_large_tensor_make_one_checksum(monkeypatch):
     key = model_key(tiny_model("llama"))
-    monkeypatch.setattr("lm_polygraph_asmi.journal._CHUNK", 7)
+    monkeypatch.setattr("lm_polygraph_asmi.saved.journal._CHUNK", 7)
     assert model_key(tiny_model("llama")) == key
 
 

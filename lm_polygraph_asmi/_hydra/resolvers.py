@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from lm_polygraph_asmi.configs_path import configs_path
+from lm_polygraph_asmi._hydra.configs_path import configs_path
 from lm_polygraph_asmi.runs import container
 
 
@@ -33,13 +33,13 @@ def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictCon
 
 
 def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
-    from lm_polygraph_asmi.statistics import masked_head_stats
+    from lm_polygraph_asmi.saved.names import masked_head_stats
 
     return ListConfig(masked_head_stats(depths, details))
 
 
 def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
-    from lm_polygraph_asmi.statistics import saved_stats
+    from lm_polygraph_asmi.saved.names import saved_stats
 
     return ListConfig(saved_stats(depths, details))
 
@@ -51,7 +51,7 @@ def _rows(*, _root_: DictConfig) -> str:
 
 
 def _smollm2() -> str:
-    from lm_polygraph_asmi.smollm2 import weights_folder
+    from lm_polygraph_asmi.host.smollm2 import weights_folder
 
     return str(weights_folder())
 

@@ -33,8 +33,9 @@ class Token:
     """One token of a scored answer.
 
     Attributes:
-        text: its characters, answer[start:end]; empty where a character goes on in the next token.
-        start, end: character offsets in the answer.
+        text: its characters, scored_text[start:end]; empty where a character goes on in the next
+            token.
+        start, end: character offsets in `Score.scored_text`.
         id: token id.
         mi: MI_t, nats.
         agreement: A_t, in [0, 1].
@@ -113,7 +114,10 @@ class Score:
         score: mean of u over the counted tokens, nats, 0 to ln S; higher = more fragile.
         variant: "asmi", "sem" or "adapt".
         prompt: text or messages.
-        answer: as text, special and closing tokens included; offsets of tokens refer to it.
+        answer: as it was given, text or token ids; or the model's own as text, without what ends
+            it.
+        scored_text: what was scored, special and closing tokens included; offsets of tokens refer
+            to it.
         tokens: all of them.
         counted: so many of them, from the first, make up the score.
         msp: negative log-likelihood of the answer under the unmasked model, nats.
@@ -124,12 +128,14 @@ class Score:
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
         reference: the run that gives the number a meaning, None without.
+        answered: False where there is nothing but what ends an answer.
     """
 
     score: float
     variant: str
     prompt: str | list[dict[str, Any]]
-    answer: str
+    answer: str | list[int]
+    scored_text: str
     tokens: tuple[Token, ...]
     counted: int
     msp: float
@@ -140,6 +146,7 @@ class Score:
     seconds: float
     warnings: tuple[str, ...]
     reference: Reference | None
+    answered: bool = True
 
     def __float__(self) -> float:
         return self.score
@@ -167,8 +174,12 @@ class Score:
 
     @property
     def _yardstick(self) -> Reference | None:
-        """The reference run, unless it is of another score."""
-        if self.reference is None or self.reference.other_settings(self._compared):
+        """The reference run, unless it is of another score, or there is no answer to judge."""
+        if (
+            not self.answered
+            or self.reference is None
+            or self.reference.other_settings(self._compared)
+        ):
             return None
         return self.reference
 
@@ -199,7 +210,12 @@ class Score:
             f"{self.symbol}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
             f"fragile), the mean over {self.counted} tokens."
         ]
-        if self.reference is None:
+        if not self.answered:
+            said.append(
+                "No verdict: the model answered nothing. The number is that of the token that ends "
+                "an answer, where an answer should stand."
+            )
+        elif self.reference is None:
             said.append(
                 "No verdict: without a reference run of this model on such questions, nobody "
                 "knows which way this number points. On small models it has been seen to rank "

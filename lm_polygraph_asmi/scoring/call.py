@@ -190,6 +190,7 @@ class Scorer:
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
             reference=self.reference,
+            content_end=len(content),
             answered=bool(content.strip()),
         )
 

@@ -149,7 +149,7 @@ def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str)
     if tokenizer(prompt + answer)["input_ids"][: len(before)] != before:
         stripped = prompt.rstrip(" ")
         advice = (
-            f"end the prompt without its last space, and write the answer as {' ' + answer!r:.60}"
+            f"end the prompt without its last space, and write the answer as {_start(' ' + answer)}"
             if stripped != prompt
             else "end the prompt where a word ends, and write the space before the answer as its "
             "first character"
@@ -165,11 +165,16 @@ def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str)
         and (answer[0].isalnum())
     ):
         return (
-            f"The answer follows the prompt without a space: {prompt[-10:] + answer!r:.60}. Where "
-            f"one belongs between them, write the answer as {' ' + answer!r:.60}: that is another "
-            "token, and another score."
+            f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
+            f"Where one belongs between them, write the answer as {_start(' ' + answer)}: that is "
+            "another token, and another score."
         )
     return None
+
+
+def _start(text: str) -> str:
+    """A text as it would be written in Python; of a long one its start."""
+    return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"
 
 
 def _spaced(character: str) -> bool:

@@ -106,7 +106,7 @@ def test_a_run_that_crashed(tmp_path, emptied, lacking):
     """LM-Polygraph saves what it has when it dies: a file without a score."""
     file = save(tmp_path)
     content = torch.load(file, weights_only=False)
-    content |= {part: {} for part in emptied}
+    content |= {part: {} for part in emptied} | {"stats": {"input_texts": list("abcd")}}
     torch.save(content, file)
     code, text = show(file)
     assert code == 1

@@ -10,6 +10,9 @@ from numbers import Integral, Real
 SCOPES = ("all", "response")
 """Positions at which heads are masked: every one, or those that predict the response."""
 
+LEVELS = ("sequence", "claim")
+"""What an estimator scores: answers, or the claims in them."""
+
 MASK_SAMPLERS = ("bernoulli", "balanced")
 """How masks are drawn; see `maths.sample_head_masks`."""
 
@@ -93,6 +96,11 @@ def check_at_least_one(name: str, value: int | None) -> None:
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_level(level: str) -> None:
+    """Raise ValueError unless `level` is one of `LEVELS`."""
+    _check_one_of("level", level, LEVELS)
 
 
 def check_scope(scope: str) -> None:

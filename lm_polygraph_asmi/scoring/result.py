@@ -257,10 +257,13 @@ class Score:
         else:
             said += self.reference.verdict(self.score, self._compared)
             if self.confident_but_fragile:
+                run = self.reference
                 said.append(
-                    "Confident but fragile: more probable than the median answer of the reference "
-                    "run and more fragile, too. This is a mark of the whole answer: the paper "
-                    "finds no such effect among single tokens."
+                    f"Confident but fragile: the answer's probability {math.exp(-self.msp):.3g} is "
+                    f"above that of the reference run's median answer "
+                    f"({math.exp(-run.msp_median):.3g}), and its score above the median score "
+                    f"({run.median:.4f}), too. This is a mark of the whole answer: the paper finds "
+                    "no such effect among single tokens."
                 )
         screened = None if self.reference is None else self.reference.masking_response
         if screened is not None and screened < OVER_ROBUST:

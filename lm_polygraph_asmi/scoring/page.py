@@ -40,6 +40,11 @@ def _flowing(text: str) -> Markup:
     return Markup(shown)
 
 
+def _unsigned(text: str) -> str:
+    """A prompt's text: line breaks and tabs do what they say, and nothing points at them."""
+    return "".join(c if c in SIGNS else visible(c) for c in text)
+
+
 class Piece(NamedTuple):
     """Tokens that share a sign, such as the bytes of an emoji; mostly a single one.
 
@@ -118,6 +123,7 @@ def _template() -> Template:
             "pieces": pieces,
             "visible": visible,
             "flowing": _flowing,
+            "unsigned": _unsigned,
             "standing": standing,
         },
     )

@@ -21,6 +21,11 @@ from lm_polygraph_asmi.validation import VARIANTS
 if TYPE_CHECKING:
     import pandas as pd
 
+DERIVED = (
+    "spans", "unit", "highest", "percentile", "error_probability", "confident_but_fragile",
+    "verdict",
+)  # fmt: skip
+"""What `Score.to_dict` holds besides the fields."""
 NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
 BARS = " ▁▂▃▄▅▆▇█"
 BOUNDARY = (

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.result import DERIVED, Score
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
@@ -16,7 +16,9 @@ ROW_START = b'{"row": '
 """How a line of the output begins, and that of no other file should it be cut off."""
 
 
-RESERVED = {field.name for field in fields(Score)} - {"prompt", "answer"} | {"row", "key"}
+GIVEN = {"prompt", "answer", "offsets"}
+"""Fields of an output line that an input may have; they stay as they were given."""
+RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "key"}) - GIVEN
 """Fields of an output line that an input must not have."""
 
 
@@ -25,8 +27,8 @@ class Row(NamedTuple):
 
     Attributes:
         number: of its line, from 1, blank ones counted: what an editor shows.
-        content: `prompt`, and if given `answer`, `samples` and more, which is passed through;
-            or, where the line cannot be read, `error` alone.
+        content: `prompt`, and if given `answer`, `samples`, `offsets` (see `Score.with_spans`) and
+            more, which is passed through; or, where the line cannot be read, `error` alone.
     """
 
     number: int
@@ -130,8 +132,10 @@ def score_rows(
                 score = scorer.score(
                     row.content["prompt"], row.content.get("answer"), row.content.get("samples")
                 )
+                if row.content.get("offsets") is not None:
+                    score = score.with_spans(row.content["offsets"])
             except (ValueError, TypeError, ArithmeticError, RuntimeError) as failure:
-                error = str(failure) or repr(failure)
+                score, error = None, str(failure) or repr(failure)
         if score is not None and out is not None:
             own = {"row": row.number, "key": key_of(scorer, row)}
             line = json.dumps(own | score.to_dict() | row.content)  # what was given stays

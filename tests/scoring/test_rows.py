@@ -12,7 +12,15 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.loading import load
-from lm_polygraph_asmi.scoring.rows import Row, read_rows, rows_done, rows_left, score_rows
+from lm_polygraph_asmi.scoring.rows import (
+    GIVEN,
+    RESERVED,
+    Row,
+    read_rows,
+    rows_done,
+    rows_left,
+    score_rows,
+)
 from tests import tiny_lm
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -95,6 +103,21 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
     assert (lines[0]["answer"], lines[0]["scored_text"]) == (" Brask", " Brask</s>")
     assert lines[2]["answer"] == [7, 8]
     assert lines[1]["scored_text"].startswith(lines[1]["answer"])
+
+
+def test_every_field_of_a_line_is_the_inputs_or_the_scores(scorer):
+    found = scorer.score(PROMPT, " Brask").to_dict()
+    assert set(found) - GIVEN <= RESERVED
+    assert {"row", "key"} <= RESERVED
+
+
+def test_parts_of_a_row(scorer, tmp_path):
+    row = {"prompt": PROMPT, "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]]}
+    out = tmp_path / "out.jsonl"
+    list(score_rows(scorer, [Row(1, row)], out))
+    (line,) = written(out)
+    assert [part["text"] for part in line["spans"]] == ["In", "Brask"]
+    assert line["offsets"] == row["offsets"]
 
 
 def test_samples_of_a_row(model, tokenizer):
@@ -191,7 +214,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     assert [line["row"] for line in written(out)] == [1, 3, 4]
     expected = score(model, tokenizer, PROMPT, " Brask", depth=0.9)
     assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
-    assert page.read_text(encoding="utf-8").count('<section class="asmi">') == 3
+    assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
     # Again, mended: only what is missing is scored.
     write(source, [ROWS[0], ROWS[1], *ROWS[1:]])
     calls.clear()
@@ -372,6 +395,8 @@ def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
     ("row", "problem"),
     [
         ({"score": 77, "reference": "mine"}, r"has the fields \['reference', 'score'\]"),
+        ({"spans": [], "verdict": "good"}, r"has the fields \['spans', 'verdict'\]"),
+        ({"answer": " Brask", "offsets": [[0, 99]]}, "a span must lie within the 10 characters"),
         ({"answer": [1.5]}, "text or a list of token ids"),
         ({"answer": [float("inf")]}, "text or a list of token ids"),
         ({"samples": "pear"}, "samples are a list of answers"),

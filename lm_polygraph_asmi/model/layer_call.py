@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PretrainedConfig
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, (B, key-value heads, positions, head width) each, rotated."""
@@ -22,10 +22,15 @@ MASKABLE = ("eager", "sdpa")
 
 
 class KeyValueTap(DynamicCache):
-    """A cache that stores nothing: a function sees each layer's new keys and values and answers."""
+    """A cache that stores no keys and values: a function sees each layer's new keys and values and answers."""
 
-    def __init__(self, answer: Callable[[Tensor, Tensor, int], KeysValues]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        answer: Callable[[Tensor, Tensor, int], KeysValues],
+        config: PretrainedConfig | None = None,
+    ) -> None:
+        # Made for a config it has room for the states of layers that keep no keys and values.
+        super().__init__(config=config) if config is not None else super().__init__()
         self._answer = answer
 
     def update(
@@ -88,9 +93,22 @@ class LayerCall:
             )
         return hidden, LayerCall(arguments, hidden.shape[1])
 
-    def replay(self, layer: nn.Module, hidden: Tensor) -> Tensor:
-        """Call the layer again on hidden states (B, N, D) of any batch size."""
-        return self._call(layer, hidden, self._with_cache(None))
+    def replay(
+        self, layer: nn.Module, hidden: Tensor, positions: slice | None = None
+    ) -> Tensor:
+        """Call the layer again on hidden states (B, N, D) of any batch size.
+
+        With `positions`, on the hidden states (B, n, D) there: for layers that mix none of them.
+        """
+        arguments = self._with_cache(None)
+        if positions is not None and positions != slice(None):
+            arguments |= self._at(positions)
+        return self._call(layer, hidden, arguments)
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether the layer was handed a cache."""
+        return any(isinstance(value, KeyValueTap) for value in self.arguments.values())
 
     def keys_values(self, layer: nn.Module, hidden: Tensor, positions: slice) -> KeysValues:
         """What the layer attends to at n positions with hidden states (B, n, D); nothing more."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layers import heads_width
+from lm_polygraph_asmi.model.layers import heads_width, num_heads, num_layers
 from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
@@ -22,8 +22,14 @@ def default_budget(*devices: torch.device) -> int:
     512 MiB without a GPU. The one unmasked pass takes what it takes. Larger batches do not make a
     CPU faster, so its figure is small on purpose.
     """
-    free = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
+    free = [_free_bytes(device) for device in devices if device.type == "cuda"]
     return min(free) // 2 if free else CPU_BUDGET
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of a GPU, with the blocks that PyTorch holds of it and nobody uses."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
@@ -39,7 +45,7 @@ def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     per_query *= model.dtype.itemsize
     if attention_of(model) == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
-        per_query += max(10, 3 * model.dtype.itemsize) * config.num_attention_heads * keys
+        per_query += max(10, 3 * model.dtype.itemsize) * num_heads(model) * keys
     return queries * per_query
 
 
@@ -55,6 +61,13 @@ def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: 
     joined = 4 * known * heads_width(model) * model.dtype.itemsize
     attention_mask = 4 * queries * keys
     return _layer_bytes(model, queries, keys) + joined + attention_mask
+
+
+def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: int) -> int:
+    """Peak bytes of one layer over a batch of responses, with every layer's keys and values."""
+    keys = known + positions
+    cached = 2 * num_layers(model) * heads_width(model) * model.dtype.itemsize * keys
+    return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * cached
 
 
 def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:

@@ -1,12 +1,23 @@
-"""Range checks of the settings, shared by everything that takes them."""
+"""Settings: their choices, defaults and range checks, shared by everything that takes them.
 
-from collections.abc import Iterable
+Imports nothing heavy, so that a refused argument is refused at once.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
 
 SCOPES = ("all", "response")
 """Positions at which heads are masked: every one, or those that predict the response."""
 
 MASK_SAMPLERS = ("bernoulli", "balanced")
 """How masks are drawn; see `maths.sample_head_masks`."""
+
+
+VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
+"""Name in `score` -> symbol in tables."""
+
+TAU, BETA = 0.3, 10.0
+"""Middle and steepness of Adapt-ASMI's gate where nothing else is asked for: the paper's."""
 
 
 def check_depth(depth: float) -> None:
@@ -79,3 +90,16 @@ def check_settings(
         check_mask_rate(mask_rate)
     check_mask_sampler(mask_sampler)
     check_scope(scope)
+
+
+def check_scoring(
+    variant: str, num_samples: int, tau: float, beta: float, stop: Sequence[str]
+) -> None:
+    """Raise ValueError unless the settings that `score` has besides the masks' are in range."""
+    _check_one_of("variant", variant, tuple(VARIANTS))
+    if num_samples < 2:
+        raise ValueError(f"num_samples must be at least 2, to be compared; got {num_samples}")
+    if not (math.isfinite(tau) and math.isfinite(beta)):
+        raise ValueError(f"tau and beta must be finite, got {tau} and {beta}")
+    if "" in stop:
+        raise ValueError("an empty stop string would end every answer at once: leave it out")

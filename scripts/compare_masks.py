@@ -101,14 +101,17 @@ def score_answer(
         of_scope = [design for design in wanted if design.scope == scope]
         masks = []
         for design in of_scope:
-            # The seed of the calculator with seed=redraw: what it would have drawn.
-            seed = maths.mask_seed(design.redraw, layer, input_ids.tolist())
-            generator = torch.Generator().manual_seed(seed)
-            masks.append(
-                maths.sample_head_masks(
-                    design.num_masks, num_heads(model), RATE, generator, design.sampler
-                )
+            # What the engine would have drawn with seed=redraw.
+            _, drawn = maths.example_masks(
+                design.num_masks,
+                num_heads(model),
+                RATE,
+                design.sampler,
+                design.redraw,
+                layer,
+                input_ids.tolist(),
             )
+            masks.append(drawn)
         found: dict[Design, list[tuple[np.ndarray, np.ndarray]]] = {d: [] for d in of_scope}
         with scoring_session(model, attention):
             unmasked = run_unmasked(model, input_ids, len(prompt), [layer], scope)

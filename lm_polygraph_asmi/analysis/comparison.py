@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binomtest
 
 from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
@@ -155,6 +154,8 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
         ValueError: lengths differ, a value is not finite, a constant score, or more flags than
             answers.
     """
+    from scipy.stats import binomtest  # a second to import, and few tables need it
+
     check_rows(["" for _ in np.asarray(wrong)], first=first, second=second, wrong=wrong)
     if not 0 <= flagged <= len(np.asarray(wrong)):
         raise ValueError(f"flagged must lie in 0 ... {len(np.asarray(wrong))}, got {flagged}")

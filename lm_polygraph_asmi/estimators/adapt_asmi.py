@@ -8,6 +8,7 @@ import numpy as np
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.validation import BETA, TAU
 
 
 class AdaptASMI(MaskedHeadsEstimator):
@@ -24,7 +25,7 @@ class AdaptASMI(MaskedHeadsEstimator):
 
     symbol = "Adapt-ASMI"
 
-    def __init__(self, tau: float = 0.3, beta: float = 10.0, **settings: Any) -> None:
+    def __init__(self, tau: float = TAU, beta: float = BETA, **settings: Any) -> None:
         self.tau, self.beta = tau, beta
         super().__init__(**settings)
 
@@ -38,7 +39,7 @@ class AdaptASMI(MaskedHeadsEstimator):
     def __str__(self) -> str:
         gate = [
             f"{name}={value:g}"
-            for name, value, default in (("tau", self.tau, 0.3), ("beta", self.beta, 10.0))
+            for name, value, default in (("tau", self.tau, TAU), ("beta", self.beta, BETA))
             if value != default
         ]
         return super().__str__()[:-1] + "".join(f", {part}" for part in gate) + ")"

@@ -1,18 +1,30 @@
 """LM-Polygraph's batches, read safely: exact prompt ids, responses without batch padding."""
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from jaxtyping import Int
-from lm_polygraph.utils.model import Model
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model import family_of
 
+if TYPE_CHECKING:
+    from lm_polygraph.utils.model import Model
 
-def causal_model(model: Model) -> PreTrainedModel:
+
+def is_host_model(model: Any) -> "TypeGuard[Model]":
+    """Whether this is one of LM-Polygraph's models, told without importing LM-Polygraph.
+
+    Importing it takes seconds; a model of it can only exist where somebody has.
+    """
+    module = sys.modules.get("lm_polygraph.utils.model")
+    return module is not None and isinstance(model, module.Model)
+
+
+def causal_model(model: "Model") -> PreTrainedModel:
     """The transformers model inside LM-Polygraph's `WhiteboxModel`.
 
     Raises:
@@ -29,7 +41,7 @@ def causal_model(model: Model) -> PreTrainedModel:
     return model.model
 
 
-def check_greedy(model: Model) -> None:
+def check_greedy(model: "Model") -> None:
     """Refuse a run whose "greedy" answers would be sampled.
 
     LM-Polygraph takes `do_sample` from what the model ships where the run does not set it, and its
@@ -47,7 +59,7 @@ def check_greedy(model: Model) -> None:
         )
 
 
-def prompt_ids(model: Model, text: str, row: int, stats: Mapping[str, Any]) -> Int[Tensor, " P"]:
+def prompt_ids(model: "Model", text: str, row: int, stats: Mapping[str, Any]) -> Int[Tensor, " P"]:
     """Token ids of one prompt, unpadded.
 
     The host's `input_tokens` are padded rows without a mask, from which padding cannot be told

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lm_polygraph_asmi.validation import BETA, TAU
+
 
 def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     """div(x): one minus the mean cosine over pairs of sampled responses; higher = more diverse.
@@ -29,7 +31,7 @@ def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     return max(0.0, 1 - cosines.mean().item())
 
 
-def adaptive_gate(diversity: float, tau: float = 0.3, beta: float = 10.0) -> float:
+def adaptive_gate(diversity: float, tau: float = TAU, beta: float = BETA) -> float:
     """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
 
     Defaults are the paper's, fixed across tasks and models. Source: section "Adaptive semantic

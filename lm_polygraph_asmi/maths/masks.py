@@ -48,6 +48,26 @@ def sample_head_masks(
     return (rank >= masked_times).to(uniform.dtype)
 
 
+def example_masks(
+    num_masks: int,
+    num_heads: int,
+    mask_rate: float,
+    sampler: str,
+    base_seed: int,
+    layer: int,
+    token_ids: Sequence[int],
+) -> tuple[int, Float[Tensor, "S H"]]:
+    """The masks of one example, and the seed they were drawn from; see `sample_head_masks`.
+
+    Args:
+        num_masks, num_heads, mask_rate, sampler: S, H, p and how masks are drawn.
+        base_seed, layer, token_ids: what the seed follows from; see `mask_seed`.
+    """
+    seed = mask_seed(base_seed, layer, token_ids)
+    generator = torch.Generator().manual_seed(seed)
+    return seed, sample_head_masks(num_masks, num_heads, mask_rate, generator, sampler)
+
+
 def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
     """Seed of one example's masks, from its content alone; non-negative, below 2^63.
 

@@ -2,9 +2,10 @@
 
 import math
 from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
-from scipy.stats import binom, norm
+from scipy.special import bdtr  # scipy.stats would take a second to import
 
 GRID = 0.01
 
@@ -52,9 +53,15 @@ def heads_masked_at_once(
     "app-fidelity" of the paper.
     """
     if exact:
-        return float(binom.ppf(1 - degradation, num_heads, mask_rate))
+        return float(
+            next(
+                heads
+                for heads in range(num_heads + 1)
+                if bdtr(heads, num_heads, mask_rate) >= 1 - degradation
+            )
+        )
     spread = math.sqrt(num_heads * mask_rate * (1 - mask_rate))
-    return num_heads * mask_rate + float(norm.ppf(1 - degradation)) * spread
+    return num_heads * mask_rate + NormalDist().inv_cdf(1 - degradation) * spread
 
 
 def mask_rates() -> list[float]:
@@ -79,7 +86,7 @@ def largest_mask_rate(num_heads: int, degradation: float = 0.05) -> float:
             f"no mask rate satisfies the fidelity bound for {num_heads} heads (a quarter is less "
             "than one head): set mask_rate yourself"
         )
-    return max(p for p in mask_rates() if binom.cdf(tolerated, num_heads, p) >= 1 - degradation)
+    return max(p for p in mask_rates() if bdtr(tolerated, num_heads, p) >= 1 - degradation)
 
 
 def operating_point(

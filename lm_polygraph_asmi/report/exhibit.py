@@ -1,7 +1,7 @@
 """A table or figure of the report, and how its values are written."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,45 +86,74 @@ Items = Sequence[Exhibit | Gap]
 """What a function of the report returns."""
 
 
-def gather(
-    cells: Sequence[Cell], compute: Callable[[Cell], list[dict[str, Any]]]
-) -> tuple[list[dict[str, Any]], list[Cell], list[str]]:
-    """Rows of a table from every cell that has some; the cells used; why others were not.
+Reason = tuple[str, str]
+"""What is missing, such as a cell's label, and why."""
 
-    A cell where `compute` raises ValueError is passed over with its message.
+
+def frame(
+    name: str,
+    title: str,
+    groups: Iterable[Any],
+    compute: Callable[[Any], list[dict[str, Any]]],
+    notes: Sequence[str] | Callable[[Exhibit], Sequence[str]],
+    figure: Callable[[pd.DataFrame], Figure] | None = None,
+    *,
+    digits: int = 2,
+    signed: Sequence[str] = (),
+    p_values: Sequence[str] = (),
+    tabulated: bool = True,
+    label: Callable[[Any], str] = lambda cell: cell.label,
+    reasons: Iterable[Reason] = (),
+    otherwise: str = "no run holds it",
+) -> list[Exhibit] | list[Gap]:
+    """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
+
+    Args:
+        name, title, digits, signed, p_values: of the exhibit.
+        groups: cells, or tuples of what belongs together, cells among it.
+        compute: rows of the table from one group. A group where it raises ValueError is passed
+            over with its message, one without rows in silence.
+        notes: what a reader has to know; a function of the exhibit where that depends on it.
+        figure: drawn from the table, once there are rows.
+        tabulated: False where the rows are for the figure alone.
+        label: names a group that is passed over.
+        reasons: why others were left out before.
+        otherwise: reason of a gap without any other.
     """
-    rows, used, reasons = [], [], []
-    for cell in cells:
+    rows: list[dict[str, Any]] = []
+    used: list[Cell] = []
+    missing = list(reasons)
+    for group in groups:
         try:
-            own = compute(cell)
+            own = compute(group)
         except ValueError as error:
-            reasons.append(f"{cell.label}: {error}")
+            missing.append((label(group), str(error)))
             continue
         if own:
             rows += own
-            used.append(cell)
-    return rows, used, reasons
+            parts = group if isinstance(group, tuple) else (group,)
+            used += [p for p in parts if isinstance(p, Cell) and p not in used]
+    if not rows:
+        return [Gap(title, _listed(missing) or otherwise)]
+    table = pd.DataFrame(rows)
+    drawn = figure(table) if figure else None
+    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values)
+    item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
+    item.table = table if tabulated else None
+    return [item]
 
 
-def gap(title: str, reasons: Sequence[str], otherwise: str = "no run holds it") -> Items:
-    return [Gap(title, _listed(reasons) or otherwise)]
-
-
-def left_out(reasons: Sequence[str]) -> list[str]:
-    """A note on the cells that are missing in a table."""
+def _left_out(reasons: Sequence[Reason]) -> list[str]:
+    """A note on what is missing in a table."""
     return [f"Not here: {_listed(reasons)}."] if reasons else []
 
 
-def _listed(reasons: Sequence[str]) -> str:
-    """Reasons "cell: why", those of one kind together."""
-    cells: dict[str, list[str]] = {}
-    for reason in reasons:
-        cell, _, why = reason.rpartition(": ")
-        cells.setdefault(why, []).append(cell)
-    return "; ".join(
-        f"{why} ({'; '.join(named)})" if (named := [c for c in of if c]) else why
-        for why, of in cells.items()
-    )
+def _listed(reasons: Sequence[Reason]) -> str:
+    """Reasons in a line, those of one kind together."""
+    named: dict[str, list[str]] = {}
+    for cell, why in reasons:
+        named.setdefault(why, []).append(cell)
+    return "; ".join(f"{why} ({'; '.join(cells)})" for why, cells in named.items())
 
 
 def _part(value: Any, part: str | None) -> Any:

@@ -29,6 +29,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",
+    "svg.hashsalt": "lm_polygraph_asmi",  # else its ids are drawn anew each time
     "text.parse_math": False,  # names may hold dollar signs
 }
 
@@ -56,7 +57,12 @@ def save(figure: Figure, path: str | Path, description: str = "") -> None:
         ValueError: no such kind of file.
     """
     kind = Path(path).suffix
-    metadata = {"Description": description} if kind in (".png", ".svg") else None
+    metadata: dict[str, Any] = {}
+    if kind in (".png", ".svg"):
+        metadata["Description"] = description
+    # Without the time: the same runs leave the same files.
+    if kind in (".svg", ".pdf"):
+        metadata["Date" if kind == ".svg" else "CreationDate"] = None
     figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata)
 
 

@@ -1,10 +1,13 @@
 """The operating point before a run: how many masks, and how many heads at once."""
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.report import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
@@ -34,8 +37,10 @@ def plan_table(num_heads: int) -> pd.DataFrame:
     return table.loc[: 2 * last + 1]
 
 
-def plan_figure(table: pd.DataFrame, num_heads: int) -> Figure:
+def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
     """The plan as a picture; source: figure "supp_fidelity" of the paper."""
+    from lm_polygraph_asmi.report import figures
+
     admissible = table[table["admissible"]]
     chosen = None
     if len(admissible):

@@ -1,6 +1,7 @@
 """A saved LM-Polygraph run as plain tables."""
 
 import pickle
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from lm_polygraph_asmi.saved.manifest import asmi_settings, read_manifest
 
@@ -74,6 +74,32 @@ def manager_files(path: str | Path) -> list[Path]:
     return found
 
 
+class _HoldsTensors(Exception):
+    """A manager file with tensors in it, which torch alone can read."""
+
+
+class _WithoutTensors(pickle.Unpickler):
+    def persistent_load(self, _: Any) -> Any:
+        raise _HoldsTensors
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """What LM-Polygraph saved with `torch.save`.
+
+    That is a pickle in a zip file. Read as such it needs no torch, which takes seconds to import,
+    unless there are tensors in it.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(name) as pickled:
+                return _WithoutTensors(pickled).load()
+    except (_HoldsTensors, zipfile.BadZipFile):  # older releases of torch wrote no zip file
+        import torch
+
+        return torch.load(file, weights_only=False)
+
+
 def load_run(path: str | Path) -> Run:
     """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
 
@@ -86,7 +112,7 @@ def load_run(path: str | Path) -> Run:
     if others:
         raise ValueError(f"{path} holds several seeds; name one of the files in it")
     try:
-        content = torch.load(file, weights_only=False)
+        content = _content(file)
         tables = {
             part: {
                 str(name): np.asarray(values, dtype=float)  # None becomes NaN

@@ -1,7 +1,6 @@
 """One answer, scored by a call: no benchmark runner, no NLI model, nothing downloaded."""
 
-from lm_polygraph_asmi.scoring.call import score
-from lm_polygraph_asmi.scoring.reference import Reference
-from lm_polygraph_asmi.scoring.result import Score, Token
+import lazy_loader
 
-__all__ = ["Reference", "Score", "Token", "score"]
+# What the stub beside this file names is imported on first use: the engine needs no pages.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,26 +1,25 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from lm_polygraph.utils.model import Model
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.endings import Endings
-from lm_polygraph_asmi.host.model import causal_model
-from lm_polygraph_asmi.maths import adaptive_gate, example_seed, response_diversity
-from lm_polygraph_asmi.model import family_of, response_embeddings, scoring_session
+from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.maths import adaptive_gate, example_seed
+from lm_polygraph_asmi.model import family_of, scoring_session
 from lm_polygraph_asmi.model.layers import context_window, execution_device
 from lm_polygraph_asmi.saved.names import at_depth
-from lm_polygraph_asmi.scoring.reference import VARIANTS, Reference
+from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
+from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score, tokens_of
 from lm_polygraph_asmi.scoring.text import (
     Messages,
@@ -30,8 +29,10 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_tokens,
     spans,
 )
-from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
-from lm_polygraph_asmi.stat_calculators.response_diversity import NO_EVIDENCE
+from lm_polygraph_asmi.validation import BETA, TAU, check_scoring
+
+if TYPE_CHECKING:
+    from lm_polygraph.utils.model import Model
 
 Answer = str | Sequence[int]
 
@@ -44,7 +45,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: PreTrainedModel | Model,
+        model: "PreTrainedModel | Model",
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         variant: str = "sem",
@@ -57,22 +58,16 @@ class Scorer:
         seed: int = 0,
         closing_token: bool = True,
         num_samples: int = 10,
-        tau: float = 0.3,
-        beta: float = 10.0,
+        tau: float = TAU,
+        beta: float = BETA,
         max_new_tokens: int = 64,
         stop: Sequence[str] | str | None = None,
         attention: str | None = None,
         memory_budget: int | None = None,
         reference: "Reference | str | Path | None" = None,
     ) -> None:
-        if variant not in VARIANTS:
-            raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
-        if num_samples < 2:
-            raise ValueError(f"num_samples must be at least 2, to be compared; got {num_samples}")
-        if not (math.isfinite(tau) and math.isfinite(beta)):
-            raise ValueError(f"tau and beta must be finite, got {tau} and {beta}")
         self.instruct = False
-        if isinstance(model, Model):
+        if is_host_model(model):
             tokenizer = tokenizer or model.tokenizer
             stop = model.generation_parameters.stop_strings if stop is None else stop
             self.instruct = bool(getattr(model, "instruct", False))
@@ -82,12 +77,11 @@ class Scorer:
         family_of(model)
         self.model, self.tokenizer, self.variant, self.depth = model, tokenizer, variant, depth
         self.stop = [stop] if isinstance(stop, str) else list(stop or [])
-        if "" in self.stop:
-            raise ValueError("an empty stop string would end every answer at once: leave it out")
+        check_scoring(variant, num_samples, tau, beta, self.stop)
         self.closing_token, self.num_samples, self.seed = closing_token, num_samples, seed
         self.tau, self.beta, self.max_new_tokens = float(tau), float(beta), max_new_tokens
         self.attention = attention
-        self.calculator = MaskedHeadsCalculator(
+        self.engine = Engine(
             depths=[depth],
             num_masks=num_masks,
             mask_rate=mask_rate,
@@ -106,7 +100,7 @@ class Scorer:
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
-        calculator = vars(self.calculator)
+        engine = vars(self.engine)
         used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
@@ -114,7 +108,7 @@ class Scorer:
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "reference": None if self.reference is None else self.reference.name,
-            **{name: calculator[name] for name in used},
+            **{name: engine[name] for name in used},
             **{name: getattr(self, name) for name in own},
         }
 
@@ -127,7 +121,7 @@ class Scorer:
         prompt_ids = prompt_tokens(self.tokenizer, prompt)
         with _undisturbed(self.model):
             ids = self._answer(prompt, prompt_ids, answer)
-            stats = self.calculator.score(self.model, prompt_ids, ids)
+            stats = self.engine.score(self.model, prompt_ids, ids)
             gate, diversity, responses = self._gate(prompt, prompt_ids, samples)
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
@@ -247,12 +241,7 @@ class Scorer:
                 for sample in samples
             ]
         responses = [ids for ids in drawn if ids]
-        diversity = NO_EVIDENCE
-        if len(responses) > 1:
-            with scoring_session(self.model, self.attention):
-                diversity = response_diversity(
-                    response_embeddings(self.model, prompt_ids, responses)
-                )
+        diversity = diversity_of(self.model, prompt_ids, responses, self.attention)
         return adaptive_gate(diversity, self.tau, self.beta), diversity, len(responses)
 
     def _generate(
@@ -314,7 +303,7 @@ def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
 
 @overload
 def score(
-    model: PreTrainedModel | Model,
+    model: "PreTrainedModel | Model",
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: str | Messages,
     answer: Answer | None = None,
@@ -324,7 +313,7 @@ def score(
 
 @overload
 def score(
-    model: PreTrainedModel | Model,
+    model: "PreTrainedModel | Model",
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Sequence[str] | Sequence[Messages],
     answer: Sequence[Answer | None] | None = None,
@@ -333,7 +322,7 @@ def score(
 
 
 def score(
-    model: PreTrainedModel | Model,
+    model: "PreTrainedModel | Model",
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Any,
     answer: Any = None,

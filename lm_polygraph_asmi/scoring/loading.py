@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import torch
-from huggingface_hub.errors import HFValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
+from lm_polygraph_asmi.host.loading import load_model, load_tokenizer
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.scoring.call import Scorer
 
@@ -34,20 +31,6 @@ def load(
     """
     if model == SMOLLM2:
         model, gguf_file, dtype = str(weights_folder()), GGUF_FILE, "float32"
-    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"dtype must be auto or one of torch's, such as float32, got {dtype!r}")
-    file = {"gguf_file": gguf_file} if gguf_file else {}
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            model,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            device_map=device_map,
-            **file,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(model, **file)
-    except (OSError, HFValidationError) as error:  # older releases, of a missing folder
-        raise OSError(
-            f"the model {model} cannot be loaded: it is neither a folder here nor in the cache, "
-            f"and no hub gave it. {error}"
-        ) from error
-    return Scorer(loaded, tokenizer, **settings)
+    file: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+    loaded = load_model(model, dtype, device_map, attn_implementation=None, **file)
+    return Scorer(loaded, load_tokenizer(model, **file), **settings)

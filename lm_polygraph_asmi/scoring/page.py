@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
-from lm_polygraph_asmi.scoring.result import FULL_SHADE, Score
+FULL_SHADE = 0.1
+"""Nats of u from which a token has the darkest shade: the same on every page, so pages compare."""
 
 
 @cache
@@ -19,12 +21,12 @@ def _template() -> Template:
     )
 
 
-def render_part(score: Score) -> str:
-    """One answer as a part of a page, such as a notebook's output."""
+def render_part(score: Any) -> str:
+    """One answer, a `Score`, as a part of a page, such as a notebook's output."""
     module = _template().make_module()
     return str(Markup(module.style()) + Markup(module.card(score)))  # type: ignore[attr-defined]
 
 
-def render(scores: Sequence[Score], title: str) -> str:
-    """A whole page of answers."""
+def render(scores: Sequence[Any], title: str) -> str:
+    """A whole page of answers, each a `Score`."""
     return _template().render(scores=scores, title=title)

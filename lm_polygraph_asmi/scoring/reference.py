@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 FORMAT = 2
 SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
-VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
-"""Name in `score` -> symbol in tables."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
     "closing_token", "stop", "tau", "beta", "num_samples",
@@ -323,7 +322,7 @@ def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:
         stop = generation.get("stop_strings") or []
         found["stop"] = [stop] if isinstance(stop, str) else sorted(stop)
     if method.startswith(VARIANTS["adapt"]):
-        for name, default in (("tau", 0.3), ("beta", 10.0)):  # a name says what is no default
+        for name, default in (("tau", TAU), ("beta", BETA)):  # a name says what is no default
             named = re.search(rf"{name}=([\d.e+-]+)", method)
             found[name] = float(named[1]) if named else default
         asmi = config.get("asmi")

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
-from lm_polygraph_asmi.scoring.reference import VARIANTS, Reference
+from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part
+from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.validation import VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FULL_SHADE = 0.1
-"""Nats of u from which a token has the darkest shade: the same on every page, so pages compare."""
 CONTROL = {"\n": "⏎", "\t": "⇥"}
 """How characters that do not print are shown; any other as �."""
 BARS = " ▁▂▃▄▅▆▇█"
@@ -250,13 +250,9 @@ class Score:
 
     def to_html(self, title: str = "Fragility of an answer") -> str:
         """A page of its own: tokens shaded by fragility, what the subnetworks would have said."""
-        from lm_polygraph_asmi.scoring.page import render
-
         return render([self], title)
 
     def _repr_html_(self) -> str:
-        from lm_polygraph_asmi.scoring.page import render_part
-
         return render_part(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

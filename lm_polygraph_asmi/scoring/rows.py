@@ -5,10 +5,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.result import Score
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.call import Scorer
 
 ROW_START = b'{"row": '
 """How a line of the output begins, and that of no other file should it be cut off."""
@@ -78,13 +80,13 @@ def rows_done(path: Path) -> dict[int, dict[str, Any]]:
     return done
 
 
-def key_of(scorer: Scorer, row: Row) -> str:
+def key_of(scorer: "Scorer", row: Row) -> str:
     """Key of all that a row's score depends on."""
     described = json.dumps([row.content, scorer.identity], sort_keys=True, default=str)
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def rows_left(scorer: Scorer, rows: list[Row], out: Path | None) -> list[Row]:
+def rows_left(scorer: "Scorer", rows: list[Row], out: Path | None) -> list[Row]:
     """Rows that `out` does not hold yet.
 
     Raises:
@@ -102,7 +104,7 @@ def rows_left(scorer: Scorer, rows: list[Row], out: Path | None) -> list[Row]:
 
 
 def score_rows(
-    scorer: Scorer, rows: list[Row], out: Path | None = None
+    scorer: "Scorer", rows: list[Row], out: Path | None = None
 ) -> Iterator[tuple[Row, Score | None, str | None]]:
     """Score rows one after the other, writing each as it is done.
 

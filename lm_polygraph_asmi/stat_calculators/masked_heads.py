@@ -1,133 +1,40 @@
-"""The stat calculator behind all three estimators: masked passes over the greedy response."""
+"""The stat calculator behind all three estimators: the engine, for LM-Polygraph's runner."""
 
-import logging
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
-from torch import Tensor
-from torch.special import entr
-from transformers import PreTrainedModel
 
-from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.host.endings import Endings
-from lm_polygraph_asmi.host.model import (
-    causal_model,
-    check_greedy,
-    prompt_ids,
-)
-from lm_polygraph_asmi.model import (
-    Subnetworks,
-    UnmaskedPass,
-    attention_of,
-    check_replay,
-    check_scope_runs,
-    num_heads,
-    num_layers,
-    readout,
-    run_subnetworks,
-    run_unmasked,
-    scoring_session,
-    target_layer,
-    unembedding,
-)
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key
-from lm_polygraph_asmi.saved.names import (
-    CANDIDATES,
-    COVERAGE_AT,
-    Settings,
-    at_depth,
-    masked_head_stats,
-    require,
-)
-from lm_polygraph_asmi.validation import check_at_least_one, check_settings
-
-log = logging.getLogger("lm_polygraph")
+from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
+from lm_polygraph_asmi.saved.names import masked_head_stats, require
+from lm_polygraph_asmi.scoring.engine import Engine
 
 
 class MaskedHeadsCalculator(StatCalculator):
     """Scores the greedy response under S head masks at one layer per depth.
 
-    Per example: one unmasked pass that serves all depths, then for each depth the layers from the
-    target layer on, under S masks (Algorithm 1 of the paper). Returns the statistics listed in
-    `lm_polygraph_asmi.saved.names`; needs LM-Polygraph's `greedy_tokens` alone.
+    Returns the statistics listed in `lm_polygraph_asmi.saved.names`; needs LM-Polygraph's
+    `greedy_tokens` alone.
 
     Args:
-        depths: relative depths of the masked layers, each in (0, 1).
-        num_masks: S, at least 2; None derives it from the model's heads (`maths.operating_point`).
-        mask_rate: p, in (0, 1); None as above.
-        top_k: K, tokens kept per distribution, at least 1.
-        mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
-        scope: "all", masks at every position (the paper's definition), or "response", masks at the
-            positions that predict the response alone, at a fraction of the cost.
-        seed: base seed; each example's masks follow from it, the layer and the token ids.
-        attention: attention implementation of every pass made here, such as "sdpa"; None keeps
-            the model's own (which RAUQ wants to be "eager").
-        memory_budget: bytes for masked passes above the weights; None takes half of the free
-            device memory, or 512 MiB on a CPU.
-        details: also return masks, per-mask KL and the top candidates.
-        journal: folder in which results are kept as they are made, and looked up before any pass
-            is run (`journal.Journal`); None keeps nothing.
+        **settings: of `scoring.engine.Engine`: depths, num_masks, mask_rate, top_k, mask_sampler,
+            scope, seed, attention, memory_budget, details, journal.
 
     Raises:
-        ValueError: an argument out of range.
+        TypeError: a setting there is not.
+        ValueError: one out of range.
     """
 
-    def __init__(
-        self,
-        depths: Sequence[float] | float = (0.6,),
-        num_masks: int | None = None,
-        mask_rate: float | None = None,
-        top_k: int = 64,
-        mask_sampler: str = "bernoulli",
-        scope: str = "all",
-        seed: int = 0,
-        attention: str | None = None,
-        memory_budget: int | None = None,
-        details: bool = False,
-        journal: str | None = None,
-    ) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__()
-        depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
-        if not depths:
-            raise ValueError("depths must name at least one depth, such as [0.6]")
-        check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
-        check_at_least_one("memory_budget", memory_budget)
-        self.depths = depths
-        self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
-        self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed
-        self.attention, self.memory_budget, self.details = attention, memory_budget, details
-        self.journal = Journal(journal)
-        self._checked: PreTrainedModel | None = None
-        self._model_key: dict[str, str] | None = None
+        self.engine = Engine(**settings)
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
         return masked_head_stats(), ["greedy_tokens"]
-
-    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
-        """What this calculator uses on a model, derived values filled in."""
-        heads, layers = num_heads(model), num_layers(model)
-        mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
-        return Settings(
-            depth=depth,
-            layer=target_layer(depth, layers),
-            num_layers=layers,
-            num_heads=heads,
-            num_masks=num_masks,
-            mask_rate=mask_rate,
-            top_k=self.top_k,
-            mask_sampler=self.mask_sampler,
-            scope=self.scope,
-            seed=self.seed,
-            attention=self.attention or attention_of(model),
-        )
 
     def __call__(
         self,
@@ -151,147 +58,11 @@ class MaskedHeadsCalculator(StatCalculator):
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = endings.response(tokens, len(texts))
-            example = self.score(transformer, prompt, response)
+            example = self.engine.score(transformer, prompt, response)
             example["asmi_closing"] = endings.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)
         return {name: [example[name] for example in examples] for name in examples[0]}
-
-    def score(
-        self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
-    ) -> dict[str, Any]:
-        """All statistics of one prompt and response but `asmi_closing` and `asmi_token_texts`.
-
-        What the journal holds is taken from there, depth by depth.
-        """
-        if self._model_key is None:
-            self._model_key = environment_key() | model_key(model) if self.journal.kept else {}
-        scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
-        by_depth = {depth: self.settings(model, depth) for depth in self.depths}
-        answer_key = self._model_key | {
-            "input_ids": scored.tolist(),
-            "prompt_length": len(prompt),
-            "scope": self.scope,
-            "attention": self.attention or attention_of(model),
-        }
-        depth_keys = {
-            depth: answer_key | used.to_dict() | {"details": self.details}
-            for depth, used in by_depth.items()
-        }
-        example = self.journal.get(answer_key)
-        kept = {depth: self.journal.get(key) for depth, key in depth_keys.items()}
-        parts = {depth: part for depth, part in kept.items() if part is not None}
-        missing = [depth for depth in self.depths if depth not in parts]
-        if example is None or missing:
-            layers = [by_depth[depth].layer for depth in missing or self.depths]
-            with scoring_session(model, self.attention):
-                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
-                self.journal.put(answer_key, example)
-                for depth in missing:
-                    parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
-                    self.journal.put(depth_keys[depth], parts[depth])
-        seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
-        for depth in self.depths:
-            of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}
-            example |= {at_depth(name, depth): value for name, value in of_depth.items()}
-        return example | {
-            "asmi_seconds": seconds,
-            "asmi_reused_depths": len(self.depths) - len(missing),
-        }
-
-    def _score_unmasked(
-        self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
-    ) -> tuple[UnmaskedPass, dict[str, Any]]:
-        """The pass that serves all depths, and what the unmasked model says of the response."""
-        if self._checked is not model:
-            unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
-            check_replay(model, unmasked, min(layers))
-            self._checked = model
-        start = time.perf_counter()
-        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
-        own = unmasked.log_probs(model).double()
-        tokens = scored[prompt_length:]
-        of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
-        return unmasked, {
-            "asmi_entropy": _numpy(entr(own.exp()).sum(-1)),
-            "asmi_log_likelihood": _numpy(of_token),
-            "asmi_tokens": tokens.numpy().astype(np.int64),
-            "asmi_prompt_length": prompt_length,
-            # Copying results to NumPy has waited for the device.
-            "asmi_seconds": time.perf_counter() - start,
-        }
-
-    def _score_depth(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass, used: Settings
-    ) -> dict[str, Any]:
-        start = time.perf_counter()
-        seed = maths.mask_seed(used.seed, used.layer, unmasked.input_ids.tolist())
-        masks = maths.sample_head_masks(
-            used.num_masks,
-            used.num_heads,
-            used.mask_rate,
-            torch.Generator().manual_seed(seed),
-            used.mask_sampler,
-        )
-        subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
-        # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
-        # few positions at a time.
-        weight = unembedding(model)
-        distinct, positions = subnetworks.hidden.shape[:2]
-        union = min(distinct * used.top_k, len(weight))
-        bytes_per_position = 16 * distinct * len(weight) + 16 * union**2
-        budget = self.memory_budget or default_budget(weight.device)
-        parts = in_chunks(
-            lambda part: self._reduce(
-                readout(model, subnetworks.hidden[:, part]), weight, subnetworks
-            ),
-            positions,
-            budget // bytes_per_position,
-        )
-        joined = {
-            name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
-            for name in parts[0]
-        }
-        if self.details:
-            joined["asmi_masks"] = masks.to(torch.bool).numpy()
-        return {
-            **joined,
-            "asmi_mask_seed": seed,
-            "asmi_settings": used.to_dict(),
-            "asmi_seconds": time.perf_counter() - start,
-        }
-
-    def _reduce(
-        self,
-        log_probs: Float[Tensor, "distinct T V"],
-        weight: Float[Tensor, "V D"],
-        subnetworks: Subnetworks,
-    ) -> dict[str, np.ndarray]:
-        """Per-token statistics of a few positions; nothing of size V leaves the device."""
-        device = log_probs.device
-        counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
-        share = maths.mask_weights(counts, len(counts)).to(device)
-        support = maths.union_support(log_probs, self.top_k)
-        found = maths.disagreement(support, counts)
-        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT)
-        reduced = {
-            "asmi_mi": found.mutual_information,
-            "asmi_agreement": maths.agreement_on_support(support, weight.to(device), counts),
-            "asmi_entropy_of_mean": found.entropy_of_mean,
-            "asmi_mean_entropy": found.mean_entropy,
-            "asmi_tail_mass": share @ support.tail,
-            "asmi_coverage": torch.einsum("s,stk->tk", share, coverage).float(),
-            "asmi_top_token": log_probs.argmax(-1)[index].int(),
-        }
-        if self.details:
-            mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
-            candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
-            reduced |= {
-                "asmi_kl": found.divergence_from_mean[index].float(),
-                "asmi_candidates": candidates.int(),
-                "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
-            }
-        return {name: _numpy(value) for name, value in reduced.items()}
 
 
 def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
@@ -306,23 +77,10 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
     return {token: tokenizer.decode([token]) for token in sorted(ids)}
 
 
-def _numpy(values: Tensor) -> np.ndarray:
-    return values.cpu().numpy()
-
-
-def _position_axis(name: str) -> int:
-    """Axis of the T positions: the second where the masks come first."""
-    return 1 if name in ("asmi_top_token", "asmi_kl") else 0
-
-
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
     """Builder named in a config's `stat_calculators` entry; refuses unfit models at once."""
     calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model)
     check_greedy(environment.model)
-    unembedding(model)
-    with scoring_session(model, calculator.attention):
-        check_scope_runs(model, calculator.scope)
-        for depth in calculator.depths:
-            log.info("ASMI uses %s", calculator.settings(model, depth))
+    calculator.engine.check_model(model)
     return calculator

@@ -10,18 +10,10 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
-from lm_polygraph_asmi.maths import response_diversity
-from lm_polygraph_asmi.model import response_embeddings, scoring_session
 from lm_polygraph_asmi.saved.names import DIVERSITY, require
+from lm_polygraph_asmi.scoring.engine import diversity_of
 
 log = logging.getLogger("lm_polygraph")
-
-NO_EVIDENCE = 1.0
-"""div(x) where fewer than two responses have a token: unrelated responses.
-
-The gate then stays shut (alpha < 0.001) and Adapt-ASMI is plain ASMI. The semantic discount is
-granted on evidence that the answers paraphrase each other; without a pair there is none.
-"""
 
 
 class ResponseDiversityCalculator(StatCalculator):
@@ -50,9 +42,9 @@ class ResponseDiversityCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """The statistics in `statistics.DIVERSITY`, one entry per example.
+        """The statistics in `saved.names.DIVERSITY`, one entry per example.
 
-        Fewer than two responses with a token give `NO_EVIDENCE`, with a warning.
+        Fewer than two responses with a token give `engine.NO_EVIDENCE`, with a warning.
         """
         transformer = causal_model(model)
         endings = Endings.of(model)
@@ -70,14 +62,8 @@ class ResponseDiversityCalculator(StatCalculator):
                     len(responses),
                     len(samples),
                 )
-                diversity = NO_EVIDENCE
-            else:
-                with scoring_session(transformer, self.attention):
-                    embeddings = response_embeddings(
-                        transformer, prompt_ids(model, text, row, dependencies), responses
-                    )
-                diversity = response_diversity(embeddings)
-            diversities.append(diversity)
+            prompt = prompt_ids(model, text, row, dependencies)
+            diversities.append(diversity_of(transformer, prompt, responses, self.attention))
             seconds.append(time.perf_counter() - start)
         return {
             "asmi_diversity": diversities,

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layers import execution_device
 from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.suffix import run_suffix
-from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.validation import SCOPES
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
@@ -71,8 +71,8 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
         for scope, layer in (("all", 1), ("response", 1), ("response", 2))
     }
     # Masks everywhere in layer 2, at depth 0.6.
-    calculator = MaskedHeadsCalculator(num_masks=6, mask_rate=0.3, top_k=8)
-    example = calculator.score(model, prompt, response.tolist())
+    engine = Engine(num_masks=6, mask_rate=0.3, top_k=8)
+    example = engine.score(model, prompt, response.tolist())
     for name in ("asmi_log_likelihood", "asmi_mi_d60", "asmi_agreement_d60"):
         found[name] = torch.from_numpy(example[name])
     with scoring_session(model):

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
-from lm_polygraph_asmi.report.exhibit import Exhibit, Marked, escape, text
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Marked, escape, frame, text
 from lm_polygraph_asmi.saved.cells import Variant, variant
 
 NAN = float("nan")
@@ -67,3 +67,26 @@ def test_a_flat_table_has_numbers_alone():
 )
 def test_names_of_variants(name, parsed):
     assert variant(name) == parsed
+
+
+def test_the_frame_of_an_item():
+    """Rows group by group; reasons whole, also where they hold a colon; none of silent groups."""
+
+    def compute(group):
+        if group == "silent":
+            return []
+        if group != "good":
+            raise ValueError("too few rows: 5 wanted, got 1: use more")
+        return [{"x": 1.0}]
+
+    settings = {"label": str, "reasons": [("early", "one cluster")], "otherwise": "nothing here"}
+    (item,) = frame("x", "X", ["good", "bad", "silent", "worse"], compute, ["said"], **settings)
+    assert item.table["x"].tolist() == [1.0]
+    assert item.notes == [
+        "said",
+        "Not here: one cluster (early); too few rows: 5 wanted, got 1: use more (bad; worse).",
+    ]
+    (item,) = frame("x", "X", ["bad"], compute, [], label=str)
+    assert item == Gap("X", "too few rows: 5 wanted, got 1: use more (bad)")
+    (item,) = frame("x", "X", ["silent"], compute, [], otherwise="nothing here")
+    assert item == Gap("X", "nothing here")

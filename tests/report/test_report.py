@@ -82,6 +82,16 @@ def test_a_report_has_every_item_in_every_form(everything):
         assert pixels[..., :3].std() > 0.02, f"{picture.name} is empty"
 
 
+def test_the_same_runs_leave_the_same_files(tmp_path):
+    save(tmp_path / "run", content(n=40))
+    for name in ("one", "two"):
+        build_report(load_cells([tmp_path / "run"]), tmp_path / name)
+    files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
+    assert {path.suffix for path in files} >= {".svg", ".png", ".tex", ".json"}
+    for path in files:
+        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
+
+
 def table(out, name) -> pd.DataFrame:
     return pd.read_csv(out / "tables" / f"{name}.csv")
 

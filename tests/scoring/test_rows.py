@@ -327,7 +327,7 @@ def test_load(folder):
     assert load(str(folder)).model.dtype == torch.float32
     scorer = load(str(folder), dtype="bfloat16", variant="asmi", seed=3)
     assert scorer.model.dtype == torch.bfloat16
-    assert (scorer.variant, scorer.calculator.seed) == ("asmi", 3)
+    assert (scorer.variant, scorer.engine.seed) == ("asmi", 3)
     assert not scorer.model.training
     assert len(scorer.score(PROMPT, " Brask").tokens) > 1
 

@@ -15,7 +15,7 @@ import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.saved.names import saved_stats
-from lm_polygraph_asmi.scoring import call
+from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.call import Scorer
 from tests.model.test_device_map import on_disk, state
 from tests.scoring.conftest import PROMPT, ending_model
@@ -243,13 +243,13 @@ def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
 def drawn(monkeypatch):
     """The sampled answers that were embedded, one list per call."""
     seen = []
-    embed = call.response_embeddings
+    embed = engine.response_embeddings
 
     def spy(model, prompt_ids, responses):
         seen.append(responses)
         return embed(model, prompt_ids, responses)
 
-    monkeypatch.setattr(call, "response_embeddings", spy)
+    monkeypatch.setattr(engine, "response_embeddings", spy)
     return seen
 
 
@@ -479,7 +479,7 @@ def test_left_as_found_after_an_exception(in_training, tokenizer, settings, call
 
 def test_refusals(model, tokenizer):
     for settings, message in (
-        ({"variant": "raw"}, "variant must be one of asmi, sem, adapt, got 'raw'"),
+        ({"variant": "raw"}, "variant must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
         ({"scope": "prompt"}, "scope must be one of"),
         ({"depth": 60}, r"depth must lie in \(0, 1\)"),
         ({"answer": ""}, "the answer is empty"),

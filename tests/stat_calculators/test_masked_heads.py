@@ -359,7 +359,7 @@ def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch
         raise AssertionError("scored again")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lm_polygraph_asmi.stat_calculators.masked_heads.run_unmasked", refuse)
+        patch.setattr("lm_polygraph_asmi.scoring.engine.run_unmasked", refuse)
         again = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], journal=journal))
     assert again.pop("asmi_reused_depths") == [2] * len(TEXTS)
     assert_same(again, first)  # the seconds are those of the scoring

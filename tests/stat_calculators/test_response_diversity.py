@@ -5,8 +5,8 @@ import torch
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 
 from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.scoring.engine import NO_EVIDENCE
 from lm_polygraph_asmi.stat_calculators import ResponseDiversityCalculator
-from lm_polygraph_asmi.stat_calculators.response_diversity import NO_EVIDENCE
 from tests import reference
 from tests.tiny_lm import whitebox
 

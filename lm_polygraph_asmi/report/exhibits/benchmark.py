@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison
 from lm_polygraph_asmi.analysis.clusters import SEED, Interval
@@ -14,7 +15,7 @@ from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, gap, gather, left_out
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, Reason, frame
 from lm_polygraph_asmi.saved.cells import (
     SEMANTIC_ENTROPY,
     Cell,
@@ -105,10 +106,10 @@ def benchmark(cells: Sequence[Cell]) -> Items:
 
 def datasets(cells: Sequence[Cell]) -> Items:
     """Table "datasets" of the paper."""
-    rows = []
-    for cell in cells:
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
         prompts, answers = cell.saved("asmi_prompt_length"), cell.saved("greedy_tokens")
-        rows.append(
+        return [
             {
                 "cell": cell.label,
                 "n": len(cell),
@@ -121,9 +122,10 @@ def datasets(cells: Sequence[Cell]) -> Items:
                     cell.grounded
                 ],
             }
-        )
+        ]
+
     notes = ["Medians of tokens; right: quality of at least 0.5."]
-    return [Exhibit("datasets", "Datasets", cells, pd.DataFrame(rows), None, notes)]
+    return frame("datasets", "Datasets", cells, compute, notes)
 
 
 @cache
@@ -147,6 +149,10 @@ def _best(methods: Sequence[str], prr: dict[str, float]) -> str | None:
     return max(defined, key=lambda m: prr[m]) if defined else None
 
 
+DELTAS = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
+"""Columns of the head-to-head table, first minus second."""
+
+
 def head_to_head(cells: Sequence[Cell]) -> Items:
     """Table "h2h" of the paper: paired differences, and how often they decide."""
     title = "Head-to-head: paired differences of PRR"
@@ -163,44 +169,50 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
                 "cell": cell.label,
                 "top variant": f"{top} ({prr[top]:.3f})",
                 "best baseline": f"{best} ({prr[best]:.3f})",
-                "top Δ SemEnt": paired.get((top, SEMANTIC_ENTROPY)),
-                "top Δ best baseline": paired[top, best],
-                "Sem-ASMI Δ SemEnt": paired.get((semantic, SEMANTIC_ENTROPY)),
-                "Sem-ASMI Δ MSP": paired.get((semantic, MSP)),
             }
+            | dict(
+                zip(
+                    DELTAS,
+                    (
+                        paired.get((top, SEMANTIC_ENTROPY)),
+                        paired[top, best],
+                        paired.get((semantic, SEMANTIC_ENTROPY)),
+                        paired.get((semantic, MSP)),
+                    ),
+                    strict=True,
+                )
+            )
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    table = pd.DataFrame(rows)
-    deltas = [name for name in table if "Δ" in name]
+    def draw(table: pd.DataFrame) -> Figure:
+        return figures.forest(
+            {
+                delta: dict(zip(table["cell"], table[delta], strict=True))
+                for delta in DELTAS
+                if table[delta].notna().any()
+            },
+            "ΔPRR, 95 % over clusters",
+        )
+
     notes = [
         "Cluster-respecting paired bootstrap, B = 10,000, percentile 95 %; positive = ASMI ahead, "
         "asterisk: the interval excludes zero. The best baseline and the top variant are chosen on "
-        "the same answers; the interval takes them as given.",
-        *left_out(reasons),
+        "the same answers; the interval takes them as given."
     ]
+    (item,) = frame("head_to_head", title, cells, compute, notes, draw, digits=3, signed=DELTAS)
+    if isinstance(item, Gap):
+        return [item]
     if not any(SEMANTIC_ENTROPY in cell.scores for cell in cells):
-        notes.append(
+        item.notes = [
+            *item.notes,
             "SemanticEntropy, the pre-specified reference, was not run (it needs an NLI model): "
-            "its columns are empty."
-        )
-    figure = figures.forest(
-        {
-            d: dict(zip(table["cell"], table[d], strict=True))
-            for d in deltas
-            if table[d].notna().any()
-        },
-        "ΔPRR, 95 % over clusters",
-    )
-    return [
-        Exhibit("head_to_head", title, used, table, figure, notes, 3, deltas),
-        _tallies(used, table, deltas),
-    ]
+            "its columns are empty.",
+        ]
+    assert item.table is not None
+    return [item, _tallies(item.cells, item.table)]
 
 
-def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) -> Exhibit | Gap:
+def _tallies(cells: Sequence[Cell], table: pd.DataFrame) -> Exhibit | Gap:
     def is_llama_squad(cell: Cell) -> bool:
         name = f"{cell.model} {cell.dataset}".lower()
         return "llama2" in re.sub("[ -]", "", name) and "squad" in name
@@ -218,7 +230,7 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) 
         ]
     rows = []
     for name, chosen in subsets.items():
-        for delta in deltas:
+        for delta in DELTAS:
             found = [d for d in table.loc[chosen, delta] if isinstance(d, Interval)]
             counts = comparison.tally(found)._asdict()
             if any(counts.values()):
@@ -241,9 +253,10 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame, deltas: Sequence[str]) 
 def depths(cells: Sequence[Cell]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
     title = "Depth selection"
-    rows, curves, used, reasons = [], {}, [], []
+    curves = {}
     cells, doubled = one_per_question_set(cells)
-    reasons += [f"{label}: a larger run asks the same" for label in doubled]
+    reasons: list[Reason] = [(label, "a larger run asks the same") for label in doubled]
+    sweeps = []
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
         swept = {cell: _by_depth(cell, symbol) for cell in cells}
         swept = {cell: methods for cell, methods in swept.items() if len(methods) > 1}
@@ -251,46 +264,45 @@ def depths(cells: Sequence[Cell]) -> Items:
         if len(common) < 2:
             continue
         halved = {c: m for c, m in swept.items() if len(set(c.clusters)) > 1}
-        reasons += [f"{c.label}: one cluster" for c in swept if c not in halved]
-        try:
-            found = depth_selection(
-                [
-                    Sweep(np.array([c.score(m[d]) for d in common]), c.quality, c.clusters)
-                    for c, m in halved.items()
-                ]
-            )
-        except ValueError as error:
-            reasons.append(f"{symbol}: {error}")
-            continue
+        reasons += [(c.label, "one cluster") for c in swept if c not in halved]
+        methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
+        sweeps.append((symbol, common, methods, *halved))
+
+    def compute(sweep: tuple[Any, ...]) -> list[dict[str, Any]]:
+        symbol, common, methods, *halved = sweep
+        found = depth_selection(
+            [
+                Sweep(np.array([c.score(m) for m in methods[c]]), c.quality, c.clusters)
+                for c in halved
+            ]
+        )
         if np.ptp(found.aggregate) == 0:
-            reasons.append(f"{symbol}: PRR is the same at all depths")
-            continue
-        used += [cell for cell in halved if cell not in used]
+            raise Unavailable("PRR is the same at all depths")
         curves[symbol] = (common, found.cells, [c.label for c in halved])
-        for i, depth in enumerate(common):
-            rows.append(
-                {
-                    "variant": symbol,
-                    "depth": f"{depth:.0%}",
-                    "aggregate PRR": Marked(found.aggregate[i], "bold")
-                    if i == found.chosen
-                    else float(found.aggregate[i]),
-                    "selected on halves": float(found.selected[i]),
-                    "mean regret": found.mean_regret if i == found.chosen else None,
-                    "no regret": found.no_regret if i == found.chosen else None,
-                }
-            )
-    if not rows:
-        missing = "no variant was scored at two or more depths (see asmi_depth_sweep)"
-        return gap(title, reasons, missing)
+        return [
+            {
+                "variant": symbol,
+                "depth": f"{depth:.0%}",
+                "aggregate PRR": Marked(found.aggregate[i], "bold")
+                if i == found.chosen
+                else float(found.aggregate[i]),
+                "selected on halves": float(found.selected[i]),
+                "mean regret": found.mean_regret if i == found.chosen else None,
+                "no regret": found.no_regret if i == found.chosen else None,
+            }
+            for i, depth in enumerate(common)
+        ]
+
     notes = [
         "Aggregate: mean over cells. Split-half: 1,000 random halves of clusters; the depth that "
         "is best on the first half, and the PRR it loses on the second (share of splits that lose "
-        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure.",
-        *left_out(reasons),
+        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure."
     ]
-    table = pd.DataFrame(rows)
-    return [Exhibit("depth_selection", title, used, table, figures.depths(curves), notes, 3)]
+    return frame(
+        "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
+        digits=3, label=lambda sweep: sweep[0], reasons=reasons,
+        otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
+    )  # fmt: skip
 
 
 def _by_depth(cell: Cell, symbol: str) -> dict[float, str]:
@@ -310,11 +322,11 @@ def _by_depth(cell: Cell, symbol: str) -> dict[float, str]:
 def stability(cells: Sequence[Cell]) -> Items:
     """Table "stability" of the paper: redraws of masks and samples on fixed answers."""
     title = "Stability over redraws of the method's own randomness"
-    rows, used = [], []
-    for cell in cells:
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        rows = []
         for method, drawn in _redraws(cell).items():
             found = redraw_stability(drawn, cell.quality)
-            used += [cell] if cell not in used else []
             rows.append(
                 {
                     "cell": cell.label,
@@ -327,14 +339,14 @@ def stability(cells: Sequence[Cell]) -> Items:
                     "rank ρ": found.rank_correlation,
                 }
             )
-    if not rows:
-        reason = "no answers were scored twice with other masks or samples (see asmi_stability)"
-        return [Gap(title, reason)]
+        return rows
+
     notes = [
         "PRR over redraws on the same answers, and mean Spearman correlation of pairs of redraws. "
         "With few redraws the sd is coarse."
     ]
-    return [Exhibit("stability", title, used, pd.DataFrame(rows), None, notes, 3)]
+    missing = "no answers were scored twice with other masks or samples (see asmi_stability)"
+    return frame("stability", title, cells, compute, notes, digits=3, otherwise=missing)
 
 
 def _redraws(cell: Cell) -> dict[str, np.ndarray]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import coverage_by_band
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, gap, gather, left_out
+from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.saved.cells import (
     Cell,
     Unavailable,
@@ -26,28 +27,23 @@ from lm_polygraph_asmi.saved.names import COVERAGE_AT
 def boundary(cells: Sequence[Cell]) -> Items:
     """Same questions with and without the passage; appendix "Boundary Deconfounds"."""
     title = "Boundary: open against closed book"
-    rows, used, reasons = [], [], []
-    for opened, closed in _twins(cells):
-        try:
-            rows += _twin_rows(opened, closed)
-        except Unavailable as error:
-            reasons.append(f"{opened.label} against {closed.dataset}: {error}")
-        else:
-            used += [cell for cell in (opened, closed) if cell not in used]
-    if not rows:
-        return gap(title, reasons, "no model was asked the same questions with and without context")
-    table = pd.DataFrame(rows)
-    figure = figures.forest(
-        {"Sem-ASMI minus MSP": dict(zip(table["cell"], table["Sem-ASMI Δ MSP"], strict=True))},
-        "ΔPRR, 95 % over clusters",
-    )
+
+    def draw(table: pd.DataFrame) -> Figure:
+        return figures.forest(
+            {"Sem-ASMI minus MSP": dict(zip(table["cell"], table["Sem-ASMI Δ MSP"], strict=True))},
+            "ΔPRR, 95 % over clusters",
+        )
+
     notes = [
         "PRR on the questions that both runs asked, clusters of the open-book rows in both. Error "
-        "rates differ between the two, so read the gaps within a row.",
-        *left_out(reasons),
+        "rates differ between the two, so read the gaps within a row."
     ]
-    signed = ("Sem-ASMI Δ MSP",)
-    return [Exhibit("boundary", title, used, table, figure, notes, 3, signed)]
+    return frame(
+        "boundary", title, _twins(cells), _twin_rows, notes, draw, digits=3,
+        signed=("Sem-ASMI Δ MSP",), label=lambda twins: f"{twins[0].label} against "
+        f"{twins[1].dataset}",
+        otherwise="no model was asked the same questions with and without context",
+    )  # fmt: skip
 
 
 def _twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
@@ -67,7 +63,8 @@ def _twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
             yield max(opened, key=lambda c: len(pairs_of_rows(c, closed, False))), closed
 
 
-def _twin_rows(opened: Cell, closed: Cell) -> list[dict[str, Any]]:
+def _twin_rows(twins: tuple[Cell, Cell]) -> list[dict[str, Any]]:
+    opened, closed = twins
     pairs = pairs_of_rows(opened, closed, same_answers=False)
     if not pairs:
         raise Unavailable("no question is in both runs")
@@ -101,48 +98,52 @@ def _gap_to_msp(cell: Cell, clusters: Sequence[str], rows: Sequence[int]) -> lis
 def truncation(cells: Sequence[Cell]) -> Items:
     """The same masks with another K; appendix "Boundary Deconfounds", enlarged truncation."""
     title = "Boundary: larger K"
-    rows, used = [], []
-    for symbol in ("Sem-ASMI", "ASMI"):
-        for (small, a, of_small), (large, b, of_large) in _pairs_of_k(cells, symbol):
-            same = a is b
-            pairs = [(i, i) for i in range(len(a))] if same else pairs_of_rows(a, b, True)
-            if not pairs:
-                continue
-            ours, theirs = map(list, zip(*pairs, strict=True))
-            scores = {"small": a.score(of_small)[ours], "large": b.score(of_large)[theirs]}
-            wanted = [("large", "small")]
-            if a.msp is not None:
-                scores["msp"] = a.msp[ours]
-                wanted.append(("large", "msp"))
-            clusters = [a.clusters[i] for i in ours]
-            _, paired = prr_intervals(scores, a.quality[ours], clusters, wanted)
-            used += [cell for cell in (a, b) if cell not in used]
-            rows.append(
-                {
-                    "cell": a.label,
-                    "score": symbol,
-                    "K": f"{small} to {large}",
-                    "answers": len(ours),
-                    "large Δ small K": paired["large", "small"],
-                    "large K Δ MSP": paired.get(("large", "msp")),
-                    "mean coverage, small K": _coverage_at(a, small),
-                    "mean coverage, large K": _coverage_at(a, large),
-                }
-            )
-    if not rows:
-        return [Gap(title, "no answers were scored with two K (see asmi_triviaqa_k256)")]
+
+    def compute(pair: PairOfK) -> list[dict[str, Any]]:
+        symbol, small, a, of_small, large, b, of_large = pair
+        same = a is b
+        pairs = [(i, i) for i in range(len(a))] if same else pairs_of_rows(a, b, True)
+        if not pairs:
+            return []
+        ours, theirs = map(list, zip(*pairs, strict=True))
+        scores = {"small": a.score(of_small)[ours], "large": b.score(of_large)[theirs]}
+        wanted = [("large", "small")]
+        if a.msp is not None:
+            scores["msp"] = a.msp[ours]
+            wanted.append(("large", "msp"))
+        clusters = [a.clusters[i] for i in ours]
+        _, paired = prr_intervals(scores, a.quality[ours], clusters, wanted)
+        return [
+            {
+                "cell": a.label,
+                "score": symbol,
+                "K": f"{small} to {large}",
+                "answers": len(ours),
+                "large Δ small K": paired["large", "small"],
+                "large K Δ MSP": paired.get(("large", "msp")),
+                "mean coverage, small K": _coverage_at(a, small),
+                "mean coverage, large K": _coverage_at(a, large),
+            }
+        ]
+
+    pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in _pairs_of_k(cells, symbol)]
     notes = [
         "The answers that were scored with both K; paired 95 % intervals over clusters. Coverage: "
         "mean over all tokens.",
     ]
-    signed = ("large Δ small K", "large K Δ MSP")
-    return [Exhibit("larger_k", title, used, pd.DataFrame(rows), None, notes, 3, signed)]
+    return frame(
+        "larger_k", title, pairs, compute, notes, digits=3,
+        signed=("large Δ small K", "large K Δ MSP"),
+        label=lambda pair: pair[2].label,
+        otherwise="no answers were scored with two K (see asmi_triviaqa_k256)",
+    )  # fmt: skip
 
 
-def _pairs_of_k(
-    cells: Sequence[Cell], symbol: str
-) -> Iterator[tuple[tuple[int, Cell, str], tuple[int, Cell, str]]]:
-    """Scores of one model on one dataset that differ in K alone: (K, cell, method) twice."""
+PairOfK = tuple[str, int, Cell, str, int, Cell, str]
+
+
+def _pairs_of_k(cells: Sequence[Cell], symbol: str) -> Iterator[PairOfK]:
+    """Scores of one model on one dataset that differ in K alone: symbol; K, cell, method twice."""
     found: dict[tuple[str, ...], dict[int, tuple[Cell, str]]] = {}
     for cell in cells:
         for method in cell.scores:
@@ -155,7 +156,7 @@ def _pairs_of_k(
                 found.setdefault(key, {}).setdefault(int(top_k[1]), (cell, method))
     for by_k in found.values():
         for small, large in pairwise(sorted(by_k)):
-            yield (small, *by_k[small]), (large, *by_k[large])
+            yield symbol, small, *by_k[small], large, *by_k[large]
 
 
 def _coverage_at(cell: Cell, top_k: int) -> float | None:
@@ -181,14 +182,9 @@ def coverage(cells: Sequence[Cell]) -> Items:
             for band, row in bands.to_dict("index").items()
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    table = pd.DataFrame(rows)
     notes = [
         "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
         "by MI_t. Bound: what the mass outside the top 64 adds to an entropy at most as one "
-        "bucket, -m ln m nats.",
-        *left_out(reasons),
+        "bucket, -m ln m nats."
     ]
-    return [Exhibit("top_k_coverage", title, used, table, figures.coverage(table), notes, 3)]
+    return frame("top_k_coverage", title, cells, compute, notes, figures.coverage, digits=3)

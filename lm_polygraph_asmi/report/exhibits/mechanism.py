@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy.stats import pearsonr
 
 from lm_polygraph_asmi.analysis.cost import phase_seconds
@@ -15,7 +16,7 @@ from lm_polygraph_asmi.analysis.mechanism import (
     votes,
 )
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Items, gap, gather, left_out
+from lm_polygraph_asmi.report.exhibit import Exhibit, Items, frame
 from lm_polygraph_asmi.saved.cells import SYMBOLS, Cell, Unavailable
 from lm_polygraph_asmi.saved.manifest import PHASES, seconds_by_phase
 
@@ -51,19 +52,17 @@ def screen(cells: Sequence[Cell]) -> Items:
             | {f"AUROC {name}": interval for name, interval in found.auroc.items()}
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
         "95 % intervals over clusters. Violins: up to the 99th percentile; dot: median.",
         f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
         "label-free screen, as in the paper, which has one such cell (0.002 nats, and the signal "
         "fails) against others from 0.016 nats on. It has not been validated.",
-        *left_out(reasons),
     ]
-    figure = figures.violins(panels)
-    return [Exhibit("error_separation", title, used, pd.DataFrame(rows), figure, notes, 3)]
+    return frame(
+        "error_separation", title, cells, compute, notes, lambda _: figures.violins(panels),
+        digits=3,
+    )  # fmt: skip
 
 
 def mechanism(cells: Sequence[Cell]) -> Items:
@@ -87,43 +86,39 @@ def mechanism(cells: Sequence[Cell]) -> Items:
             }
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    notes = [
-        "High MI_t with low agreement is flagged; with high agreement it is discounted.",
-        *left_out(reasons),
-    ]
-    table = pd.DataFrame(rows)
-    return [Exhibit("mechanism", title, used, table, figures.joint(panels), notes, 3)]
+    notes = ["High MI_t with low agreement is flagged; with high agreement it is discounted."]
+    return frame(
+        "mechanism", title, cells, compute, notes, lambda _: figures.joint(panels), digits=3
+    )
 
 
 def cosines(cells: Sequence[Cell]) -> Items:
     """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
     title = "Cosines of the top candidates of one token"
-    panels, used, reasons = {}, [], []
-    for cell in cells:
+    panels = {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
         matrices = cell.saved("asmi_candidate_cosines", at_operating_depth=True)
         candidates = cell.saved("asmi_candidates", at_operating_depth=True)
         if not matrices or not candidates or not cell.mi_tokens or not cell.agreement_tokens:
-            reasons.append(f"{cell.label}: not saved (set asmi.calculator.details=true)")
-            continue
+            raise Unavailable("not saved (set asmi.calculator.details=true)")
         # Benign instability: where the kernel takes the most away from MI.
         pairs = zip(cell.mi_tokens, cell.agreement_tokens, strict=True)
         removed = [mi * agreement for mi, agreement in pairs]
         answer = int(np.argmax([tokens.max() for tokens in removed]))
         position = int(removed[answer].argmax())
         texts = [_text(cell, answer, token) for token in candidates[answer][position]]
-        used.append(cell)
         panels[cell.label] = np.asarray(matrices[answer][position]), texts
-    if not panels:
-        return gap(title, reasons)
+        return [{"cell": cell.label}]
+
     notes = [
         "Rows of the output projection, of the token where the kernel discounts most (largest "
         "MI_t A_t). Negative cosines count as 0 in A_t.",
-        *left_out(reasons),
     ]
-    return [Exhibit("candidate_cosines", title, used, None, figures.cosines(panels), notes)]
+    return frame(
+        "candidate_cosines", title, cells, compute, notes, lambda _: figures.cosines(panels),
+        tabulated=False,
+    )  # fmt: skip
 
 
 def _text(cell: Cell, answer: int, token: int) -> str:
@@ -166,17 +161,13 @@ def case_study(cells: Sequence[Cell]) -> Items:
             raise Unavailable("no confident answer is wrong")
         return rows
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
     notes = [
         f"Up to {CASES} wrong answers of each cell from the confident half by MSP, most fragile "
         "first, at their token of highest MI_t: share of masks whose most likely token is the "
         "answer's, and the strongest other one. Picked for their fragility: no statistic. Runs "
         "that did not save asmi_token_texts show token ids.",
-        *left_out(reasons),
     ]
-    return [Exhibit("case_study", title, used, pd.DataFrame(rows), None, notes, 3)]
+    return frame("case_study", title, cells, compute, notes, digits=3)
 
 
 def _last_question(prompt: str) -> str:
@@ -217,20 +208,21 @@ def cost(cells: Sequence[Cell]) -> Items:
             raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
         return rows
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    table = pd.DataFrame(rows)
     notes = [
         f"Median seconds an answer and phase, the first {WARM_UP} answers left out, all depths of "
         "a run together. Where results came from a journal, seconds are those of the run "
         "that made them. asmi.calculator.memory_budget=1 evaluates one mask at a time.",
-        *left_out(reasons),
     ]
-    if "samples" in table:
-        notes.append(
-            "Samples are drawn one by one behind a prompt that is run once; the paper draws them "
-            "as one batch."
-        )
-    phases = [name for name in table if name in PHASES.values()]
-    return [Exhibit("cost", title, used, table, figures.seconds(table, phases), notes)]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        return figures.seconds(table, [name for name in table if name in PHASES.values()])
+
+    items = frame("cost", title, cells, compute, notes, draw)
+    for item in items:
+        if isinstance(item, Exhibit) and item.table is not None and "samples" in item.table:
+            item.notes = [
+                *item.notes,
+                "Samples are drawn one by one behind a prompt that is run once; the paper draws "
+                "them as one batch.",
+            ]
+    return items

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Items, Marked, gap, gather, left_out
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, frame
 from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.saved.runs import MSP
 
@@ -53,33 +54,32 @@ def distinct(cells: Sequence[Cell]) -> Items:
             )
         return rows
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    table = pd.DataFrame(rows)
-    main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
-    notes = [
-        "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
-        "controls leaves of the signal; detected: its interval excludes 0.5; wrong way "
-        "round: it lies below, so the residual is higher for right answers. Incremental: logistic "
-        "model with the signal minus without; a column that adds nothing lowers it a little. "
-        "Linear: a signal that is a curved function of the controls can be detected without "
-        "knowing of anything else. The "
-        "likelihood ratio takes answers as independent: nominal. Many tests stand "
-        "here side by side, without correction.",
-        "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's share. "
-        + _control_source(used),
-        *left_out(reasons),
-    ]
-    figure = figures.forest(
-        {"u_sem over MSP and H": dict(zip(main["cell"], main["residual AUROC"], strict=True))},
-        "residual AUROC, 95 % over clusters",
-        reference=0.5,
-    )
-    signed = ("incremental AUROC",)
-    return [
-        Exhibit("distinct_signal", title, used, table, figure, notes, 3, signed, ("p (nominal)",))
-    ]
+    def draw(table: pd.DataFrame) -> Figure:
+        main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
+        return figures.forest(
+            {"u_sem over MSP and H": dict(zip(main["cell"], main["residual AUROC"], strict=True))},
+            "residual AUROC, 95 % over clusters",
+            reference=0.5,
+        )
+
+    def notes(item: Exhibit) -> list[str]:
+        return [
+            "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
+            "controls leaves of the signal; detected: its interval excludes 0.5; wrong way "
+            "round: it lies below, so the residual is higher for right answers. Incremental: "
+            "logistic model with the signal minus without; a column that adds nothing lowers it a "
+            "little. Linear: a signal that is a curved function of the controls can be detected "
+            "without knowing of anything else. The "
+            "likelihood ratio takes answers as independent: nominal. Many tests stand "
+            "here side by side, without correction.",
+            "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's "
+            "share. " + _control_source(item.cells),
+        ]
+
+    return frame(
+        "distinct_signal", title, cells, compute, notes, draw,
+        digits=3, signed=("incremental AUROC",), p_values=("p (nominal)",),
+    )  # fmt: skip
 
 
 def _verdict(found: DistinctSignal) -> str:
@@ -135,15 +135,12 @@ def ensemble_mean(cells: Sequence[Cell]) -> Items:
             }
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    notes = [
-        "Differences of PRR with paired 95 % intervals over clusters. " + _control_source(used),
-        *left_out(reasons),
-    ]
+    def notes(item: Exhibit) -> list[str]:
+        about = "Differences of PRR with paired 95 % intervals over clusters. "
+        return [about + _control_source(item.cells)]
+
     signed = ("u_sem Δ H(p̄)", "MI Δ H(p̄)")
-    return [Exhibit("ensemble_mean", title, used, pd.DataFrame(rows), None, notes, 3, signed)]
+    return frame("ensemble_mean", title, cells, compute, notes, digits=3, signed=signed)
 
 
 def flags(cells: Sequence[Cell]) -> Items:
@@ -165,19 +162,12 @@ def flags(cells: Sequence[Cell]) -> Items:
             }
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
     notes = [
         "Each score flags as many answers as there are errors, equal scores in the order of rows. "
-        "Exact test; it takes answers as independent.",
-        *left_out(reasons),
+        "Exact test; it takes answers as independent."
     ]
-    return [
-        Exhibit(
-            "matched_flags", title, used, pd.DataFrame(rows), None, notes, 3, (), ("McNemar p",)
-        )
-    ]
+    p_values = ("McNemar p",)
+    return frame("matched_flags", title, cells, compute, notes, digits=3, p_values=p_values)
 
 
 def confident_fragile(cells: Sequence[Cell]) -> Items:
@@ -204,46 +194,43 @@ def confident_fragile(cells: Sequence[Cell]) -> Items:
             row |= {"token gap": null.gap, "token AUROC": null.auroc}
         return [row]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
     notes = [
         "Error rates after splitting answers at the medians of MSP and u_sem. Gap: "
         "confident-fragile minus confident-robust, 95 % over clusters. A gap may be explained by "
         "confidence within the halves: see the residual AUROC. Tokens: those of confident answers, "
-        "labelled by their answer; the paper finds no effect there.",
-        *left_out(reasons),
+        "labelled by their answer; the paper finds no effect there."
     ]
-    signed, table = ("gap", "token gap"), pd.DataFrame(rows)
-    figure = figures.quadrants(grids)
-    return [Exhibit("confident_fragile", title, used, table, figure, notes, 2, signed)]
+    return frame(
+        "confident_fragile", title, cells, compute, notes, lambda _: figures.quadrants(grids),
+        signed=("gap", "token gap"),
+    )  # fmt: skip
 
 
 def payoff(cells: Sequence[Cell]) -> Items:
     """Tables "payoff" and "payoff-aurc" and figure "payoff" of the paper."""
-    title = "Deployment payoff: filtering confident answers"
-    areas: list[dict[str, Any]] = []
     kept, risks = {}, {}
 
-    def compute(cell: Cell) -> list[dict[str, Any]]:
-        cell.need_errors()
-        msp, entropy, u_sem = cell.need("msp", "entropy", "u_sem")
-        signals = {"MSP": msp, "entropy": entropy, "u_sem": u_sem}
+    def areas(cell: Cell) -> list[dict[str, Any]]:
+        signals = _signals(cell)
         value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
         best = min(value.values())
         difference = comparison.difference_interval(
-            selective.aurc, u_sem, msp, cell.wrong, cell.clusters
+            selective.aurc, signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
         )
-        areas.append(
+        risks[f"{cell.label}, n = {len(cell)}"] = {
+            name: selective.risk_coverage(score, cell.wrong) for name, score in signals.items()
+        }
+        return [
             {"cell": cell.label}
             | {name: Marked(v, "bold") if v == best else v for name, v in value.items()}
             | {"u_sem − MSP": difference}
-        )
-        label = f"{cell.label}, n = {len(cell)}"
-        risks[label] = {n: selective.risk_coverage(s, cell.wrong) for n, s in signals.items()}
-        kept[label] = {
-            name: selective.filter_curve(msp, signals[name], cell.wrong, ABSTAIN)
-            for name in ("entropy", "u_sem")
+        ]
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        msp, entropy, u_sem = _signals(cell).values()
+        kept[f"{cell.label}, n = {len(cell)}"] = {
+            name: selective.filter_curve(msp, score, cell.wrong, ABSTAIN)
+            for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
         found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
         return [
@@ -256,28 +243,29 @@ def payoff(cells: Sequence[Cell]) -> Items:
             }
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
     filter_notes = [
         "Error rate among the MSP-confident half, and after abstaining on half of it (final "
-        "coverage 0.25) by u_sem or by entropy; negative difference: u_sem filters better.",
-        *left_out(reasons),
+        "coverage 0.25) by u_sem or by entropy; negative difference: u_sem filters better."
     ]
     area_notes = [
-        "AURC, lower is better, best in bold; negative difference: u_sem has the lower area.",
-        *left_out(reasons),
+        "AURC, lower is better, best in bold; negative difference: u_sem has the lower area."
     ]
-    return [
-        Exhibit(
-            "payoff", title, used, pd.DataFrame(rows), figures.payoff(kept, ABSTAIN),
-            filter_notes, 3, ("u_sem − entropy",),
-        ),
-        Exhibit(
-            "aurc", "Area under the risk-coverage curve", used, pd.DataFrame(areas),
-            figures.risk_coverage(risks), area_notes, 3, ("u_sem − MSP",),
-        ),
-    ]  # fmt: skip
+    filtered = frame(
+        "payoff", "Deployment payoff: filtering confident answers", cells, compute, filter_notes,
+        lambda _: figures.payoff(kept, ABSTAIN), digits=3, signed=("u_sem − entropy",),
+    )  # fmt: skip
+    if isinstance(filtered[0], Gap):
+        return filtered
+    return filtered + frame(
+        "aurc", "Area under the risk-coverage curve", cells, areas, area_notes,
+        lambda _: figures.risk_coverage(risks), digits=3, signed=("u_sem − MSP",),
+    )  # fmt: skip
+
+
+def _signals(cell: Cell) -> dict[str, np.ndarray]:
+    """What a user could abstain by; raises Unavailable without one of them, or without errors."""
+    cell.need_errors()
+    return dict(zip(("MSP", "entropy", "u_sem"), cell.need("msp", "entropy", "u_sem"), strict=True))
 
 
 def selector(cells: Sequence[Cell]) -> Items:
@@ -300,12 +288,6 @@ def selector(cells: Sequence[Cell]) -> Items:
             for coverage, (base, full, difference) in found.items()
         ]
 
-    rows, used, reasons = gather(cells, compute)
-    if not rows:
-        return gap(title, reasons)
-    notes = [
-        "Error rate kept by a logistic selector fitted out of fold; negative: u_sem helps.",
-        *left_out(reasons),
-    ]
-    table, signed = pd.DataFrame(rows), ("with − without",)
-    return [Exhibit("global_selector", title, used, table, None, notes, 3, signed)]
+    notes = ["Error rate kept by a logistic selector fitted out of fold; negative: u_sem helps."]
+    signed = ("with − without",)
+    return frame("global_selector", title, cells, compute, notes, digits=3, signed=signed)

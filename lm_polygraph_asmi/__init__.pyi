@@ -1,0 +1,9 @@
+from .estimators import ASMI as ASMI
+from .estimators import AdaptASMI as AdaptASMI
+from .estimators import SemASMI as SemASMI
+from .scoring import Reference as Reference
+from .scoring import Score as Score
+from .scoring import score as score
+from .stat_calculators.registration import available_stat_calculators as available_stat_calculators
+
+__version__: str

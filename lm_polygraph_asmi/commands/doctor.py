@@ -1,0 +1,32 @@
+"""`polygraph_asmi doctor`: a run examined before it is started."""
+
+import click
+
+
+@click.command()
+@click.option("--config-name", required=True, help="As for polygraph_eval.")
+@click.option(
+    "--config-dir", type=click.Path(exists=True, file_okay=False), help="As for polygraph_eval."
+)
+@click.option(
+    "--run/--no-run",
+    default=True,
+    help="Score two rows with every method, downloading what the run would download.",
+)
+@click.argument("overrides", nargs=-1)
+def doctor(config_name: str, config_dir: str | None, run: bool, overrides: tuple[str, ...]) -> None:
+    """Say whether a run will work and what it will cost, before it is started.
+
+    OVERRIDES are those of polygraph_eval, with one value each: of a sweep, one job is examined. The
+    exit status is 1 if something stands in the way.
+    """
+    from rich.console import Console
+
+    from lm_polygraph_asmi.runs.doctor import diagnose
+
+    try:
+        works = diagnose(Console(), config_name, config_dir, overrides, run)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if not works:
+        raise SystemExit(1)

@@ -1,0 +1,41 @@
+"""`polygraph_asmi report`: the paper's tables and figures."""
+
+import click
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False), help="Folder for the report."
+)
+@click.option("--metric", help="Quality metric; default AlignScore, else the first of a run.")
+@click.option(
+    "--depth",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.6,
+    show_default=True,
+    help="Operating depth; a run that has not got it is read at its nearest.",
+)
+def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) -> None:
+    """Write the paper's tables and figures from finished RUNS (folders or manager files).
+
+    Runs over the same answers are shown together: other masks, other K, another scope, redraws.
+    OUT/report.md holds everything; OUT/tables has it as CSV, LaTeX and Markdown, OUT/figures as PNG
+    and SVG.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from lm_polygraph_asmi.report import build_report, load_cells
+
+    console = Console()
+    try:
+        cells = load_cells(runs, metric, depth)
+        file, said = build_report(
+            cells, out, lambda items: track(items, "Tables and figures", console=console)
+        )
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    for line in said:
+        console.print(line.replace("**", ""), highlight=False, markup=False)
+    console.print(f"{len(cells)} cells: {file}", highlight=False)

@@ -1,0 +1,149 @@
+"""`polygraph_asmi score`: answers from the shell."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lm_polygraph_asmi.validation import (
+    BETA,
+    MASK_SAMPLERS,
+    SCOPES,
+    TAU,
+    VARIANTS,
+    check_scoring,
+    check_settings,
+)
+
+
+@click.command()
+@click.option(
+    "--model", required=True, help="Folder, name on a hub, or smollm2 (the demo's model)."
+)
+@click.option("--gguf-file", help="Weights in this file of the folder.")
+@click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ...")
+@click.option("--device-map", help="auto for GPUs; default: the CPU.")
+@click.option(
+    "--prompt-file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A prompt as text, or .jsonl with prompt and, if wanted, answer and samples in each row.",
+)
+@click.option("--answer", help="Text as it follows the prompt; default: the model's own answer.")
+@click.option("--chat", is_flag=True, help="Put text prompts through the chat template.")
+@click.option("--variant", type=click.Choice(list(VARIANTS)), default="sem")
+@click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
+@click.option("--scope", type=click.Choice(SCOPES), default="all", show_default=True)
+@click.option("--num-masks", type=int, help="S; default: derived from the model's heads.")
+@click.option("--mask-rate", type=float, help="p; default: derived from the model's heads.")
+@click.option(
+    "--mask-sampler",
+    type=click.Choice(MASK_SAMPLERS),
+    default="bernoulli",
+    show_default=True,
+)
+@click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
+@click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
+@click.option(
+    "--closing-token/--no-closing-token",
+    default=True,
+    show_default=True,
+    help="Whether the token that ends the answer counts.",
+)
+@click.option("--num-samples", default=10, show_default=True, help="For adapt: answers to draw.")
+@click.option("--tau", default=TAU, show_default=True, help="For adapt: middle of the gate.")
+@click.option("--beta", default=BETA, show_default=True, help="For adapt: its steepness.")
+@click.option("--stop", multiple=True, help="Ends answers; \\n is a line break.")
+@click.option("--max-new-tokens", default=64, show_default=True)
+@click.option(
+    "--reference",
+    type=click.Path(exists=True),
+    help="What the number means: a finished run (its manager file is a pickle: only files you "
+    "trust), or what `polygraph_asmi reference` saved.",
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
+def score(
+    model: str,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    prompt_file: str,
+    answer: str | None,
+    chat: bool,
+    stop: tuple[str, ...],
+    out: str | None,
+    html: str | None,
+    **settings: Any,
+) -> None:
+    """Score answers: how fragile they are, token by token, and what that means.
+
+    The exit status is 1 if a row could not be scored.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from lm_polygraph_asmi.scoring.page import render
+    from lm_polygraph_asmi.scoring.rows import read_rows, rows_left, score_rows
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        _check(settings, stop)
+        for file in filter(None, (out, html)):
+            if not Path(file).absolute().parent.is_dir():
+                raise ValueError(f"{file} cannot be written: there is no such folder")
+        rows = read_rows(prompt_file)
+        if not rows:
+            raise ValueError(f"{prompt_file} holds no row")
+        if answer is not None and len(rows) > 1:
+            raise ValueError("--answer is for a single prompt: put answers into the .jsonl file")
+        if len(rows) > 1 and not (out or html):
+            raise ValueError(
+                f"{prompt_file} holds {len(rows)} rows: name a file with --out or --html"
+            )
+        if answer is not None:
+            rows[0].content["answer"] = answer
+        if chat:
+            for row in rows:
+                if isinstance(row.content.get("prompt"), str):
+                    message = {"role": "user", "content": row.content["prompt"]}
+                    row.content["prompt"] = [message]
+        from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
+
+        unescaped = [text.replace("\\n", "\n") for text in stop]
+        scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+        left = rows_left(scorer, rows, Path(out) if out else None)
+        if html and len(left) < len(rows):
+            raise ValueError(
+                f"{out} holds some rows already, which --html cannot show: leave it out"
+            )
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(str(error)) from error
+    if len(left) < len(rows):
+        console.print(f"{len(rows) - len(left)} of {len(rows)} rows are in {out} already.")
+    scores, failed = [], 0
+    found = score_rows(scorer, rows, Path(out) if out else None)
+    shown = track(found, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
+    for row, result, problem in shown:
+        if result is None:
+            failed += 1
+            errors.print(f"row {row.number}: {problem}", style="red", markup=False, highlight=False)
+            continue
+        if html:
+            scores.append(result)
+        if len(rows) == 1:
+            console.print(result, highlight=False)
+    if html:
+        Path(html).write_text(render(scores, "Fragility of answers"), encoding="utf-8")
+        console.print(f"Page: {html}", highlight=False)
+    if failed:
+        raise SystemExit(1)
+
+
+def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
+    """Refuse settings before anything heavy is imported; the scorer would do so after."""
+    point = ("top_k", "num_masks", "mask_rate", "mask_sampler", "scope")
+    check_settings([settings["depth"]], *(settings[name] for name in point))
+    own = ("variant", "num_samples", "tau", "beta")
+    check_scoring(**{name: settings[name] for name in own}, stop=stop)

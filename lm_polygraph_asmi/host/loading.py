@@ -1,0 +1,72 @@
+"""A model and its tokenizer from a folder, the cache or a hub; errors say what to do."""
+
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HFValidationError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+
+def load_model(
+    model_path: str,
+    dtype: str = "auto",
+    device_map: str | None = "auto",
+    attn_implementation: str | None = "eager",
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    """A causal language model, in evaluation mode.
+
+    Args:
+        model_path: folder, or name on a hub.
+        dtype: "auto", or the name of one of torch's.
+        device_map: as for transformers' `from_pretrained`.
+        attn_implementation: eager by default because LM-Polygraph's RAUQ reads attention maps;
+            ASMI's own passes follow the option `attention` of its calculator. None is
+            transformers' choice.
+        trust_remote_code: whether code that comes with the model may run.
+        **kwargs: for `from_pretrained`, such as `gguf_file` or `revision`.
+
+    Raises:
+        OSError: no such folder, and no such model in the cache or on the hub.
+        ValueError: no such dtype.
+    """
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"dtype must be auto or one of torch's, such as float32, got {dtype!r}")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_path,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            **kwargs,
+        )
+    except (OSError, HFValidationError) as error:  # the latter of older releases, of no folder
+        raise OSError(
+            f"the model {model_path} cannot be loaded: it is neither a folder here nor in the "
+            "cache, and no hub gave it (no connection, no such name, or a licence to accept). "
+            f"Name a local folder (model.path in a config), or fetch it once. {error}"
+        ) from error
+    return model.eval()
+
+
+def load_tokenizer(
+    model_path: str, trust_remote_code: bool = False, **kwargs: Any
+) -> PreTrainedTokenizerBase:
+    """Its tokenizer, padding on the left as generation in batches needs.
+
+    Raises:
+        OSError: none there.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_path, padding_side="left", trust_remote_code=trust_remote_code, **kwargs
+    )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,4 @@
+from .call import score as score
+from .reference import Reference as Reference
+from .result import Score as Score
+from .result import Token as Token

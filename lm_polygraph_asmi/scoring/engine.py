@@ -1,0 +1,312 @@
+"""What is computed for one prompt and one response: the masked passes and their statistics.
+
+Joins `maths` and `model`, and keeps what it computes in a journal. Nothing here knows
+LM-Polygraph: its runner reaches this through `stat_calculators.masked_heads`, `score` calls it.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.special import entr
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.model import (
+    Subnetworks,
+    UnmaskedPass,
+    attention_of,
+    check_replay,
+    check_scope_runs,
+    num_heads,
+    num_layers,
+    readout,
+    response_embeddings,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+    target_layer,
+    unembedding,
+)
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks
+from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key
+from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
+from lm_polygraph_asmi.validation import check_at_least_one, check_settings
+
+log = logging.getLogger("lm_polygraph")
+
+NO_EVIDENCE = 1.0
+"""div(x) where fewer than two responses have a token: unrelated responses.
+
+The gate then stays shut (alpha < 0.001) and Adapt-ASMI is plain ASMI. The semantic discount is
+granted on evidence that the answers paraphrase each other; without a pair there is none.
+"""
+
+
+class Engine:
+    """Scores responses under S head masks at one layer per depth.
+
+    Per response: one unmasked pass that serves all depths, then for each depth the layers from the
+    target layer on, under S masks (Algorithm 1 of the paper).
+
+    Args:
+        depths: relative depths of the masked layers, each in (0, 1).
+        num_masks: S, at least 2; None derives it from the model's heads (`maths.operating_point`).
+        mask_rate: p, in (0, 1); None as above.
+        top_k: K, tokens kept per distribution, at least 1.
+        mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
+        scope: "all", masks at every position (the paper's definition), or "response", masks at the
+            positions that predict the response alone, at a fraction of the cost.
+        seed: base seed; each example's masks follow from it, the layer and the token ids.
+        attention: attention implementation of every pass made here, such as "sdpa"; None keeps
+            the model's own (which RAUQ wants to be "eager").
+        memory_budget: bytes for masked passes above the weights; None takes half of the free
+            device memory, or 512 MiB on a CPU.
+        details: also return masks, per-mask KL and the top candidates.
+        journal: folder in which results are kept as they are made, and looked up before any pass
+            is run (`journal.Journal`); None keeps nothing.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        depths: Sequence[float] | float = (0.6,),
+        num_masks: int | None = None,
+        mask_rate: float | None = None,
+        top_k: int = 64,
+        mask_sampler: str = "bernoulli",
+        scope: str = "all",
+        seed: int = 0,
+        attention: str | None = None,
+        memory_budget: int | None = None,
+        details: bool = False,
+        journal: str | None = None,
+    ) -> None:
+        depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
+        if not depths:
+            raise ValueError("depths must name at least one depth, such as [0.6]")
+        check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_at_least_one("memory_budget", memory_budget)
+        self.depths = depths
+        self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
+        self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed
+        self.attention, self.memory_budget, self.details = attention, memory_budget, details
+        self.journal = Journal(journal)
+        self._checked: PreTrainedModel | None = None
+        self._model_key: dict[str, str] | None = None
+
+    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
+        """What this calculator uses on a model, derived values filled in."""
+        heads, layers = num_heads(model), num_layers(model)
+        mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
+        return Settings(
+            depth=depth,
+            layer=target_layer(depth, layers),
+            num_layers=layers,
+            num_heads=heads,
+            num_masks=num_masks,
+            mask_rate=mask_rate,
+            top_k=self.top_k,
+            mask_sampler=self.mask_sampler,
+            scope=self.scope,
+            seed=self.seed,
+            attention=self.attention or attention_of(model),
+        )
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Refuse at once a model that would fail later; log the settings in force.
+
+        Raises:
+            TypeError: a quantised output projection.
+            ValueError: an attention implementation it cannot use, or one the scope cannot.
+        """
+        unembedding(model)
+        with scoring_session(model, self.attention):
+            check_scope_runs(model, self.scope)
+            for depth in self.depths:
+                log.info("ASMI uses %s", self.settings(model, depth))
+
+    def score(
+        self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
+    ) -> dict[str, Any]:
+        """All statistics of one prompt and response, by name (`saved.names`).
+
+        What the journal holds is taken from there, depth by depth. `asmi_closing` and
+        `asmi_token_texts` are not among them: they need a tokenizer.
+
+        Args:
+            model: a causal language model whose heads can be masked.
+            prompt: (P,) token ids, unpadded.
+            response: its T token ids.
+
+        Raises:
+            ValueError: an empty response, or one beyond the context window.
+            FloatingPointError: NaN or infinite logits.
+        """
+        if self._model_key is None:
+            self._model_key = environment_key() | model_key(model) if self.journal.kept else {}
+        scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
+        by_depth = {depth: self.settings(model, depth) for depth in self.depths}
+        answer_key = self._model_key | {
+            "input_ids": scored.tolist(),
+            "prompt_length": len(prompt),
+            "scope": self.scope,
+            "attention": self.attention or attention_of(model),
+        }
+        depth_keys = {
+            depth: answer_key | used.to_dict() | {"details": self.details}
+            for depth, used in by_depth.items()
+        }
+        example = self.journal.get(answer_key)
+        kept = {depth: self.journal.get(key) for depth, key in depth_keys.items()}
+        parts = {depth: part for depth, part in kept.items() if part is not None}
+        missing = [depth for depth in self.depths if depth not in parts]
+        if example is None or missing:
+            layers = [by_depth[depth].layer for depth in missing or self.depths]
+            with scoring_session(model, self.attention):
+                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
+                self.journal.put(answer_key, example)
+                for depth in missing:
+                    parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
+                    self.journal.put(depth_keys[depth], parts[depth])
+        seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
+        for depth in self.depths:
+            of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}
+            example |= {at_depth(name, depth): value for name, value in of_depth.items()}
+        return example | {
+            "asmi_seconds": seconds,
+            "asmi_reused_depths": len(self.depths) - len(missing),
+        }
+
+    def _score_unmasked(
+        self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
+    ) -> tuple[UnmaskedPass, dict[str, Any]]:
+        """The pass that serves all depths, and what the unmasked model says of the response."""
+        if self._checked is not model:
+            unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
+            check_replay(model, unmasked, min(layers))
+            self._checked = model
+        start = time.perf_counter()
+        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
+        own = unmasked.log_probs(model).double()
+        tokens = scored[prompt_length:]
+        of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
+        return unmasked, {
+            "asmi_entropy": _numpy(entr(own.exp()).sum(-1)),
+            "asmi_log_likelihood": _numpy(of_token),
+            "asmi_tokens": tokens.numpy().astype(np.int64),
+            "asmi_prompt_length": prompt_length,
+            # Copying results to NumPy has waited for the device.
+            "asmi_seconds": time.perf_counter() - start,
+        }
+
+    def _score_depth(
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, used: Settings
+    ) -> dict[str, Any]:
+        start = time.perf_counter()
+        seed, masks = maths.example_masks(
+            used.num_masks,
+            used.num_heads,
+            used.mask_rate,
+            used.mask_sampler,
+            used.seed,
+            used.layer,
+            unmasked.input_ids.tolist(),
+        )
+        subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+        # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
+        # few positions at a time.
+        weight = unembedding(model)
+        distinct, positions = subnetworks.hidden.shape[:2]
+        union = min(distinct * used.top_k, len(weight))
+        bytes_per_position = 16 * distinct * len(weight) + 16 * union**2
+        budget = self.memory_budget or default_budget(weight.device)
+        parts = in_chunks(
+            lambda part: self._reduce(
+                readout(model, subnetworks.hidden[:, part]), weight, subnetworks
+            ),
+            positions,
+            budget // bytes_per_position,
+        )
+        joined = {
+            name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
+            for name in parts[0]
+        }
+        if self.details:
+            joined["asmi_masks"] = masks.to(torch.bool).numpy()
+        return {
+            **joined,
+            "asmi_mask_seed": seed,
+            "asmi_settings": used.to_dict(),
+            "asmi_seconds": time.perf_counter() - start,
+        }
+
+    def _reduce(
+        self,
+        log_probs: Float[Tensor, "distinct T V"],
+        weight: Float[Tensor, "V D"],
+        subnetworks: Subnetworks,
+    ) -> dict[str, np.ndarray]:
+        """Per-token statistics of a few positions; nothing of size V leaves the device."""
+        device = log_probs.device
+        counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
+        share = maths.mask_weights(counts, len(counts)).to(device)
+        support = maths.union_support(log_probs, self.top_k)
+        found = maths.disagreement(support, counts)
+        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT)
+        reduced = {
+            "asmi_mi": found.mutual_information,
+            "asmi_agreement": maths.agreement_on_support(support, weight.to(device), counts),
+            "asmi_entropy_of_mean": found.entropy_of_mean,
+            "asmi_mean_entropy": found.mean_entropy,
+            "asmi_tail_mass": share @ support.tail,
+            "asmi_coverage": torch.einsum("s,stk->tk", share, coverage).float(),
+            "asmi_top_token": log_probs.argmax(-1)[index].int(),
+        }
+        if self.details:
+            mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
+            candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
+            reduced |= {
+                "asmi_kl": found.divergence_from_mean[index].float(),
+                "asmi_candidates": candidates.int(),
+                "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
+            }
+        return {name: _numpy(value) for name, value in reduced.items()}
+
+
+def diversity_of(
+    model: PreTrainedModel,
+    prompt: Int[Tensor, " P"],
+    responses: Sequence[Sequence[int]],
+    attention: str | None = None,
+) -> float:
+    """div(x) of sampled responses to a prompt; higher = more diverse.
+
+    `NO_EVIDENCE` where fewer than two have a token.
+
+    Args:
+        model: makes the embeddings.
+        prompt: token ids.
+        responses: token ids of each, none of them empty.
+        attention: attention implementation; None keeps the model's own.
+    """
+    if len(responses) < 2:
+        return NO_EVIDENCE
+    with scoring_session(model, attention):
+        return maths.response_diversity(response_embeddings(model, prompt, responses))
+
+
+def _numpy(values: Tensor) -> np.ndarray:
+    return values.cpu().numpy()
+
+
+def _position_axis(name: str) -> int:
+    """Axis of the T positions: the second where the masks come first."""
+    return 1 if name in ("asmi_top_token", "asmi_kl") else 0

@@ -4,8 +4,8 @@
     python scripts/model_table.py LlamaForCausalLM --full   # one class, what was compared
 
 Each class is built tiny and random from its configuration and scored through the public
-`subnetwork_log_probs` in both scopes, with short and long prompts and answers, under eager attention
-and SDPA. The judge is a whole forward pass over a copy of the model in which the masked heads have
+`subnetwork_log_probs` in both scopes, with short and long prompts and answers, under eager
+attention and SDPA. The judge is a whole forward pass over a copy of the model in which the masked heads have
 no weight in the output projection; where that projection is, and how many heads it takes, is looked
 up here by name, not taken from the package. A class is right if everything agrees, refused if ASMI
 says so by itself, and wrong if any number differs: then the script fails.
@@ -37,12 +37,30 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.notes import known
 
 DEPTH = 0.4
-TOLERANCE = 1e-4  # total variation
+TOLERANCE = 1e-3
+"""Total variation at the worst position: rounding in recurrences makes 2e-4, errors make 0.01."""
 SHAPES = ((1, 4), (11, 6), (12, 1), (3, 40), (70, 12), (24, 9))
 """Prompt and response tokens, short before long: below, at and beyond every tiny window."""
 MASKS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]])
 PROJECTIONS = ("o_proj", "out_proj", "wo", "c_proj", "dense", "output_linear", "o_proj.0", "linear_out",
-               "attention_output", "project_o", "o_b_proj", "out_lin", "o")  # fmt: skip
+               "attention_output", "project_o", "o_b_proj", "out_lin", "o", "Wo",
+               "output_proj")  # fmt: skip
+
+
+NOT_HEADS = (
+    "mlp",
+    "expert",
+    "cross",
+    "encoder_attn",
+    "mamba",
+    "feed_forward",
+    "linear_attn",
+    "ffn",
+)
+
+
+class NotJudged(Exception):
+    """The judge does not know where a model keeps its heads."""
 
 
 class ByPosition(nn.Module):
@@ -72,14 +90,13 @@ def projection_by_name(layer: nn.Module) -> str:
         if path.rpartition(".")[2] in PROJECTIONS
         and isinstance(getattr(module, "weight", None), Tensor)
         and module.weight.ndim == 2
-        and not any(part in path for part in ("mlp", "expert", "cross", "encoder_attn", "mamba",
-                                              "feed_forward", "linear_attn", "ffn", "crossattention"))
+        and not any(part in path for part in NOT_HEADS)
     ]  # fmt: skip
     if len(found) > 1:
         attention = [path for path in found if "att" in path]
         found = attention or found
     if len(found) != 1:
-        raise LookupError(f"no single output projection by name: {found}")
+        raise NotJudged(f"no single output projection by name: {found}")
     return found[0]
 
 
@@ -156,7 +173,7 @@ def ask(name: str, model: PreTrainedModel) -> Verdict:
         verdict.note = f"heads in layers {', '.join(map(str, found.sites))} of {found.num_layers}"
     judge = Judge(model, depth.layer)
     if num_heads(model, depth.layer) != MASKS.shape[1]:
-        raise LookupError(f"{num_heads(model, depth.layer)} heads found, built with four")
+        raise NotJudged(f"{num_heads(model, depth.layer)} heads found, built with four")
     generator = torch.Generator().manual_seed(1)
     attentions = ["eager"]
     try:
@@ -188,8 +205,12 @@ def ask(name: str, model: PreTrainedModel) -> Verdict:
             if outcome != "right":
                 break
         verdict.scopes[scope] = outcome
-        refused = {key[2] for key in known(model).get("checks", {}) if len(key) == 3 and key[0] == scope}
-        used = [key[3] for key in known(model).get("checks", {}) if len(key) == 5 and key[1] == scope]
+        refused = {
+            key[2] for key in known(model).get("checks", {}) if len(key) == 3 and key[0] == scope
+        }
+        used = [
+            key[3] for key in known(model).get("checks", {}) if len(key) == 5 and key[1] == scope
+        ]
         verdict.ways[scope] = next((way for way in dict.fromkeys(used) if way not in refused), "")
     return verdict
 
@@ -199,30 +220,34 @@ def verdict_of(name: str, config: type, model: type) -> Verdict:
     try:
         built = tiny(config, model)
     except Exception as error:
-        return Verdict(name, note=f"not built: {type(error).__name__}: {str(error).splitlines()[0]}")
+        return Verdict(
+            name, note=f"not built: {type(error).__name__}: {str(error).splitlines()[0]}"
+        )
     try:
         return ask(name, built)
-    except LookupError as error:
+    except NotJudged as error:
         return Verdict(name, note=f"not judged: {error}")
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
     """The table of models."""
     counts = {
-        scope: sum(v.scopes.get(scope) == "right" for v in verdicts) for scope in ("all", "response")
+        scope: sum(v.scopes.get(scope) == "right" for v in verdicts)
+        for scope in ("all", "response")
     }
     asked = [v for v in verdicts if v.scopes]
     lines = [
         "# Models",
         "",
-        f"Written by `scripts/model_table.py` with transformers {transformers.__version__} and torch "
-        f"{torch.__version__.partition('+')[0]}: {len(verdicts)} classes of its registry of causal language models, {len(asked)} "
-        f"of them built tiny from a configuration and asked. **Right: {counts['all']} in the scope "
-        f"`all`, {counts['response']} in `response`**; every other is refused by name, and the "
-        "reason stands here. Right means: equal to whole passes over a copy whose masked heads have "
-        "no weight, at several lengths, under eager attention and SDPA. "
-        "Real weights bring sizes and settings that no tiny model has, so the same comparison is "
-        "made whenever a model is scored.",
+        f"Written by `scripts/model_table.py` with transformers {transformers.__version__} and "
+        f"torch {torch.__version__.partition('+')[0]}: {len(verdicts)} classes of its registry of "
+        f"causal language models, {len(asked)} of them built tiny from a configuration and asked. "
+        f"**Right: {counts['all']} in the scope `all`, {counts['response']} in `response`**; every "
+        "other is refused by name, and the reason stands here. Right means: equal to whole passes "
+        "over a copy whose masked heads have no weight, at several lengths, under eager attention "
+        "and SDPA. Real weights bring sizes and settings that no tiny model has, so the same "
+        "comparison is made whenever a model is scored. In brackets: how the passes are run where "
+        "the cheapest way does not serve.",
         "",
         "| class | all | response | |",
         "| --- | --- | --- | --- |",
@@ -258,7 +283,13 @@ def main(names: tuple[str, ...], out: Path | None, full: bool) -> None:
     verdicts = []
     for row in tqdm(chosen, disable=not sys.stderr.isatty()):
         verdicts.append(verdict_of(*row))
-        print(row[0], verdicts[-1].scopes or verdicts[-1].note, verdicts[-1].ways, file=sys.stderr, flush=True)
+        print(
+            row[0],
+            verdicts[-1].scopes or verdicts[-1].note,
+            verdicts[-1].ways,
+            file=sys.stderr,
+            flush=True,
+        )
     if full:
         for v in verdicts:
             print(v.name, v.scopes, v.ways, v.note, *v.compared, sep="\n  ")

@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(
         ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
          "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
-         "swa_num_attention_heads"), HEADS,
+         "swa_num_attention_heads", "attention_heads"), HEADS,
     ),
     **dict.fromkeys(
         ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups",
@@ -102,6 +102,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "Dots1ForCausalLM": {"n_shared_experts": 1},
     "Dots3NoteForCausalLM": {"num_key_value_heads": HEADS},
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
+    "MiniCPM3ForCausalLM": {"dim_model_base": 16},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
     "ReformerModelWithLMHead": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (16, 16)},
     "XmodForCausalLM": {"languages": ("en_XX",), "default_language": "en_XX"},

@@ -10,7 +10,7 @@ from lm_polygraph_asmi.model.layers import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.notes import model_state
+from lm_polygraph_asmi.model.notes import model_lock, model_state
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
@@ -34,6 +34,7 @@ __all__ = [
     "check_scope_runs",
     "family_of",
     "layer_at",
+    "model_lock",
     "model_state",
     "num_heads",
     "num_layers",

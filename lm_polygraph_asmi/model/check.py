@@ -36,7 +36,7 @@ from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
 
-LIMITS = {torch.float64: 1e-5, torch.float32: 1e-4}
+LIMITS = {torch.float64: 1e-5, torch.float32: 5e-4}
 LIMIT_16_BITS = 2e-2
 """Largest total variation, mean over the response, that rounding explains."""
 LONGER, WIDER = 1.25, 2.0
@@ -89,9 +89,10 @@ def _numbers(config: PretrainedConfig) -> Iterator[int]:
         elif isinstance(value, list | tuple):
             for part in value:
                 yield from walk(name, part)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            if 1 < value < 2**31 and not _NO_LENGTH.search(name):
-                yield int(value)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        elif 1 < value < 2**31 and not _NO_LENGTH.search(name):
+            yield int(value)
 
     yield from walk("", config.to_dict())
 
@@ -120,7 +121,9 @@ def _differences(
     ones = torch.ones(1, masks.shape[1], dtype=masks.dtype)
     pack = torch.cat([ones, masks[: max(1, together - 1)]])
     states = torch.cat(
-        in_chunks(lambda part: way.run(model, unmasked, layer, pack[part], edit), len(pack), together)
+        in_chunks(
+            lambda part: way.run(model, unmasked, layer, pack[part], edit), len(pack), together
+        )
     )
     device = execution_device(model.get_input_embeddings())
     ids = unmasked.input_ids[None, :-1].to(device)
@@ -203,7 +206,13 @@ def _check(
             return None
         reason = f"total variation {found[worst]:.2g} ({worst})"
     checks[unmasked.scope, attention, way.name] = reason
-    log.info("%s is not scored by %r: %s", type(model).__name__, way.name, reason)
+    log.warning(
+        "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
+        type(model).__name__,
+        way.name,
+        way.scope,
+        reason,
+    )
     return reason
 
 

@@ -22,7 +22,7 @@ MASKABLE = ("eager", "sdpa")
 
 
 class KeyValueTap(DynamicCache):
-    """A cache that stores no keys and values: a function sees each layer's new keys and values and answers."""
+    """A cache that stores no keys and values: a function sees each layer's new ones and answers."""
 
     def __init__(
         self,
@@ -93,9 +93,7 @@ class LayerCall:
             )
         return hidden, LayerCall(arguments, hidden.shape[1])
 
-    def replay(
-        self, layer: nn.Module, hidden: Tensor, positions: slice | None = None
-    ) -> Tensor:
+    def replay(self, layer: nn.Module, hidden: Tensor, positions: slice | None = None) -> Tensor:
         """Call the layer again on hidden states (B, N, D) of any batch size.
 
         With `positions`, on the hidden states (B, n, D) there: for layers that mix none of them.

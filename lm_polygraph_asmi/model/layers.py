@@ -8,13 +8,11 @@ are called, never reached into. The functions that do look at weights (`executio
 
 from dataclasses import dataclass
 
-import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.structure import HeadSite, structure_of
 from lm_polygraph_asmi.validation import check_depth
 
@@ -147,5 +145,3 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
             "rows: leave lm_head out of the quantisation (the usual default)"
         )
     return weight.detach()
-
-

@@ -1,7 +1,7 @@
 """How much fits into memory at once, and what to do when it was too much."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -41,6 +41,8 @@ def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     config = model.config.get_text_config()
     hidden = config.hidden_size
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    if isinstance(intermediate, Sequence):  # layer by layer
+        intermediate = max(intermediate)
     per_query = 4 * hidden + max(6 * heads_width(model), 4 * intermediate)
     per_query *= model.dtype.itemsize
     if attention_of(model) == "eager":

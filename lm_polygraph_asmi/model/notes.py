@@ -42,6 +42,11 @@ def notes_of(model: nn.Module) -> Notes:
         return _NOTES.setdefault(model, Notes())
 
 
+def model_lock(model: nn.Module) -> Any:
+    """The lock that whoever scores a model holds; a context manager, for one thread nestable."""
+    return notes_of(model).lock
+
+
 def known(model: nn.Module) -> dict[Hashable, Any]:
     """Facts about the model as it is now; forgotten once its modules or weights change.
 

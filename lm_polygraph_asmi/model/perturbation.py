@@ -28,7 +28,7 @@ Edit = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def without_heads(
-    heads: Float[Tensor, "_ n W"], masks: Shaped[Tensor, "B H"], positions: Int[Tensor, " n"]
+    heads: Float[Tensor, "_ n W"], masks: Shaped[Tensor, "B H"], _: Int[Tensor, " n"]
 ) -> Float[Tensor, "B n W"]:
     """The method's own: a masked head's outputs are zero, without rescaling the rest.
 

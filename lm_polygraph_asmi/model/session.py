@@ -34,7 +34,7 @@ def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
 
 def _apply(setting: Setting) -> None:
     for config, attention in setting:
-        config._attn_implementation_internal = attention  # type: ignore[attr-defined]
+        config._attn_implementation_internal = attention
 
 
 def _switch_attention(model: PreTrainedModel, attention: str) -> None:

@@ -3,14 +3,15 @@
 What is looked for is what the method needs and nothing else: a stack of layers that run once each,
 one behind the other; in each of them the softmax over keys, one row of probabilities per head, and
 behind it the projection whose input is the concatenated head outputs; the module whose output is
-what the unembedding gets. Names of classes and modules are not asked. A pass of a dozen tokens shows
-all of it; a second and a third one show that no token sees what follows it and that each head has a
-block of the projection's input to itself.
+what the unembedding gets. Names of classes and modules are not asked. A pass of a dozen tokens
+shows all of it; a few more show that no token sees what follows it and that each head has a block of
+the projection's input to itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.families import Family, family_entry
+from lm_polygraph_asmi.model.layer_call import KeyValueTap
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.session import scoring_session
 
@@ -58,6 +60,7 @@ class Structure:
         final_norm: the module between the last layer and the end of the trunk; None without one.
         sites: by index of the layer, the heads of the layers that have any.
         num_layers: L, layers with and without heads.
+        takes_cache: whether the trunk takes a cache that is given to it, and computes the same.
         chained: whether a layer's output is the next one's input and nothing happens in between,
             so that layers can be called again one by one.
     """
@@ -68,6 +71,7 @@ class Structure:
     sites: Mapping[int, HeadSite]
     num_layers: int
     chained: bool = True
+    takes_cache: bool = True
 
 
 def plain_model(model: nn.Module) -> PreTrainedModel:
@@ -82,7 +86,7 @@ def plain_model(model: nn.Module) -> PreTrainedModel:
                 f"{type(model).__name__} puts learned tokens in front of the prompt: positions "
                 "are then not those of the token ids. ASMI takes adapters inside the layers (LoRA)"
             )
-        model = model.get_base_model()
+        model = model.get_base_model()  # type: ignore[operator]
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"ASMI masks heads inside a transformers model, got {type(model).__name__}: a compiled "
@@ -117,9 +121,7 @@ def _from_table(model: PreTrainedModel, family: Family) -> Structure:
         index: HeadSite(family.output_projection, heads, width, attention)
         for index in range(len(layers))
     }
-    return Structure(
-        model.base_model_prefix, family.layers, family.final_norm, sites, len(layers)
-    )
+    return Structure(model.base_model_prefix, family.layers, family.final_norm, sites, len(layers))
 
 
 def family_of(model: PreTrainedModel) -> Family:
@@ -253,6 +255,14 @@ def first_tensor(output: Any) -> Tensor | None:
     return None
 
 
+def states_of(output: Any) -> Tensor:
+    """The final states in what a trunk returned: its first tensor."""
+    found = first_tensor(output)
+    if found is None:
+        raise RuntimeError(f"a pass returned no tensor, but {type(output).__name__}")
+    return found
+
+
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two tensors are one: the same numbers in the same place, or copied elsewhere."""
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
@@ -296,7 +306,7 @@ def _find(model: PreTrainedModel) -> Structure:
         found = _read(model, trace)
         _check_causal(model, found, tokens)
         _check_heads(model, found, trace)
-    return found
+        return replace(found, takes_cache=_takes_cache(model, found, tokens))
 
 
 def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
@@ -308,23 +318,22 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     if not trace.softmaxes:
         raise TypeError(
             f"{name} has no attention heads that ASMI could mask: no softmax over keys was seen in "
-            "a pass (its layers are linear attention, state spaces or recurrences, or its attention "
+            "a pass (its layers are linear attention, state spaces or recurrences; or attention "
             "runs in a kernel that shows nothing: then load it with attn_implementation='eager')"
         )
     path, stack = _stack_of_layers(model, trace, calls)
-    trunk_path, _, _ = path.partition(".")
-    trunk = model.get_submodule(trunk_path)
-    if trunk is stack or len(calls.get(trunk, [])) != 1:
+    names = path.split(".")
+    around = (".".join(names[:depth]) for depth in range(1, len(names)))
+    once = (part for part in around if len(calls.get(model.get_submodule(part), [])) == 1)
+    trunk_path = next(once, "")
+    if not trunk_path:
         raise TypeError(
             f"{name}: a stack of {len(stack)} layers with heads was found at {path!r}, but no "
             "module around it that returns the final states once"
         )
-    final = calls[trunk][0].leaving
+    final = calls[model.get_submodule(trunk_path)][0].leaving
     layer_calls = [calls[layer][0] for layer in stack]
-    chained = all(
-        _same(before.leaving, after.entering)
-        for before, after in zip(layer_calls, layer_calls[1:], strict=False)
-    )
+    chained = all(_same(before.leaving, after.entering) for before, after in pairwise(layer_calls))
     chained &= all(
         call.entering is not None
         and call.leaving is not None
@@ -351,7 +360,7 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
             chained = False
     sites = {}
     for index, layer in enumerate(stack):
-        site = _site(layer, layer_calls[index], trace)
+        site = _site(layer, trace)
         if site is not None:
             sites[index] = site
     if not sites:
@@ -406,7 +415,7 @@ def _multiplies(module: nn.Module) -> bool:
     return hasattr(module, "in_features") or (isinstance(weight, Tensor) and weight.ndim == 2)
 
 
-def _site(layer: nn.Module, called: _Call, trace: _Trace) -> HeadSite | None:
+def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
     """The heads of a layer: its softmax, and the projection behind it."""
     softmaxes = [softmax for softmax in trace.softmaxes if layer in softmax.stack]
     if not softmaxes:
@@ -448,14 +457,25 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> N
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     first, second = (
-        first_tensor(trunk(input_ids=ids, use_cache=False))[0, :-1].float() for ids in (tokens, other)
+        states_of(trunk(input_ids=ids, use_cache=False))[0, :-1].float() for ids in (tokens, other)
     )
     rounding = 1e-3 if model.dtype.itemsize >= 4 else 0.1
     if not (first - second).abs().max() <= rounding * first.abs().max():
         raise TypeError(
-            f"{type(model).__name__} lets a token attend to what follows it: it is no decoder as it "
+            f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "
             "is configured (is_decoder is perhaps false), and teacher forcing is not its generation"
         )
+
+
+def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor) -> bool:
+    trunk = model.get_submodule(found.trunk)
+    tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
+    plain = states_of(trunk(input_ids=tokens, use_cache=False))
+    try:
+        tapped = states_of(trunk(input_ids=tokens, past_key_values=tap, use_cache=True))
+    except Exception:  # caches of a model's own refuse others in any way
+        return False
+    return bool((plain - tapped).norm() <= 1e-2 * plain.norm())
 
 
 def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> None:
@@ -477,9 +497,13 @@ def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> Non
             handle.remove()
         plain, *raised = inputs
         for head, changed in zip((0, site.heads - 1), raised, strict=True):
-            moved = (changed - plain).abs().reshape(TOKENS, site.heads, -1).mean((0, 2))
-            others = torch.cat([moved[:head], moved[head + 1 :]])
-            if len(others) and not moved[head] > 2 * others.max():
+            before, after = (x.reshape(TOKENS, site.heads, -1) for x in (plain, changed))
+            own = (after - before)[:, head].norm(dim=-1).mean()
+            # A norm over all heads scales the others' blocks; it does not turn them.
+            along = (after * before).sum(-1, keepdim=True) / before.square().sum(-1, keepdim=True)
+            turned = (after - along * before).norm(dim=-1).mean(0)
+            turned[head] = 0
+            if not own > 2 * turned.max():
                 raise TypeError(
                     f"{type(model).__name__}: at layer {index}, head {head} of {site.heads} has no "
                     f"block of the input of {site.projection!r} to itself: heads are mixed before "

@@ -1,5 +1,6 @@
 """The subnetworks of an example: every distinct mask run once, in pieces that fit into memory."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -36,11 +37,13 @@ class Subnetworks:
         hidden: states after the final norm at the T response positions, one row per distinct mask.
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
+        check_seconds: what comparing with whole passes took, 0 where it had been done before.
     """
 
     hidden: Float[Tensor, "distinct T D"]
     counts: Float[Tensor, " distinct"]
     index: Int[Tensor, " S"]
+    check_seconds: float = 0.0
 
 
 def masks_per_pass(
@@ -71,7 +74,7 @@ def run_subnetworks(
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
     What is returned was checked against whole passes, for this example or one that covers it (see
-    `check`). Heads are masked where the scope of `unmasked` says. Call it inside `scoring_session`, with
+    `check`). Heads are masked where the scope of `unmasked` says. Call it in `scoring_session`, with
     `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
     rounding.
 
@@ -98,6 +101,7 @@ def run_subnetworks(
     unmasked_rows = distinct.all(dim=1)
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
+    check_seconds = 0.0
     if not unmasked_rows.all():
         masked = distinct[~unmasked_rows]
         budget = memory_budget or default_budget(*unmasked.devices)
@@ -105,7 +109,9 @@ def run_subnetworks(
             way.name: masks_per_pass(model, unmasked, len(masked), budget, way)
             for way in ways(model, unmasked, layer)
         }
+        start = time.perf_counter()
         way = right_way(model, unmasked, layer, masked, together, edit)
+        check_seconds = time.perf_counter() - start
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
                 lambda part: run_suffix(model, unmasked, layer, masked[part], edit, way),
@@ -113,7 +119,7 @@ def run_subnetworks(
                 together[way.name],
             )
         )
-    return Subnetworks(hidden, counts.float(), index)
+    return Subnetworks(hidden, counts.float(), index, check_seconds)
 
 
 def subnetwork_log_probs(

@@ -27,7 +27,7 @@ from lm_polygraph_asmi.model.layers import (
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
 from lm_polygraph_asmi.model.perturbation import Edit, perturbed, perturbed_layer, without_heads
 from lm_polygraph_asmi.model.session import attention_of
-from lm_polygraph_asmi.model.structure import first_tensor, structure_of
+from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 
@@ -125,7 +125,7 @@ def whole_passes(
     tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
     with perturbed(model, layer, masks, places, edit):
         output = trunk(model)(input_ids=tokens, use_cache=False)
-    return first_tensor(output)[:, unmasked.predicting]
+    return states_of(output)[:, unmasked.predicting]
 
 
 def _behind_prompt(
@@ -162,7 +162,7 @@ def _behind_prompt(
         with perturbed(model, layer, masks, torch.arange(part.shape[1]), edit):
             output = trunk(model)(input_ids=part, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        states.append(first_tensor(output))
+        states.append(states_of(output))
     return torch.cat(states, dim=1)
 
 
@@ -230,6 +230,7 @@ WAYS = (
     Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
     Way("rows token by token", "response", rows_token_by_token, _rows),
+    Way("whole passes", "response", whole_passes, _batch),
 )
 """Cheapest first in each scope."""
 
@@ -253,6 +254,6 @@ def run_suffix(
     edit: Edit = without_heads,
     way: Way | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """Final states at the response positions, all masks in one pass; by default the cheapest way."""
+    """Final states at the response positions, all masks in one pass, the cheapest way by default."""
     way = way or next(ways(model, unmasked, layer))
     return way.run(model, unmasked, layer, masks, edit)

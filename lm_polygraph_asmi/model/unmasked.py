@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.families import family_entry
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
@@ -22,7 +23,7 @@ from lm_polygraph_asmi.model.layers import (
 )
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
-from lm_polygraph_asmi.model.structure import first_tensor, structure_of
+from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.validation import check_scope
 
 
@@ -201,13 +202,13 @@ def run_unmasked(
             # Last in line: a mask applies to what the projection gets in the end.
             handle = output_projection(model, index).register_forward_pre_hook(record_heads(index))
             hooks.callback(handle.remove)
-        handle = trunk(model).register_forward_hook(lambda *call: final.append(first_tensor(call[-1])))
+        handle = trunk(model).register_forward_hook(lambda *call: final.append(states_of(call[-1])))
         hooks.callback(handle.remove)
         ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
         # The trunk stops before the output projection, which only T positions need.
-        if found.chained:
-            hybrid = len(found.sites) < total
-            config = model.config if hybrid else None
+        if found.chained and found.takes_cache:
+            # Made for the model's config it also takes what layers keep besides keys and values.
+            config = model.config if family_entry(model) is None else None
             trunk(model)(
                 input_ids=ids, past_key_values=KeyValueTap(record_known, config), use_cache=True
             )
@@ -238,5 +239,5 @@ def _check_heads(model: PreTrainedModel, heads: dict[int, Tensor], targets: list
         if heads[index].shape[-1] != site.width:
             raise RuntimeError(
                 f"the output projection takes {heads[index].shape[-1]} inputs, the heads make "
-                f"{site.width}: its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
+                f"{site.width}: lm_polygraph_asmi.model.FAMILIES names the wrong path for this model"
             )

@@ -97,6 +97,7 @@ class Settings:
         scope: positions at which heads are masked, "all" or "response".
         seed: base seed of the masks.
         attention: attention implementation of all passes.
+        requested_layer: the layer at `depth`, where it has no heads and another is masked.
     """
 
     depth: float
@@ -110,9 +111,11 @@ class Settings:
     scope: str
     seed: int
     attention: str
+    requested_layer: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """By name; `requested_layer` only where it differs from `layer`."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:

@@ -15,8 +15,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed
-from lm_polygraph_asmi.model import family_of, scoring_session
-from lm_polygraph_asmi.model.layers import context_window, execution_device
+from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.reference import Reference
@@ -74,7 +75,8 @@ class Scorer:
             model = causal_model(model)
         if tokenizer is None:
             raise ValueError("a transformers model needs its tokenizer: score(model, tokenizer, …)")
-        family_of(model)
+        model = plain_model(model)
+        structure_of(model)
         self.model, self.tokenizer, self.variant, self.depth = model, tokenizer, variant, depth
         self.stop = [stop] if isinstance(stop, str) else list(stop or [])
         check_scoring(variant, num_samples, tau, beta, self.stop)
@@ -291,14 +293,18 @@ def _token_ids(answer: Sequence[int]) -> list[int]:
 
 @contextmanager
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Put back what generation may set: the generation config, the use of a cache."""
-    generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
-    try:
-        yield
-    finally:
-        model.generation_config = generation
-        if use_cache is not None:
-            model.config.use_cache = use_cache
+    """Put back what generation may set: the generation config, the use of a cache.
+
+    Other threads wait meanwhile.
+    """
+    with model_lock(model):
+        generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
+        try:
+            yield
+        finally:
+            model.generation_config = generation
+            if use_cache is not None:
+                model.config.use_cache = use_cache
 
 
 @overload

@@ -5,9 +5,9 @@
 
 Each class is built tiny and random from its configuration and scored through the public
 `subnetwork_log_probs` in both scopes, with short and long prompts and answers, under eager
-attention and SDPA. The judge is a whole forward pass over a copy of the model in which the masked heads have
-no weight in the output projection; where that projection is, and how many heads it takes, is looked
-up here by name, not taken from the package. A class is right if everything agrees, refused if ASMI
+attention and SDPA. The judge is a whole forward pass over a copy of the model in which the masked
+heads have no weight in the output projection; where that projection is, and how many heads it
+takes, is looked up here by name, not taken from the package. A class is right if everything agrees, refused if ASMI
 says so by itself, and wrong if any number differs: then the script fails.
 """
 
@@ -21,7 +21,6 @@ from pathlib import Path
 import click
 import torch
 import transformers
-from tiny_models import classes, tiny
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -36,17 +35,20 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.notes import known
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.registry import classes, tiny
+
 DEPTH = 0.4
 TOLERANCE = 1e-3
 """Total variation at the worst position: rounding in recurrences makes 2e-4, errors make 0.01."""
 SHAPES = ((1, 4), (11, 6), (12, 1), (3, 40), (70, 12), (24, 9))
 """Prompt and response tokens, short before long: below, at and beyond every tiny window."""
 MASKS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]])
-PROJECTIONS = ("o_proj", "out_proj", "wo", "c_proj", "dense", "output_linear", "o_proj.0", "linear_out",
-               "attention_output", "project_o", "o_b_proj", "out_lin", "o", "Wo",
-               "output_proj")  # fmt: skip
-
-
+PROJECTIONS = (
+    "o_proj", "out_proj", "wo", "Wo", "c_proj", "dense", "output_linear", "linear_out", "o",
+    "o_b_proj", "attention_output", "project_o", "out_lin", "output_proj",
+)  # fmt: skip
+"""What authors call an attention's output projection."""
 NOT_HEADS = (
     "mlp",
     "expert",

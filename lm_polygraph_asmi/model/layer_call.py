@@ -60,6 +60,15 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = own
 
 
+def _spread(value: Any, rows: int) -> Any:
+    """Tensors of one row, for so many rows."""
+    if isinstance(value, tuple):
+        return tuple(_spread(part, rows) for part in value)
+    if isinstance(value, Tensor) and value.ndim and len(value) == 1:
+        return value.expand(rows, *value.shape[1:])
+    return value
+
+
 @dataclass(frozen=True)
 class LayerCall:
     """How the model called a decoder layer on its N positions, hidden states apart.
@@ -93,14 +102,24 @@ class LayerCall:
             )
         return hidden, LayerCall(arguments, hidden.shape[1])
 
-    def replay(self, layer: nn.Module, hidden: Tensor, positions: slice | None = None) -> Tensor:
+    def replay(
+        self,
+        layer: nn.Module,
+        hidden: Tensor,
+        positions: slice | None = None,
+        spread: bool = False,
+    ) -> Tensor:
         """Call the layer again on hidden states (B, N, D) of any batch size.
 
-        With `positions`, on the hidden states (B, n, D) there: for layers that mix none of them.
+        Args:
+            positions: call it on the hidden states (B, n, D) there, if it mixes no positions.
+            spread: give it other arguments for each row too, not one for all of them.
         """
         arguments = self._with_cache(None)
         if positions is not None and positions != slice(None):
             arguments |= self._at(positions)
+        if spread:
+            arguments = {name: _spread(value, len(hidden)) for name, value in arguments.items()}
         return self._call(layer, hidden, arguments)
 
     @property

@@ -4,8 +4,8 @@ What is looked for is what the method needs and nothing else: a stack of layers 
 one behind the other; in each of them the softmax over keys, one row of probabilities per head, and
 behind it the projection whose input is the concatenated head outputs; the module whose output is
 what the unembedding gets. Names of classes and modules are not asked. A pass of a dozen tokens
-shows all of it; a few more show that no token sees what follows it and that each head has a block of
-the projection's input to itself.
+shows all of it; a few more show that no token sees what follows it and that each head has a block
+of the projection's input to itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -182,12 +182,11 @@ class _Watch(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if not isinstance(found, Tensor):
             return found
-        if name == "scaled_dot_product_attention":
-            rows = found.shape[:-1]
-        elif name == "softmax" and found.shape[-1] >= found.shape[-2 if found.ndim > 1 else -1]:
-            rows = found.shape[:-1]
-        else:
+        if name not in ("scaled_dot_product_attention", "softmax"):
             return found
+        if name == "softmax" and found.shape[-1] < TOKENS:  # over something else than keys
+            return found
+        rows = found.shape[:-1]
         # (1, H, tokens) or, batch and heads in one axis, (H, tokens)
         if rows[-1] != TOKENS or len(rows) not in (2, 3) or (len(rows) == 3 and rows[0] != 1):
             return found

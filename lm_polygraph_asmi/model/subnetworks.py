@@ -73,9 +73,9 @@ def run_subnetworks(
 ) -> Subnetworks:
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
-    What is returned was checked against whole passes, for this example or one that covers it (see
-    `check`). Heads are masked where the scope of `unmasked` says. Call it in `scoring_session`, with
-    `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
+    What is returned was checked against whole passes, for this example or one like it (see
+    `check`). Heads are masked where the scope of `unmasked` says. Call it in `scoring_session`,
+    with `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
     rounding.
 
     Args:

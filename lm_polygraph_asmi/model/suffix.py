@@ -75,6 +75,25 @@ def masked_everywhere(
     return final_norm(model)(hidden)
 
 
+def masked_layer_by_layer(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
+) -> Float[Tensor, "B T D"]:
+    """As `masked_everywhere`, the last layer like all others, each row with arguments of its own.
+
+    For layers that want a mask or angles for every row of a batch, or that keep more than keys and
+    values.
+    """
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
+    for index in range(layer + 1, num_layers(model)):
+        module = decoder_layers(model)[index]
+        hidden = unmasked.calls[index].replay(module, hidden, spread=True)
+    return final_norm(model)(hidden[:, unmasked.predicting])
+
+
 def masked_in_response(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
@@ -226,6 +245,7 @@ def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
 
 WAYS = (
     Way("the layers above again", "all", masked_everywhere, _batch, replays=True),
+    Way("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
     Way("whole passes", "all", whole_passes, _batch),
     Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
@@ -254,6 +274,6 @@ def run_suffix(
     edit: Edit = without_heads,
     way: Way | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """Final states at the response positions, all masks in one pass, the cheapest way by default."""
+    """Final states at the response positions, all masks in one pass, by default the cheapest."""
     way = way or next(ways(model, unmasked, layer))
     return way.run(model, unmasked, layer, masks, edit)

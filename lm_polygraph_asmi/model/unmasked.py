@@ -239,5 +239,5 @@ def _check_heads(model: PreTrainedModel, heads: dict[int, Tensor], targets: list
         if heads[index].shape[-1] != site.width:
             raise RuntimeError(
                 f"the output projection takes {heads[index].shape[-1]} inputs, the heads make "
-                f"{site.width}: lm_polygraph_asmi.model.FAMILIES names the wrong path for this model"
+                f"{site.width}: lm_polygraph_asmi.model.FAMILIES has the wrong path for this model"
             )

@@ -158,12 +158,21 @@ def spread(kinds: list[str]) -> list[str]:
     return [distinct[(i + 1) % len(distinct)] for i in range(LAYERS)]
 
 
+def tiny_class(name: str, attention: str = "eager", **overrides: Any) -> PreTrainedModel:
+    """The tiny random model of one class."""
+    config, model = next((config, model) for known, config, model in classes() if known == name)
+    return tiny(config, model, attention, overrides)
+
+
 def tiny(
-    config: type[PretrainedConfig], model: type[PreTrainedModel], attention: str = "eager"
+    config: type[PretrainedConfig],
+    model: type[PreTrainedModel],
+    attention: str = "eager",
+    overrides: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """A random model in float32 and evaluation mode, with weights large enough to disagree."""
     torch.manual_seed(0)
-    made = shrunk(config, OVERRIDES.get(model.__name__, {}))
+    made = shrunk(config, OVERRIDES.get(model.__name__, {}) | dict(overrides or {}))
     found = model._from_config(made, attn_implementation=attention).float()
     with torch.no_grad():
         for name, parameter in found.named_parameters():

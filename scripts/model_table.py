@@ -7,8 +7,8 @@ Each class is built tiny and random from its configuration and scored through th
 `subnetwork_log_probs` in both scopes, with short and long prompts and answers, under eager
 attention and SDPA. The judge is a whole forward pass over a copy of the model in which the masked
 heads have no weight in the output projection; where that projection is, and how many heads it
-takes, is looked up here by name, not taken from the package. A class is right if everything agrees, refused if ASMI
-says so by itself, and wrong if any number differs: then the script fails.
+takes, is looked up here by name, not taken from the package. A class is right if everything agrees,
+refused if ASMI says so by itself, and wrong if any number differs: then the script fails.
 """
 
 import copy

@@ -9,9 +9,21 @@ from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union
 
 
 def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
-    """Cosines between output-projection rows, in float32; a zero row gives 0."""
-    rows = torch.nn.functional.normalize(rows.float(), dim=-1)
-    return rows @ rows.transpose(-1, -2)
+    """Cosines between output-projection rows, in float32; a zero row gives 0.
+
+    Rows of 16 bits are multiplied as they are, added up in 32 bits, and divided by norms after, so
+    that no rounded copy of them is made.
+    """
+    if rows.dtype.itemsize > 2:
+        rows = torch.nn.functional.normalize(rows.float(), dim=-1)
+        return rows @ rows.transpose(-1, -2)
+    if rows.is_cuda and rows.ndim == 3:
+        products = torch.bmm(rows, rows.transpose(-1, -2), out_dtype=torch.float32)
+    else:
+        wide = rows.float()
+        products = wide @ wide.transpose(-1, -2)
+    norms = products.diagonal(dim1=-2, dim2=-1).sqrt().clamp_min(1e-12)
+    return products / norms[..., :, None] / norms[..., None, :]
 
 
 def agreement_on_support(

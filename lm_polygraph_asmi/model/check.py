@@ -36,7 +36,7 @@ from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
 
-LIMITS = {torch.float64: 1e-5, torch.float32: 5e-4}
+LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
 """Largest total variation, mean over the response, that rounding explains."""
 LONGER, WIDER = 1.25, 2.0

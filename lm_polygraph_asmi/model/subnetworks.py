@@ -75,8 +75,8 @@ def run_subnetworks(
 
     What is returned was checked against whole passes, for this example or one like it (see
     `check`). Heads are masked where the scope of `unmasked` says. Call it in `scoring_session`,
-    with `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
-    rounding.
+    with `layer` among the target layers of `unmasked`. The result does not depend on the budget
+    beyond rounding.
 
     Args:
         memory_budget: bytes the passes may use above weights and cached states; by default half of

@@ -257,9 +257,10 @@ class Engine:
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
-        support = maths.union_support(log_probs, self.top_k)
+        by_rank = maths.ranked(log_probs, max(self.top_k, *COVERAGE_AT))
+        support = maths.union_support(log_probs, self.top_k, by_rank)
         found = maths.disagreement(support, counts)
-        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT)
+        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {
             "asmi_mi": found.mutual_information,
             "asmi_agreement": maths.agreement_on_support(support, weight.to(device), counts),

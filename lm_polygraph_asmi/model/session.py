@@ -37,8 +37,10 @@ def _apply(setting: Setting) -> None:
         config._attn_implementation_internal = attention
 
 
-def _switch_attention(model: PreTrainedModel, attention: str) -> None:
-    """Switch the text's attention and no other; the second time without transformers' search.
+def _switch_attention(model: PreTrainedModel, attention: str) -> Setting:
+    """Switch the text's attention and no other, the second time without transformers' search.
+
+    Returns what `_apply` needs to undo it.
 
     Raises:
         ValueError: the model cannot use that implementation.
@@ -56,7 +58,9 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> None:
             ]
         finally:
             _apply(before)
+    undo = [(config, config._attn_implementation) for config, _ in switches[attention]]
     _apply(switches[attention])
+    return undo
 
 
 def _ask_for(model: PreTrainedModel, attention: str) -> None:
@@ -102,10 +106,10 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
             known(model)
             notes.attention = before or ""
         wanted = attention or notes.attention or before
-        setting = _setting(model) if wanted != before else []
+        undo: Setting = []
         try:
             if wanted != before:
-                _switch_attention(model, wanted)
+                undo = _switch_attention(model, wanted)
             if training:
                 model.eval()
             with torch.inference_mode():
@@ -113,6 +117,6 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         finally:
             if outermost:
                 notes.attention = None
-            _apply(setting)
+            _apply(undo)
             for module in training:
                 module.training = True

@@ -13,6 +13,7 @@ import transformers
 from hydra import compose, initialize
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
@@ -164,17 +165,26 @@ def test_commands_in_the_prose_could_start(page, tmp_path):
             check(call)
 
 
-def test_a_wrong_command_is_noticed(tmp_path):
-    for code in (
-        "polygraph_eval --config-name asmi_nowhere",
-        "polygraph_eval --config-name asmi_coqa data.limits=3",
-        "for n in 1; do polygraph_asmi plan --head 32; done",
-        "python scripts/build_babi.py one two three",
-        "pip install '.[nothing]'",
-    ):
-        (call,) = typed(code, tmp_path)
-        with pytest.raises(Exception):  # noqa: B017, PT011 (each of another library)
-            check(call)
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("polygraph_eval --config-name asmi_nowhere", MissingConfigException),
+        ("polygraph_eval --config-name asmi_coqa data.limits=3", ConfigCompositionException),
+        ("polygraph_eval --config-name asmi_coqa 'data.shard=range(8)'", AssertionError),
+        (
+            "polygraph_asmi doctor --config-name asmi_coqa modell=asmi_local",
+            ConfigCompositionException,
+        ),
+        ("for n in 1; do polygraph_asmi score --prompt-files $n; done", click.NoSuchOption),
+        ("polygraph_asmi plan --heads many", click.BadParameter),
+        ("python scripts/build_babi.py one two three", click.UsageError),
+        ("pip install '.[nothing]'", AssertionError),
+    ],
+)
+def test_a_wrong_command_is_noticed(code, error, tmp_path):
+    (call,) = typed(code, tmp_path)
+    with pytest.raises(error):
+        check(call)
 
 
 @pytest.mark.parametrize("setting", [row[0] for row in table("configs.md", "setting")])

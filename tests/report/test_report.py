@@ -17,11 +17,13 @@ from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 SEM = "Sem-ASMI (60%, K=64)"
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory):
+def everything(tmp_path_factory, few_resamples):
     """Runs that between them hold every item, and their report."""
     root = tmp_path_factory.mktemp("runs")
     n = 60

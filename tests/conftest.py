@@ -2,12 +2,15 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 # One thread each, here and in every process a test starts: two processes run the tests side by
-# side, and on a busy machine threads of a pool wait for one another far longer than they work.
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[variable] = "1"
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# side, and on a busy machine the threads of a pool wait for one another longer than they work.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    OPENBLAS_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
 
 import gc
 from collections.abc import Iterator, Sequence

@@ -37,10 +37,6 @@ class RunRecord(Callback):
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
-        # LM-Polygraph collects garbage after every batch, over some 500 000 objects of imported
-        # modules that never become any: a large part of a small model's run. They are left out.
-        gc.collect()
-        gc.freeze()
         findings = check_run(config)
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
@@ -50,6 +46,10 @@ class RunRecord(Callback):
                     "polygraph_eval was stopped before the model was loaded; see above"
                 )
             return
+        # LM-Polygraph collects garbage after every batch: not over the 600 000 objects of imported
+        # modules, which never become any; that alone takes longer than a small model's answer.
+        gc.collect()
+        gc.freeze()
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             # What an earlier run left in this folder counts until this one has results.

@@ -23,7 +23,7 @@ SEM = "Sem-ASMI (60%, K=64)"
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory, few_resamples):
+def everything(tmp_path_factory):
     """Runs that between them hold every item, and their report."""
     root = tmp_path_factory.mktemp("runs")
     n = 60

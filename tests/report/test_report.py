@@ -17,6 +17,8 @@ from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 SEM = "Sem-ASMI (60%, K=64)"
 
 

@@ -38,7 +38,16 @@ log = logging.getLogger("lm_polygraph")
 
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
-"""Largest total variation, mean over the response, that rounding explains."""
+"""Largest total variation, mean over masks and the response, that rounding explains.
+
+Measured: correct passes of tiny models stay below 1e-5 in 32 bits and 2e-3 in 16; on SmolLM2-135M,
+30 layers, 2e-6 in 32 bits, and in bfloat16 1e-3 where rows of a batch are compared, 6e-3 to 2e-2
+where a packed sequence is. Errors seen make 3e-3 to 0.6.
+"""
+SINGLE = 3.0
+"""A single mask may differ by so many limits."""
+SAME_STATES = 0.1
+"""The final states are those of the same pass: their readout may differ by this part of one."""
 LONGER, WIDER = 1.25, 2.0
 """How much longer or wider than what was checked calls for another check."""
 CHECKED_ROWS = 3
@@ -68,8 +77,23 @@ class Extent:
 
 
 def limit(dtype: torch.dtype) -> float:
-    """Largest total variation between two ways to the same distribution, rounding apart."""
+    """Largest mean total variation between two ways to the same distributions."""
     return LIMITS.get(dtype, LIMIT_16_BITS)
+
+
+UNMASKED = "the unmasked model"
+
+
+def _excess(found: dict[str, float], dtype: torch.dtype) -> str | None:
+    """What is more than rounding among differences by name; None if nothing is."""
+    most = limit(dtype)
+    rows = {name: value for name, value in found.items() if name != UNMASKED}
+    worst = max(rows, key=lambda name: rows[name])
+    if not found[UNMASKED] <= max(SAME_STATES * most, LIMITS[torch.float32]):
+        return f"total variation {found[UNMASKED]:.2g} ({UNMASKED})"
+    if not (sum(rows.values()) <= most * len(rows) and rows[worst] <= SINGLE * most):
+        return f"total variation {rows[worst]:.2g} ({worst})"
+    return None
 
 
 def total_variation(
@@ -129,7 +153,7 @@ def _differences(
     ids = unmasked.input_ids[None, :-1].to(device)
     own = own_logits(model, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
     found = {
-        "the unmasked model": total_variation(own, unmasked.log_probs(model)).item(),
+        UNMASKED: total_variation(own, unmasked.log_probs(model)).item(),
         "all heads kept": total_variation(own, readout(model, states[0])).item(),
     }
     chosen = torch.linspace(1, len(pack) - 1, min(CHECKED_ROWS, len(pack) - 1)).long().unique()
@@ -190,7 +214,8 @@ def _check(
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
     extent = _extent(model, unmasked, way, min(together, len(masks)))
-    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, edit), [])
+    kind = getattr(edit, "__qualname__", type(edit).__name__)  # not each closure by itself
+    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
     if any(before.covers(extent) for before in reached):
         return None
     try:
@@ -200,11 +225,11 @@ def _check(
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     else:
-        worst = max(found, key=lambda name: found[name])
-        if found[worst] <= limit(model.dtype):
+        excess = _excess(found, model.dtype)
+        if excess is None:
             reached.append(extent)
             return None
-        reason = f"total variation {found[worst]:.2g} ({worst})"
+        reason = excess
     checks[unmasked.scope, attention, way.name] = reason
     log.warning(
         "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
@@ -227,10 +252,11 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
     way = next(ways(model, unmasked, layer))
     keep_all = torch.ones(2, num_heads(model, layer))
     found = _differences(model, unmasked, layer, keep_all, 2, way, without_heads)
-    if not max(found.values()) <= limit(model.dtype):
+    excess = _excess(found, model.dtype)
+    if excess is not None:
         raise RuntimeError(
-            f"replaying {type(model).__name__} from layer {layer} changes its distributions by "
-            f"{max(found.values()):.3g} in total variation. A model that computes a row otherwise "
+            f"replaying {type(model).__name__} from layer {layer} changes its distributions: "
+            f"{excess}. A model that computes a row otherwise "
             "in another batch, as dynamic quantisation does, cannot be scored; else its entry in "
             "lm_polygraph_asmi.model.FAMILIES does not fit this model or this transformers "
             "release: please report it"

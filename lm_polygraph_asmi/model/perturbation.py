@@ -46,11 +46,13 @@ def perturbed(
     masks: Shaped[Tensor, "B H"],
     positions: Int[Tensor, " n"],
     edit: Edit = without_heads,
+    before: int = 0,
 ) -> Iterator[None]:
     """Let the model itself run with its heads masked at some positions of a layer.
 
-    Batch row b has mask b. `positions` are places in the sequence as it is called. A projection
-    that several layers share is edited only inside the target layer.
+    Batch row b has mask b. `positions` are places in the sequence as it is called, behind `before`
+    others that a cache holds; an edit is told places in the whole. A projection that several layers
+    share is edited only inside the target layer.
     """
     inside: list[bool] = []
 
@@ -66,7 +68,7 @@ def perturbed(
         heads, *others = args
         edited = heads.reshape(len(masks), -1, heads.shape[-1]).clone()
         places = positions.to(heads.device)
-        edited[:, places] = edit(edited[:, places], masks, positions)
+        edited[:, places] = edit(edited[:, places], masks, positions + before)
         return (edited.reshape(heads.shape), *others)
 
     module = decoder_layers(model)[layer]

@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.families import Family, family_entry
-from lm_polygraph_asmi.model.layer_call import KeyValueTap
+from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
 from lm_polygraph_asmi.model.notes import known
-from lm_polygraph_asmi.model.session import scoring_session
+from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
 TOKENS = 13
 """Length of the pass that is looked at; no model has as many heads."""
@@ -291,7 +291,9 @@ def _find(model: PreTrainedModel) -> Structure:
     if model.get_output_embeddings() is None:
         raise TypeError(f"{name} has no unembedding that transformers knows of, and so no logits")
     trace = _Trace()
-    with scoring_session(model):
+    # Other implementations show no softmax.
+    attention = None if attention_of(model) in MASKABLE else "eager"
+    with scoring_session(model, attention):
         tokens = _ordinary_tokens(model)[None]
         tokens = tokens.to(execution_device(model.get_input_embeddings()))
         try:

@@ -178,7 +178,7 @@ def _behind_prompt(
     states = []
     for start in range(unmasked.predicting.start, unmasked.predicting.stop, at_once):
         part = rows[:, start : min(start + at_once, unmasked.predicting.stop)]
-        with perturbed(model, layer, masks, torch.arange(part.shape[1]), edit):
+        with perturbed(model, layer, masks, torch.arange(part.shape[1]), edit, start):
             output = trunk(model)(input_ids=part, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         states.append(states_of(output))

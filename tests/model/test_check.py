@@ -311,3 +311,40 @@ def test_the_seconds_of_the_check_are_told_apart():
         unmasked = run_unmasked(model, sequence(), PROMPT, [2])
         first, second = (run_subnetworks(model, unmasked, 2, masks()) for _ in range(2))
     assert first.check_seconds > 10 * second.check_seconds
+
+
+def test_what_is_more_than_rounding():
+    """In 16 bits a single mask may round far; all masks, or the same states, may not."""
+    half, single = torch.bfloat16, torch.float32
+
+    def excess(unmasked, *rows, dtype=half):
+        named = {f"mask {i}": value for i, value in enumerate(rows)}
+        return check._excess({check.UNMASKED: unmasked, **named}, dtype)
+
+    assert excess(1e-4, 0.001, 0.05, 0.001) is None
+    assert "mask 1" in excess(1e-4, 0.001, 0.07, 0.001)
+    assert "mask 2" in excess(1e-4, 0.02, 0.02, 0.03)
+    assert "unmasked" in excess(0.01, 0.001, 0.001)
+    assert "mask 0" in excess(1e-6, 1e-3, dtype=single)
+    assert "mask 0" in excess(1e-6, float("nan"), dtype=single)
+    assert excess(1e-6, 1e-5, dtype=single) is None
+
+
+def test_an_edit_is_told_places_in_the_whole_sequence():
+    """Whichever way the passes are run: here heads shrink with their distance from the start."""
+
+    def fading(heads, masks, positions):
+        masked = suffix.without_heads(heads, masks, positions)
+        return heads + (masked - heads) * (positions / 20)[:, None].to(heads)
+
+    model = tiny_model("llama")
+    with scoring_session(model):
+        for scope in SCOPES:
+            unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
+            found = [
+                way.run(model, unmasked, 2, masks(), fading)
+                for way in suffix.ways(model, unmasked, 2)
+            ]
+            assert len(found) == (3 if scope == "all" else 4)
+            for states in found[1:]:
+                torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)

@@ -239,7 +239,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     }
     asked = [v for v in verdicts if v.scopes]
     lines = [
-        "# Models",
+        "# Models, class by class",
         "",
         f"Written by `scripts/model_table.py` with transformers {transformers.__version__} and "
         f"torch {torch.__version__.partition('+')[0]}: {len(verdicts)} classes of its registry of "
@@ -249,7 +249,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
         "over a copy whose masked heads have no weight, at several lengths, under eager attention "
         "and SDPA. Real weights bring sizes and settings that no tiny model has, so the same "
         "comparison is made whenever a model is scored. In brackets: how the passes are run where "
-        "the cheapest way does not serve.",
+        "the cheapest way does not serve. [What is looked for and checked](models.md).",
         "",
         "| class | all | response | |",
         "| --- | --- | --- | --- |",

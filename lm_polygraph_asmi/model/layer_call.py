@@ -22,7 +22,12 @@ MASKABLE = ("eager", "sdpa")
 
 
 class KeyValueTap(DynamicCache):
-    """A cache that stores no keys and values: a function sees each layer's new ones and answers."""
+    """A cache that stores no keys and values: a function sees each layer's new ones and answers.
+
+    Attributes:
+        length: how many positions it says it holds.
+        asked: whether anyone has wanted to know.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,12 @@ class KeyValueTap(DynamicCache):
         # Made for a config it has room for the states of layers that keep no keys and values.
         super().__init__(config=config) if config is not None else super().__init__()
         self._answer = answer
+        self.length = 0
+        self.asked = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        self.asked = True
+        return self.length
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -160,7 +171,10 @@ class LayerCall:
         def follow(key: Tensor, value: Tensor, _: int) -> KeysValues:
             return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
 
-        arguments = self._with_cache(KeyValueTap(follow)) | self._at(positions)
+        tap = KeyValueTap(follow)
+        if isinstance(positions, slice):
+            tap.length = positions.start
+        arguments = self._with_cache(tap) | self._at(positions)
         arguments["attention_mask"] = self._mask(allowed.to(hidden.device))
         return self._call(layer, hidden, arguments)
 

@@ -261,7 +261,9 @@ def ways(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator
     for way in WAYS:
         if way.scope != unmasked.scope or (way.replays and not structure_of(model).chained):
             continue
-        if way.packed and not all(index in unmasked.known for index in above):
+        if way.packed and (
+            unmasked.by_length or not all(index in unmasked.known for index in above)
+        ):
             continue
         yield way
 

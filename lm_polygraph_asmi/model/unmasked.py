@@ -56,6 +56,8 @@ class UnmaskedPass:
             for every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
         final_hidden: states after the final norm at the T positions that predict the response.
+        by_length: whether layers ask the cache how many positions it holds, as those do that scale
+            attention by position themselves.
         prompt_caches: what the model itself keeps of the positions before the predicting ones,
             made when it is first asked for.
     """
@@ -68,6 +70,7 @@ class UnmaskedPass:
     known: dict[int, KeysValues]
     devices: frozenset[torch.device]
     final_hidden: Float[Tensor, "T D"]
+    by_length: bool = False
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -169,6 +172,8 @@ def run_unmasked(
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             states, calls[index] = LayerCall.split(module, args, kwargs)
+            if index == first:
+                tap.asked = False  # the model itself may; do layers?
             if index in targets:
                 hidden[index] = states
 
@@ -190,6 +195,9 @@ def run_unmasked(
             known[index] = key[:, :, before], value[:, :, before]
         return key, value
 
+    # Made for the model's config it also takes what layers keep besides keys and values.
+    config = model.config if family_entry(model) is None else None
+    tap = KeyValueTap(record_known, config)
     with ExitStack() as hooks:
         for index in range(first, total) if found.chained else ():
             module = decoder_layers(model)[index]
@@ -207,11 +215,7 @@ def run_unmasked(
         ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
         # The trunk stops before the output projection, which only T positions need.
         if found.chained and found.takes_cache:
-            # Made for the model's config it also takes what layers keep besides keys and values.
-            config = model.config if family_entry(model) is None else None
-            trunk(model)(
-                input_ids=ids, past_key_values=KeyValueTap(record_known, config), use_cache=True
-            )
+            trunk(model)(input_ids=ids, past_key_values=tap, use_cache=True)
         else:
             trunk(model)(input_ids=ids, use_cache=False)
     if found.chained:
@@ -225,6 +229,7 @@ def run_unmasked(
         known=known,
         devices=frozenset(devices) or frozenset([final[0].device]),
         final_hidden=final[0][0, prompt_length - 1 :],
+        by_length=tap.asked,
     )
 
 

@@ -1,12 +1,13 @@
 """Models that no table names: one tiny representative of each kind, against whole passes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
@@ -22,6 +23,8 @@ from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.families import tiny_model
 from tests.registry import tiny_class
+
+FOLDER = "ASMI_MODEL_FOLDER"
 
 # Class, what its configuration gets, the layer to mask and where its output projection is; written
 # out, so that what is found cannot agree with itself alone.
@@ -222,3 +225,23 @@ def test_no_class_of_the_registry_is_silently_wrong(tmp_path):
     in_response = [line for line in right if line.split("|")[3].startswith(" right")]
     assert len(right) >= 100
     assert len(in_response) >= 85
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder with a model")
+def test_real_weights_equal_whole_passes():
+    """Any model that transformers loads from a folder, in both scopes."""
+    model = AutoModelForCausalLM.from_pretrained(os.environ[FOLDER], dtype=torch.float32).eval()
+    found = structure_of(model)
+    layer = layer_at(model, 0.6).layer
+    projection = f"{found.layers}.{layer}.{found.sites[layer].projection}"
+    heads = num_heads(model, layer)
+    drawn = sample_head_masks(3, heads, 0.2, torch.Generator().manual_seed(0))
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(100, min(vocabulary, 30_000), (90,))
+    for scope in SCOPES:
+        fast = subnetwork_log_probs(model, ids, 80, layer, drawn, scope=scope, attention="sdpa")
+        with scoring_session(model, "sdpa"):
+            slow = reference.subnetwork_log_probs(model, projection, 1, ids, 80, drawn, scope)
+        assert apart(fast, slow) < 1e-4
+        assert apart(slow, slow[:1].expand_as(slow)) > 1e-3

@@ -65,13 +65,15 @@ def model_state(model: nn.Module) -> int:
     """A number that changes when modules or weights of a model are exchanged or written to.
 
     It costs microseconds a tensor, since no value is read: it is made of the identity, storage and
-    version counter of every parameter and buffer, and of the modules. Unlike a key made of values
-    it means nothing in another process. Writing through `.data` or into memory that NumPy shares
-    moves no counter and is not seen.
+    version counter of every parameter and buffer, the modules, and PEFT's active adapters. Unlike a
+    key made of values it means nothing in another process. Writing through `.data` or into memory
+    that NumPy shares moves no counter and is not seen.
     """
     parts: list[Hashable] = []
     for module in model.modules():
         parts.append(id(module))
+        if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
+            parts.append((module._disable_adapters, str(module._active_adapter)))
         derived = module._non_persistent_buffers_set  # such as rotary angles, renewed at will
         kept = (tensor for name, tensor in module._buffers.items() if name not in derived)
         for tensor in chain(module._parameters.values(), kept):

@@ -8,7 +8,7 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.prr import prr_with_error
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.names import at_depth, masked_layer
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
@@ -65,7 +65,7 @@ def notes(run: Run, metric: str) -> str:
         lines.append("All answers are equally good (or bad): there are no errors to rank.")
     for used in run.settings():
         lines.append(
-            f"ASMI at depth {used['depth']:.0%}: layer {used['layer']} of {used['num_layers']}, "
+            f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."

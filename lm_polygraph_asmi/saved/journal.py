@@ -129,6 +129,8 @@ def model_key(model: PreTrainedModel) -> dict[str, str]:
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules():
+        if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
+            digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
         with align_module_device(module):  # offloaded weights are fetched one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:

@@ -118,6 +118,13 @@ class Settings:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+def masked_layer(used: Mapping[str, Any]) -> str:
+    """The masked layer of saved settings in words, and the one asked for where it has no heads."""
+    said = f"layer {used['layer']} of {used['num_layers']}"
+    asked = used.get("requested_layer")
+    return said if asked is None else f"{said} (layer {asked} has no heads)"
+
+
 def require(stats: Mapping[str, Any], name: str) -> Any:
     """The statistic `name`, or an error that says how to have it computed."""
     if name not in stats:

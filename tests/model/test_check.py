@@ -12,6 +12,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     check,
     model_state,
+    plain_model,
     readout,
     run_subnetworks,
     run_unmasked,
@@ -195,6 +196,18 @@ def test_the_unembedding_of_16_bits_is_read_out_in_32():
         rounded = model.lm_head(hidden).float().log_softmax(-1)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 1e-5 < 1e-3 < (rounded - expected).abs().max()
+
+
+def test_adapters_switched_off_are_another_model_to_the_journal(tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    engine, model = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path)), plain_model(adapted)
+    with_adapter = scores(engine, model)
+    with adapted.disable_adapter():
+        without = scores(engine, model)
+    assert without == pytest.approx(scores(engine, tiny_model("llama")), abs=1e-5)
+    assert scores(engine, model) == with_adapter != without
 
 
 # ------------------------------------------------------------------ state

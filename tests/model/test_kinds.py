@@ -19,6 +19,8 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.layers import heads_width
+from lm_polygraph_asmi.saved.names import masked_layer
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.families import tiny_model
@@ -154,6 +156,8 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         0.6: (6, 7),
         0.95: (9, 7),
     }
+    used = Engine(depths=[0.5, 0.6], num_masks=5, mask_rate=0.4).settings(model, 0.5).to_dict()
+    assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
     with pytest.raises(ValueError, match=r"layer 4 .* has no attention heads.*3, 7"):
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
 

@@ -496,6 +496,12 @@ def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> Non
                     layer(*called.inputs, **called.keywords)
         finally:
             handle.remove()
+        if len(inputs) != 3:
+            raise TypeError(
+                f"{type(model).__name__}: what takes the heads of layer {index}, "
+                f"{site.projection!r}, is called {len(inputs) // 3} times in it: no single place "
+                "where heads could be masked"
+            )
         plain, *raised = inputs
         for head, changed in zip((0, site.heads - 1), raised, strict=True):
             before, after = (x.reshape(TOKENS, site.heads, -1) for x in (plain, changed))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from lm_polygraph_asmi import score
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     layer_at,
@@ -25,6 +26,7 @@ from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.families import tiny_model
 from tests.registry import tiny_class
+from tests.tiny_lm import tokenizer
 
 FOLDER = "ASMI_MODEL_FOLDER"
 
@@ -177,6 +179,23 @@ def test_heads_that_are_mixed_before_the_projection_are_refused():
     """Differential attention subtracts one head's output from another's."""
     with pytest.raises(TypeError, match="heads are mixed"):
         structure_of(tiny_class("DiffLlamaForCausalLM"))
+
+
+def test_a_projection_that_is_used_twice_in_a_layer_is_refused():
+    with pytest.raises(TypeError, match=r"ProphetNetForCausalLM.*is called \d times"):
+        structure_of(tiny_class("ProphetNetForCausalLM"))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
+    words = tokenizer()
+    model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
+    how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
+    found = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
+    again = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
+    assert found.score == again.score
+    assert 0 < found.score < 2
+    assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)
 
 
 class Mine(LlamaForCausalLM):

@@ -89,7 +89,7 @@ def projection_by_name(layer: nn.Module) -> str:
     found = [
         path
         for path, module in layer.named_modules()
-        if path.rpartition(".")[2] in PROJECTIONS
+        if path.removesuffix(".linear").rpartition(".")[2] in PROJECTIONS
         and isinstance(getattr(module, "weight", None), Tensor)
         and module.weight.ndim == 2
         and not any(part in path for part in NOT_HEADS)

@@ -82,14 +82,20 @@ KEEP = object()
 # What a name does not tell.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
-    "CohereCompassForCausalLM": {"layer_types": KEEP},
+    "CohereCompassForCausalLM": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    },
     "DbrxForCausalLM": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "Gemma4UnifiedAssistantForCausalLM": {"text_config": {"num_kv_shared_layers": 0}},
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Mamba2ForCausalLM": {"num_heads": 8},
-    "Qwen4ExpForCausalLM": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "Qwen4ExpForCausalLM": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": 8, "ngram_size": 2,
+        "ngram_vocab_size_base": 64, "split_ngram_parts": 1, "heads_per_ngram": 2,
+        "make_ngram_vocab_size_divisible_by": 4,
+    },
     "RecurrentGemmaForCausalLM": {"block_types": ["recurrent", "attention"]},
     "ZambaForCausalLM": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
@@ -97,7 +103,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "Zamba2ForCausalLM": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 16,
-        "attention_hidden_size": 64, "num_mem_blocks": 1,
+        "attention_hidden_size": 64, "mamba_headdim": 32,
+        "num_mem_blocks": 1, "num_key_value_heads": HEADS,
     },
     "Dots1ForCausalLM": {"n_shared_experts": 1},
     "Dots3NoteForCausalLM": {"num_key_value_heads": HEADS},

@@ -39,7 +39,7 @@ def without_queries(model: PreTrainedModel, layer: int) -> Iterator[None]:
         yield
         return
     width = getattr(projection, "out_features", heads_width(model, layer))
-    with replaced_forward(projection, lambda x: x.new_zeros(()).expand(*x.shape[:-1], width)):
+    with replaced_forward(projection, lambda x, *_: x.new_zeros(()).expand(*x.shape[:-1], width)):
         yield
 
 

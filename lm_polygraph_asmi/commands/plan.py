@@ -9,13 +9,16 @@ import click
 @click.option(
     "--point", type=(float, int), help="Mask rate and masks of your own, such as 0.10 16."
 )
-def plan(heads: int, out: str | None, point: tuple[float, int] | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
+def plan(heads: int, out: str | None, point: tuple[float, int] | None, as_json: bool) -> None:
     """Print the masks S and the mask rate p for a model with so many heads, and why.
 
     S from the coverage bound (every head masked at least once), p from the fidelity bound (no more
     than a quarter of the heads masked at once), each with probability 0.95. The estimators take the
     same point by default.
     """
+    import json
+
     from rich.console import Console
     from rich.table import Table
 
@@ -24,6 +27,35 @@ def plan(heads: int, out: str | None, point: tuple[float, int] | None) -> None:
 
     console = Console()
     found, chosen = plan_table(heads), operating_point(heads)
+    own = None
+    if point is not None:
+        rate, masks = point
+        if not 0 < rate < 1 or masks < 1:
+            raise click.BadParameter("wanted a mask rate in (0, 1) and at least one mask")
+        own = {
+            "mask_rate": rate,
+            "num_masks": masks,
+            "heads_never_masked": float(never_masked_heads(heads, rate, masks)),
+            "masks_for_coverage": masks_for_coverage(heads, rate),
+        }
+    if out is not None:
+        try:
+            from lm_polygraph_asmi.report import figures
+
+            figures.save(plan_figure(found, heads), out)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{out} cannot be written: {error}") from error
+    if as_json:
+        content = {
+            "heads": heads,
+            "tolerated": heads // 4,
+            "mask_rate": chosen.mask_rate,
+            "num_masks": chosen.num_masks,
+            "points": json.loads(found.to_json(orient="records")),
+            "point": own,
+        }
+        click.echo(json.dumps(content, indent=1, allow_nan=False))
+        return
     shown = Table(title=f"{heads} heads, of which {heads // 4} may be masked at once")
     for column in found:
         shown.add_column(str(column), justify="right")
@@ -38,21 +70,12 @@ def plan(heads: int, out: str | None, point: tuple[float, int] | None) -> None:
         "of the estimators).",
         highlight=False,
     )
-    if point is not None:
-        rate, masks = point
-        if not 0 < rate < 1 or masks < 1:
-            raise click.BadParameter("wanted a mask rate in (0, 1) and at least one mask")
-        missed = never_masked_heads(heads, rate, masks)
+    if own is not None:
         console.print(
-            f"At p = {rate:g}, S = {masks}, {missed:.1f} of {heads} heads are never masked on "
-            f"average; the coverage bound wants {masks_for_coverage(heads, rate)} masks.",
+            f"At p = {own['mask_rate']:g}, S = {own['num_masks']}, {own['heads_never_masked']:.1f} "
+            f"of {heads} heads are never masked on average; the coverage bound wants "
+            f"{own['masks_for_coverage']} masks.",
             highlight=False,
         )
     if out is not None:
-        try:
-            from lm_polygraph_asmi.report import figures
-
-            figures.save(plan_figure(found, heads), out)
-        except (OSError, ValueError) as error:
-            raise click.ClickException(f"{out} cannot be written: {error}") from error
         console.print(f"Figure: {out}", highlight=False)

@@ -1,6 +1,7 @@
 """Rendering of results in a terminal."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -14,10 +15,13 @@ from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
 
-def prr_table(run: Run, metric: str) -> Table:
-    """PRR per estimator, best first, for one quality metric of a run.
+def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
+    """PRR per estimator, best first, for one quality metric of a run, as plain values.
 
-    Where clusters are known, also its difference from `MSP` with a 95 % interval over them.
+    Returns:
+        For each `method`: `prr` and its `standard_error` over answers; where clusters are known,
+        its difference from `MSP` with a 95 % interval over them, `minus_msp`, `low` and `high`.
+        None stands for what is not defined.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
@@ -28,21 +32,52 @@ def prr_table(run: Run, metric: str) -> Table:
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, quality, clusters, pairs)
-    table = Table(title=f"PRR over {len(quality)} answers")
+    found = []
+    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
+        row: dict[str, Any] = {
+            "method": name,
+            "prr": _plain(prr.value),
+            "standard_error": _plain(prr.standard_error),
+        }
+        if (name, MSP) in differences:
+            difference = differences[name, MSP]
+            row |= {
+                "minus_msp": _plain(difference.value),
+                "low": _plain(difference.low),
+                "high": _plain(difference.high),
+            }
+        found.append(row)
+    return found
+
+
+def _plain(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def prr_table(run: Run, metric: str) -> Table:
+    """`prr_rows` for a terminal."""
+    rows = prr_rows(run, metric)
+    paired = any("minus_msp" in row for row in rows)
+    table = Table(title=f"PRR over {run.finite(metric).sum()} answers")
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
-    if differences:
+    if paired:
         table.add_column("− MSP [95 % over clusters]", justify="right")
-    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
-        style = "bold" if "ASMI" in name else None
-        undefined = np.isnan(prr.value)
-        value = "undefined" if undefined else f"{prr.value:+.2f}"
-        error = "" if undefined else f"{prr.standard_error:.2f}"
-        found = differences.get((name, MSP))
-        difference = "" if found is None else "undefined" if np.isnan(found.low) else str(found)
-        cells = [name, value, error, difference] if differences else [name, value, error]
-        table.add_row(*cells, style=style)
+    for row in rows:
+        undefined = row["prr"] is None
+        cells = [
+            row["method"],
+            "undefined" if undefined else f"{row['prr']:+.2f}",
+            "" if undefined else f"{row['standard_error']:.2f}",
+        ]
+        if paired and "minus_msp" not in row:
+            cells.append("")
+        elif paired and row["low"] is None:
+            cells.append("undefined")
+        elif paired:
+            cells.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
+        table.add_row(*cells, style="bold" if "ASMI" in row["method"] else None)
     return table
 
 

@@ -51,6 +51,15 @@ class Run:
         """(n,) rows where quality and every score are finite: one mask for all methods."""
         return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
+    def check_scored(self) -> None:
+        """Raise ValueError unless there are scores and their quality to compare them with."""
+        if not (self.scores.size and self.quality.size):
+            lacking = "scores" if not self.scores.size else "quality metrics"
+            raise ValueError(
+                f"{self.path} holds no {lacking}: the run ended in an error or was stopped. "
+                "Its log says why; start it again"
+            )
+
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in force, one dictionary per depth."""
         return asmi_settings(self.stats)

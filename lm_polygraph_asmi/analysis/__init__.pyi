@@ -1,7 +1,12 @@
+from .added import AddedInformation as AddedInformation
+from .added import Gain as Gain
+from .added import adds_information as adds_information
+from .added import stacked_gain as stacked_gain
 from .clusters import Interval as Interval
 from .clusters import cluster_draws as cluster_draws
 from .clusters import cluster_interval as cluster_interval
 from .clusters import text_clusters as text_clusters
+from .clusters import wilson_interval as wilson_interval
 from .comparison import McNemar as McNemar
 from .comparison import Tally as Tally
 from .comparison import auroc as auroc

@@ -129,12 +129,13 @@ class McNemar(NamedTuple):
         only_first, only_second: wrong answers that one flags and the other does not.
         both: wrong answers that both flag.
         flagged: answers each flags.
-        p_value: exact, two-sided, of only_first = only_second.
+        p_value: exact, two-sided, of only_first = only_second, rounded where equal scores left
+            them no whole numbers.
     """
 
-    only_first: int
-    only_second: int
-    both: int
+    only_first: float
+    only_second: float
+    both: float
     flagged: int
     p_value: float
 
@@ -142,7 +143,8 @@ class McNemar(NamedTuple):
 def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int) -> McNemar:
     """Whether one score catches errors the other is blind to, at a matched flag rate.
 
-    Rows with equal scores are flagged in their order: a score with few values is no match. Source:
+    Where the flags do not reach for all answers of one score, each of them is flagged in part:
+    counts are then means over all orders of equal scores, whatever the order of the rows. Source:
     appendix "The Distinct-Signal Analysis" of the paper, which does not say its flag rate.
 
     Args:
@@ -164,11 +166,14 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     wrong = np.asarray(wrong, dtype=bool)
 
     def flags(score: ArrayLike) -> np.ndarray:
-        most_uncertain = np.argsort(-np.asarray(score, dtype=float), kind="stable")[:flagged]
-        return np.isin(np.arange(len(wrong)), most_uncertain)
+        _, group, sizes = np.unique(
+            -np.asarray(score, dtype=float), return_inverse=True, return_counts=True
+        )
+        before = sizes.cumsum() - sizes
+        return (np.clip(flagged - before, 0, sizes) / sizes)[group]
 
-    a, b = flags(first), flags(second)
-    only_a, only_b = int((wrong & a & ~b).sum()), int((wrong & b & ~a).sum())
-    discordant = only_a + only_b
-    p_value = binomtest(only_a, discordant).pvalue if discordant else 1.0
-    return McNemar(only_a, only_b, int((wrong & a & b).sum()), flagged, float(p_value))
+    a, b = flags(first)[wrong], flags(second)[wrong]
+    only_a, only_b = float((a * (1 - b)).sum()), float((b * (1 - a)).sum())
+    counts = round(only_a), round(only_b)
+    p_value = binomtest(counts[0], sum(counts)).pvalue if sum(counts) else 1.0
+    return McNemar(only_a, only_b, float((a * b).sum()), flagged, float(p_value))

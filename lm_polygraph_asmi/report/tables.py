@@ -7,7 +7,7 @@ from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.analysis.prr import prr_with_error
+from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
@@ -61,7 +61,7 @@ def notes(run: Run, metric: str) -> str:
         )
     if not finite.all():
         lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
-    if np.isclose(quality.min(), quality.max()):
+    if not has_contrast(quality):
         lines.append("All answers are equally good (or bad): there are no errors to rank.")
     for used in run.settings():
         lines.append(

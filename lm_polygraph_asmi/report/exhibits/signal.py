@@ -163,8 +163,8 @@ def flags(cells: Sequence[Cell]) -> Items:
         ]
 
     notes = [
-        "Each score flags as many answers as there are errors, equal scores in the order of rows. "
-        "Exact test; it takes answers as independent."
+        "Each score flags as many answers as there are errors; where equal scores leave a choice, "
+        "counts are means over all choices. Exact test; it takes answers as independent."
     ]
     p_values = ("McNemar p",)
     return frame("matched_flags", title, cells, compute, notes, digits=3, p_values=p_values)
@@ -183,6 +183,7 @@ def confident_fragile(cells: Sequence[Cell]) -> Items:
         rates = found.error_rate
         row = {
             "cell": cell.label,
+            "confident share": float(found.count[0].sum() / len(cell)),
             "confident, robust": float(rates[0, 0]),
             "confident, fragile": float(rates[0, 1]),
             "unconfident, robust": float(rates[1, 0]),
@@ -236,6 +237,8 @@ def payoff(cells: Sequence[Cell]) -> Items:
         return [
             {
                 "cell": cell.label,
+                "confident share": found.confident,
+                "coverage": found.coverage,
                 "confident error": found.confident_error,
                 "filter by u_sem": found.by_fragility,
                 "filter by entropy": found.by_other,
@@ -244,8 +247,9 @@ def payoff(cells: Sequence[Cell]) -> Items:
         ]
 
     filter_notes = [
-        "Error rate among the MSP-confident half, and after abstaining on half of it (final "
-        "coverage 0.25) by u_sem or by entropy; negative difference: u_sem filters better."
+        "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
+        "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
+        "what was realised: a half and a quarter, unless many answers tie at the median of MSP."
     ]
     area_notes = [
         "AURC, lower is better, best in bold; negative difference: u_sem has the lower area."

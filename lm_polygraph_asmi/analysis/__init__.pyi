@@ -9,6 +9,7 @@ from .clusters import text_clusters as text_clusters
 from .clusters import wilson_interval as wilson_interval
 from .comparison import McNemar as McNemar
 from .comparison import Tally as Tally
+from .comparison import augrc as augrc
 from .comparison import auroc as auroc
 from .comparison import auroc_interval as auroc_interval
 from .comparison import difference_interval as difference_interval
@@ -49,3 +50,8 @@ from .selective import global_selector as global_selector
 from .selective import retained_error as retained_error
 from .selective import risk_coverage as risk_coverage
 from .selective import token_null as token_null
+from .verdict import Comparison as Comparison
+from .verdict import equivalence as equivalence
+from .verdict import holm as holm
+from .verdict import prr_comparisons as prr_comparisons
+from .verdict import romano_wolf as romano_wolf

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binomtest
 
 SEED = 20260711
 """Of all resampling, as in the paper."""
@@ -135,6 +134,8 @@ def wilson_interval(count: int, n: int) -> Interval:
     """
     if not 0 <= count <= n or n < 1:
         raise ValueError(f"wanted 0 <= count <= n and at least one answer, got {count} of {n}")
+    from scipy.stats import binomtest
+
     low, high = binomtest(count, n).proportion_ci(method="wilson")
     return Interval(count / n, float(low), float(high))
 

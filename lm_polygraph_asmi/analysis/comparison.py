@@ -42,6 +42,27 @@ def prr_intervals(
     Raises:
         ValueError: lengths differ, or a value is not finite.
     """
+    value, column = drawn_prr(scores, quality, clusters, resamples, seed)
+    alone = {name: percentile_interval(value[name], column[name]) for name in scores}
+    paired = {
+        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
+        for a, b in differences
+    }
+    return alone, paired
+
+
+def drawn_prr(
+    scores: Mapping[str, ArrayLike],
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int,
+    seed: int = SEED,
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """PRR by method, and on shared resamples of clusters (resamples,); NaN where undefined.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
     names = list(scores)
     check_rows(clusters, **scores, quality=quality)
     value = {name: normalised_prr(scores[name], quality) for name in names}
@@ -49,13 +70,7 @@ def prr_intervals(
         drawn = np.full((1, len(names)), np.nan)
     else:
         drawn = prr_draws([scores[name] for name in names], quality, clusters, resamples, seed)
-    column = {name: drawn[:, i] for i, name in enumerate(names)}
-    alone = {name: percentile_interval(value[name], column[name]) for name in names}
-    paired = {
-        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
-        for a, b in differences
-    }
-    return alone, paired
+    return value, {name: drawn[:, i] for i, name in enumerate(names)}
 
 
 class Tally(NamedTuple):
@@ -85,6 +100,22 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     right, errors = np.sort(score[~wrong]), score[wrong]
     below = right.searchsorted(errors, "left") + right.searchsorted(errors, "right")
     return float(below.mean() / (2 * len(right)))
+
+
+def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
+    """Area under the generalised risk-coverage curve: wrong answers kept, as a share of all.
+
+    Averaged over all coverages; lower is better, 0 to 0.5. Unlike PRR and AURC it does not give the
+    few most confident answers most of the weight. Ties count half. NaN where a score is NaN.
+    Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
+    classification systems.
+    """
+    wrong = np.asarray(wrong, dtype=bool)
+    rate = float(wrong.mean())
+    if np.isnan(np.asarray(score, dtype=float)).any():
+        return float("nan")
+    pairs = rate * (1 - rate)
+    return rate**2 / 2 + (pairs * (1 - auroc(score, wrong)) if pairs else 0.0)
 
 
 def auroc_interval(

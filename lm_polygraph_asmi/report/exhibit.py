@@ -102,6 +102,7 @@ def frame(
     signed: Sequence[str] = (),
     p_values: Sequence[str] = (),
     tabulated: bool = True,
+    finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda cell: cell.label,
     reasons: Iterable[Reason] = (),
     otherwise: str = "no run holds it",
@@ -116,6 +117,7 @@ def frame(
         notes: what a reader has to know; a function of the exhibit where that depends on it.
         figure: drawn from the table, once there are rows.
         tabulated: False where the rows are for the figure alone.
+        finish: what can be said of a row only once all rows are there.
         label: names a group that is passed over.
         reasons: why others were left out before.
         otherwise: reason of a gap without any other.
@@ -135,7 +137,7 @@ def frame(
             used += [p for p in parts if isinstance(p, Cell) and p not in used]
     if not rows:
         return [Gap(title, _listed(missing) or otherwise)]
-    table = pd.DataFrame(rows)
+    table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
     item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values)
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]

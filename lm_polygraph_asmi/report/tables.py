@@ -6,7 +6,7 @@ import numpy as np
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
@@ -23,6 +23,7 @@ def prr_table(run: Run, metric: str) -> Table:
     quality = run.quality.loc[finite, metric]
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
     rows = {name: prr_with_error(score, quality) for name, score in scores.items()}
+    wrong = (quality < RIGHT).to_numpy()
     differences: dict[tuple[str, str], Interval] = {}
     if run.clusters is not None and MSP in scores and finite.any():
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
@@ -32,6 +33,8 @@ def prr_table(run: Run, metric: str) -> Table:
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
+    table.add_column("AUROC", justify="right")
+    table.add_column("AUGRC", justify="right")
     if differences:
         table.add_column("− MSP [95 % over clusters]", justify="right")
     for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
@@ -41,7 +44,11 @@ def prr_table(run: Run, metric: str) -> Table:
         error = "" if undefined else f"{prr.standard_error:.2f}"
         found = differences.get((name, MSP))
         difference = "" if found is None else "undefined" if np.isnan(found.low) else str(found)
-        cells = [name, value, error, difference] if differences else [name, value, error]
+        area = auroc(scores[name], wrong)
+        others = ["undefined", ""] if np.isnan(area) else [f"{area:.2f}"]
+        if not np.isnan(area):
+            others.append(f"{augrc(scores[name], wrong):.3f}")
+        cells = [name, value, error, *others, *([difference] if differences else [])]
         table.add_row(*cells, style=style)
     return table
 
@@ -52,7 +59,8 @@ def notes(run: Run, metric: str) -> str:
     quality = run.quality.loc[finite, metric]
     lines = [
         "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-        "SE: bootstrap over answers.",
+        "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
+        "better. PRR weighs the few most confident answers most, these two all alike.",
         f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}.",
     ]
     if metric.startswith("Rouge"):

@@ -188,6 +188,15 @@ class Cell:
         return self._mean("asmi_entropy")
 
     @cached_property
+    def lengths(self) -> np.ndarray | None:
+        """Tokens of each answer, the closing one counted; None where no run saved them."""
+        for name in ("greedy_tokens", "asmi_tokens"):
+            saved = self.saved(name)
+            if saved is not None:
+                return np.array([float(len(tokens)) for tokens in saved])
+        return None
+
+    @cached_property
     def u_sem(self) -> np.ndarray | None:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
         if "Sem-ASMI" in self.variants:

@@ -84,7 +84,7 @@ def test_the_level_is_kept_at_all_sizes(null, n, size):
     found = statistics(NULLS[null], simulations, n=n, size=size, seed=1)
     rejected = (found[:, 1] < 0.05).mean()
     print(null, n, size, "rejected", rejected, "mean", found[:, 0].mean(), "sd", found[:, 0].std())
-    assert rejected <= 0.07 + 3 * monte_carlo_error(0.07, simulations)
+    assert rejected <= 0.05 + 3 * monte_carlo_error(0.05, simulations)
 
 
 @pytest.mark.slow

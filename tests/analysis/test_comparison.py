@@ -7,6 +7,7 @@ from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from lm_polygraph_asmi.analysis import Interval, normalised_prr
 from lm_polygraph_asmi.analysis.clusters import cluster_draws
 from lm_polygraph_asmi.analysis.comparison import (
+    augrc,
     auroc,
     auroc_interval,
     difference_interval,
@@ -295,3 +296,39 @@ def test_surplus_rows_are_not_ignored():
         mcnemar([1, 2, 3], [1, 2, 3], [0, 1, 0], 4)
     with pytest.raises(ValueError, match="there is no row"):
         prr_intervals({"a": []}, [], [])
+
+
+def test_augrc_is_the_area_under_its_curve():
+    """Trapezoids under the share of wrong answers among all that are kept, best first."""
+    rng = np.random.default_rng(11)
+    score, wrong = rng.permutation(50), rng.random(50) < 0.3
+    kept = np.r_[0, wrong[np.argsort(score)].cumsum()] / 50
+    assert augrc(score, wrong) == pytest.approx(np.trapezoid(kept, dx=1 / 50))
+    # Ties: the mean over their orders; a constant score is random.
+    tied = score // 7
+    drawn = [augrc(tied + rng.random(50), wrong) for _ in range(2000)]
+    assert augrc(tied, wrong) == pytest.approx(np.mean(drawn), abs=1e-3)
+    assert augrc(np.zeros(50), wrong) == pytest.approx(wrong.mean() / 2)
+    assert (augrc(score, np.zeros(50)), augrc(score, np.ones(50))) == (0, 0.5)
+    assert np.isnan(augrc([np.nan, 1], [0, 1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clusters", "low", "high"), [(11, 0.85, 0.93), (200, 0.93, 0.97)])
+def test_few_clusters_make_intervals_too_short(clusters, low, high):
+    """What the report warns of: nine cases of ten in place of nineteen of twenty."""
+    rng, names = np.random.default_rng(12), keys(clusters, 8)
+
+    def sample(number):
+        difficulty = shared(rng, number, 8, 0.4)
+        quality = 1 / (1 + np.exp(difficulty + rng.normal(size=number * 8)))
+        scores = [difficulty + shared(rng, number, 8, 0.4) * noise for noise in (1.0, 1.6)]
+        return dict(zip("ab", scores, strict=True)), quality
+
+    large, quality = sample(40_000)
+    truth = normalised_prr(large["a"], quality) - normalised_prr(large["b"], quality)
+    found = [
+        prr_intervals(*sample(clusters), names, [("a", "b")], 500)[1]["a", "b"] for _ in range(400)
+    ]
+    print(clusters, coverage(found, truth))
+    assert low < coverage(found, truth) < high

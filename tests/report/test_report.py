@@ -6,13 +6,21 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.image import imread
 
-from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis import (
+    adds_information,
+    augrc,
+    auroc,
+    normalised_prr,
+    prr_with_error,
+)
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
+from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.report import Gap, build_report, load_cells
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
+from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
@@ -55,7 +63,8 @@ def test_a_report_has_every_item_in_every_form(everything):
     assert "2 cells" in shown
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
-        "benchmark", "datasets", "head_to_head", "wins_ties_losses", "depth_selection",
+        "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head", "outcomes",
+        "outcome_counts", "stacked_gain", "depth_selection",
         "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
         "top_k_coverage", "stability", "mechanism", "case_study", "cost",
@@ -118,7 +127,16 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     row = table(out, "distinct_signal").iloc[0]
     assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
     assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
-    assert row["detected"] == "yes"  # planted
+    assert row["paper's criterion"] == "yes"  # planted
+    lengths = np.array([len(tokens) for tokens in cell.saved("greedy_tokens")])
+    added = adds_information(sem, np.column_stack([controls, lengths]), cell.wrong, cell.clusters)
+    assert row[["z", "p"]].tolist() == pytest.approx([added.statistic, added.p_value])
+    assert row["adds"] == "yes"
+
+    row = table(out, "benchmark_auroc").set_index("method").loc[SEM, "tiny model, squad"]
+    assert row == pytest.approx(auroc(sem, cell.wrong))
+    row = table(out, "benchmark_augrc").set_index("method").loc[SEM, "tiny model, squad"]
+    assert row == pytest.approx(augrc(sem, cell.wrong))
 
     kept = confident_filter(msp, sem, entropy, cell.wrong, cell.clusters)
     assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
@@ -191,10 +209,15 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     save(tmp_path / "run", saved)
     file, said = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
-    assert said[0].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
+    assert said[0] == (
+        "**Known to rank errors here: 2 of 3 ASMI scores** (PRR interval above zero). Wrong way "
+        "round (interval below zero): 1. Not known to rank errors at all: 0."
+    )
+    assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
+    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
     assert file.read_text().splitlines()[2] == said[0]
     # The others, which rank them the right way, are not accused.
-    assert sum("Wrong way round" in line for line in said) == 1
+    assert sum("Wrong way round: " in line for line in said) == 1
 
 
 def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
@@ -202,9 +225,34 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     said = "\n".join(findings(load_cells([tmp_path / "robust"])))
     assert "Hardly any masking response" in said
     assert "candidate screen" in said
-    save(tmp_path / "normal")
-    (line,) = findings(load_cells([tmp_path / "normal"]))
-    assert line == "Of 3 ASMI scores, none has a PRR interval below zero."
+    save(tmp_path / "normal", content(n=120))
+    known, adds = findings(load_cells([tmp_path / "normal"]))
+    assert "3 of 3 ASMI scores" in known
+    assert "u_sem in 1 of 1 cells" in adds
+
+
+def test_noise_is_not_known_to_rank(tmp_path):
+    """Saying that none ranks errors the wrong way would sound like praise."""
+    saved, rng = content(n=120), np.random.default_rng(0)
+    for name in saved["estimations"]:
+        if "ASMI" in name[1]:
+            saved["estimations"][name] = rng.normal(size=120).tolist()
+    save(tmp_path / "run", saved)
+    said = findings(load_cells([tmp_path / "run"]))
+    assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
+    assert said[0].endswith("Not known to rank errors at all: 3.")
+    assert said[1].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
+
+
+@pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
+def test_small_samples_are_named(tmp_path, clusters, errors):
+    saved, about = content(n=120), manifest(120)
+    quality = np.where(np.arange(120) < errors, 0.2, 0.9)
+    saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
+    about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
+    save(tmp_path / "run", saved, about)
+    said = "\n".join(findings(load_cells([tmp_path / "run"])))
+    assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
 
 
 def test_another_quality_is_named_in_the_first_lines(tmp_path):
@@ -335,7 +383,7 @@ def test_one_cluster_has_no_interval(tmp_path):
     row = items["head_to_head"].flat().iloc[0]
     assert np.isfinite(row["Sem-ASMI Δ MSP"])
     assert np.isnan(row["Sem-ASMI Δ MSP low"])
-    assert "wins_ties_losses" not in items
+    assert "outcomes" not in items
     assert "distinct_signal" not in items  # folds need clusters
     assert any("its interval is undefined" in line for line in findings(cells))
 
@@ -381,9 +429,9 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     assert set(item.table) == {"method", "family", *(cell.label for cell in cells)}
     # The same questions, asked twice, are counted once.
     items = {item.name: item for item in run_all(cells) if not isinstance(item, Gap)}
-    counts = items["wins_ties_losses"].table
-    assert (counts["wins"] + counts["ties"] + counts["losses"] == 1).all()
-    assert any("a larger run asks the same" in note for note in items["wins_ties_losses"].notes)
+    counts = items["outcome_counts"].table
+    assert (counts[["better", "equivalent", "undecided", "worse"]].sum(axis=1) == 1).all()
+    assert any("a larger run asks the same" in note for note in items["outcome_counts"].notes)
 
 
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -411,7 +459,7 @@ def test_scores_of_other_settings_are_watched_too(tmp_path):
     saved["estimations"]["sequence", "ASMI (60%, K=64, scope=response)"] = worst
     save(tmp_path / "run", saved)
     assert (
-        "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[0]
+        "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[1]
     )
 
 
@@ -461,7 +509,7 @@ def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     items = {i.name: i for i in run_all(load_cells([tmp_path / "run"])) if not isinstance(i, Gap)}
     assert items["datasets"].table["answers expected from"].tolist() == [kind]
     cells = "not recorded which" if kind is None else None
-    assert cells is None or (items["wins_ties_losses"].table["cells"] == cells).all()
+    assert cells is None or (items["outcome_counts"].table["cells"] == cells).all()
 
 
 def test_names_and_texts_with_special_characters(tmp_path):
@@ -581,3 +629,61 @@ def test_where_a_report_cannot_be_written(tmp_path):
     command = ["plan", "--heads", "32", "--out", str(tmp_path / "missing/x.png")]
     assert "cannot be written" in CliRunner().invoke(main, command).output
     assert CliRunner().invoke(main, ["report", "x", "--out", "y", "--depth", "60"]).exit_code == 2
+
+
+def test_bold_is_what_the_interval_excludes(tmp_path):
+    """A highest PRR that its interval does not tell from the next is underlined, not bold."""
+    saved = content(n=120)
+    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
+    rng = np.random.default_rng(1)
+    near = -quality + 0.3 * rng.normal(size=120)
+    saved["estimations"]["sequence", "RAUQ"] = near.tolist()
+    saved["estimations"]["sequence", "SemanticEntropy"] = (
+        near + 0.02 * rng.normal(size=120)
+    ).tolist()
+    for name in saved["estimations"]:
+        if "ASMI" in name[1]:
+            saved["estimations"][name] = rng.normal(size=120).tolist()
+    save(tmp_path / "close", saved)
+    saved["estimations"]["sequence", "RAUQ"] = (-quality).tolist()
+    save(tmp_path / "clear", saved)
+    marks = {}
+    for name in ("close", "clear"):
+        (cell,) = load_cells([tmp_path / name])
+        shown = benchmark([cell])[0].shown("markdown").set_index("method")[cell.label]
+        marks[name] = {m: v for m, v in shown.items() if v[0] in "*<"}
+    assert list(marks["clear"]) == ["RAUQ"]
+    assert marks["clear"]["RAUQ"].startswith("**1.00")
+    assert len(marks["close"]) == 1
+    assert next(iter(marks["close"].values())).startswith("<u>")
+
+
+def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
+    """Against the statistics called by hand; undecided is no tie, and no equality."""
+    for name, shift in (("a", 0.0), ("b", 0.3)):
+        save(tmp_path / name, content(n=120, shift=shift), manifest(120, f"asmi_{name}"))
+    cells = load_cells([tmp_path / "a", tmp_path / "b"])
+    items = {item.name: item for item in head_to_head(cells)}
+    found = items["outcomes"].table
+    by_hand = []
+    for cell in cells:
+        scores = {m: cell.score(m) for m in cell.scores}
+        prr = {m: normalised_prr(s, cell.quality) for m, s in scores.items()}
+        top = max(cell.variants.values(), key=prr.get)
+        best = max(cell.baselines, key=prr.get)
+        order = sorted([*cell.variants.values(), *cell.baselines], key=lambda m: -prr[m])
+        se, msp = "SemanticEntropy", "MaximumSequenceProbability"
+        sem, raw = cell.variants["Sem-ASMI"], cell.variants["ASMI"]
+        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (sem, raw), (top, "RAUQ"),
+                 tuple(order[:2])]  # fmt: skip
+        _, judged = prr_comparisons(scores, cell.quality, cell.clusters, pairs)
+        by_hand.append(judged[sem, msp])
+    rows = found[found["comparison"] == "Sem-ASMI Δ MSP"]
+    assert rows["p"].tolist() == pytest.approx(holm([c.p_value for c in by_hand]))
+    equivalent = holm([c.p_equivalent for c in by_hand])
+    assert rows["p, equivalent"].tolist() == pytest.approx(equivalent)
+    assert set(rows["outcome"]) == {"better"}  # planted
+    assert set(found["comparison"]) == {
+        "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
+        "Sem-ASMI Δ ASMI", "top Δ RAUQ",
+    }  # fmt: skip

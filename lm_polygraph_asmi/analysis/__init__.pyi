@@ -25,6 +25,10 @@ from .depth import Sweep as Sweep
 from .depth import depth_selection as depth_selection
 from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
+from .judge import auroc_by_judge as auroc_by_judge
+from .judge import label_noise as label_noise
+from .judge import same_order as same_order
+from .judge import strata as strata
 from .mechanism import ErrorSeparation as ErrorSeparation
 from .mechanism import MaskingResponse as MaskingResponse
 from .mechanism import Vote as Vote

@@ -35,6 +35,7 @@ class Exhibit:
         signed: columns of differences, written with their sign and an asterisk where the interval
             excludes zero.
         p_values: columns in which what would be written as zero is "< 0.001" instead.
+        inline: False where the table is too long for the report, which then names its file.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Exhibit:
     digits: int = 2
     signed: Sequence[str] = field(default_factory=tuple)
     p_values: Sequence[str] = field(default_factory=tuple)
+    inline: bool = True
 
     def shown(self, markup: str) -> pd.DataFrame:
         """The table as text, for "markdown" or "latex"."""
@@ -102,6 +104,7 @@ def frame(
     signed: Sequence[str] = (),
     p_values: Sequence[str] = (),
     tabulated: bool = True,
+    inline: bool = True,
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda cell: cell.label,
     reasons: Iterable[Reason] = (),
@@ -110,7 +113,7 @@ def frame(
     """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
 
     Args:
-        name, title, digits, signed, p_values: of the exhibit.
+        name, title, digits, signed, p_values, inline: of the exhibit.
         groups: cells, or tuples of what belongs together, cells among it.
         compute: rows of the table from one group. A group where it raises ValueError is passed
             over with its message, one without rows in silence.
@@ -139,7 +142,7 @@ def frame(
         return [Gap(title, _listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
-    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values)
+    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values, inline)
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]

@@ -69,7 +69,8 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
     stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:
         shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
-        section.append(shown)
+        rows = f"{len(item.table)} rows: [tables/{item.name}.csv](tables/{item.name}.csv)"
+        section.append(shown if item.inline else rows)
         item.flat().to_csv(stem.with_suffix(".csv"), index=False)
         comments = "".join(f"% {line}\n" for line in [*item.notes, *sources])
         latex = item.shown("latex").to_latex(

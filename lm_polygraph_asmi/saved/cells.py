@@ -197,6 +197,12 @@ class Cell:
         return None
 
     @cached_property
+    def empty(self) -> np.ndarray | None:
+        """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+        texts = self.saved("greedy_texts")
+        return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
+
+    @cached_property
     def u_sem(self) -> np.ndarray | None:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
         if "Sem-ASMI" in self.variants:

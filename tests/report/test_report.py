@@ -10,6 +10,8 @@ from lm_polygraph_asmi.analysis import (
     adds_information,
     augrc,
     auroc,
+    auroc_interval,
+    label_noise,
     normalised_prr,
     prr_with_error,
 )
@@ -22,6 +24,7 @@ from lm_polygraph_asmi.report import Gap, build_report, load_cells
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
+from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
 
@@ -67,7 +70,8 @@ def test_a_report_has_every_item_in_every_form(everything):
         "outcome_counts", "stacked_gain", "depth_selection",
         "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
-        "top_k_coverage", "stability", "mechanism", "case_study", "cost",
+        "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
+        "length", "audit", "cost",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -84,7 +88,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 13
+    assert len(pictures) == 14
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
@@ -687,3 +691,81 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
         "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
         "Sem-ASMI Δ ASMI", "top Δ RAUQ",
     }  # fmt: skip
+
+
+def test_judges_disagree_where_metrics_do(tmp_path):
+    saved = content(n=120)
+    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
+    saved["gen_metrics"]["sequence", "Reversed"] = (1 - quality).tolist()
+    saved["gen_metrics"]["sequence", "Partly"] = [float("nan"), *quality[1:]]
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert cell.metric == "AlignScore"
+    (item,) = judges([cell])
+    found = item.table.set_index("judge")
+    assert list(found.index) == ["AlignScore", "Reversed"]
+    assert found.loc["AlignScore", "τ at 0.5"] == 1
+    assert found.loc["Reversed", "τ at 0.5"] == -1
+    assert found.loc["AlignScore", "u_sem, highest"] >= auroc(cell.u_sem, cell.wrong)
+    (item,) = audit([cell])
+    contested = item.table
+    assert len(contested) == 50
+    assert (contested["disagree"] == "metrics").all()
+    assert contested["right by a human"].isna().all()
+    assert contested["id"].iloc[0].startswith("q")
+    assert contested["question"].str.startswith("q").all()
+    out = tmp_path / "out"
+    assert "50 rows: [tables/audit.csv]" in build_report([cell], out)[0].read_text()
+    assert len(pd.read_csv(out / "tables/audit.csv")) == 50
+
+
+def test_an_audit_of_one_metric_asks_where_score_and_judge_disagree(everything):
+    cell = cells_of(everything[0])[0]
+    (item,) = audit([cell])
+    place = {row: i for i, row in enumerate(cell.ids)}
+    wrong = cell.wrong[[place[row] for row in item.table["id"]]]
+    ranks = item.table["u_sem, rank"].to_numpy()
+    against = np.where(wrong, 1 - ranks, ranks)
+    assert (np.diff(against) <= 0).all()
+    assert (item.table["disagree"] == "score and judge").all()
+
+
+def test_label_noise_is_that_of_the_auroc(everything):
+    root, out, _ = everything
+    cell = cells_of(root)[0]
+    row = table(out, "label_noise").iloc[0]
+    found = auroc_interval(cell.u_sem, cell.wrong, cell.clusters)
+    assert (row["score"], row["ranks errors"]) == ("u_sem", "yes")
+    # A perfect AUROC has an interval of no width: no rate of noise follows.
+    assert row["noise that erases"] == pytest.approx(label_noise(found), nan_ok=True)
+    assert np.isnan(row["noise that may hide"])
+    row = table(out, "label_noise").iloc[1]
+    found = auroc_interval(cell.msp, cell.wrong, cell.clusters)
+    assert row["score"] == "MSP"
+    assert row["noise that erases"] == pytest.approx(label_noise(found))
+    assert 0 < row["noise that erases"] < 1
+
+
+def test_strata_of_length_and_empty_answers(tmp_path):
+    saved = content(n=120)
+    for i in (3, 4, 5):
+        saved["stats"]["greedy_texts"][i] = " .\n"
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert np.flatnonzero(cell.empty).tolist() == [3, 4, 5]
+    (item,) = length([cell])
+    found = item.table.set_index("answers of")
+    assert found.loc["all", "n"] == 120
+    assert found.loc["without empty answers", "n"] == 117
+    named = [name for name in found.index if "token" in name]
+    assert found.loc[named, "n"].sum() == 120
+    assert named[0].startswith("2")
+    first = cell.lengths == 2
+    scores = {"u_sem": cell.u_sem[first], "MSP": cell.msp[first]}
+    if named[0] == "2 tokens":
+        keys = [c for c, used in zip(cell.clusters, first, strict=True) if used]
+        _, paired = prr_intervals(scores, cell.quality[first], keys, [("u_sem", "MSP")], 2000)
+        assert found.loc["2 tokens", "u_sem Δ MSP"] == paired["u_sem", "MSP"]
+    inside = ~cell.empty
+    expected = normalised_prr(cell.u_sem[inside], cell.quality[inside])
+    assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)

@@ -66,7 +66,7 @@ def _in_table_order(cells: Sequence[Cell]) -> list[str]:
     return sorted(found, key=position)
 
 
-def _competes(method: str, cell: Cell) -> bool:
+def competes(method: str, cell: Cell) -> bool:
     """Whether a method is marked best or second best: baselines, and the operating variants."""
     return variant(method) is None or method in cell.variants.values()
 
@@ -159,7 +159,7 @@ def _first_two(cell: Cell) -> tuple[str, str] | None:
     """The two methods of highest PRR that compete; None without two of them."""
     prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
     order = sorted(
-        (m for m in prr if _competes(m, cell) and not np.isnan(prr[m])), key=lambda m: -prr[m]
+        (m for m in prr if competes(m, cell) and not np.isnan(prr[m])), key=lambda m: -prr[m]
     )
     return (order[0], order[1]) if len(order) > 1 else None
 

@@ -147,7 +147,7 @@ def case_study(cells: Sequence[Cell]) -> Items:
             rows.append(
                 {
                     "cell": cell.label,
-                    "question": _last_question(prompts[i]),
+                    "question": last_question(prompts[i]),
                     "reference": str(references[i])[:60] if references else None,
                     "answer": answers[i].strip()[:60],
                     "most fragile token": _text(cell, i, tokens[i][position]),
@@ -170,7 +170,7 @@ def case_study(cells: Sequence[Cell]) -> Items:
     return frame("case_study", title, cells, compute, notes, digits=3)
 
 
-def _last_question(prompt: str) -> str:
+def last_question(prompt: str) -> str:
     """What stands between the last "Question:" and "Answer:", else the prompt's end."""
     _, marker, rest = prompt.rpartition("Question:")
     question = rest.rpartition("Answer:")[0] or rest

@@ -265,6 +265,18 @@ class Cell:
                 return [values[i] for i in self.rows]
         return None
 
+    def mi_of(self, method: str) -> list[np.ndarray] | None:
+        """MI_t behind a score at the operating depth, from the run that made it; None if unsaved.
+
+        All tokens, the closing one too.
+        """
+        name = at_depth("asmi_mi", self.depth)
+        for run in self.runs:
+            values = run.stats.get(name, [])
+            if method in run.scores and len(values) == len(run.scores):
+                return [np.asarray(values[i], dtype=float) for i in self.rows]
+        return None
+
     def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
         """A token-level statistic of the rows in use; without closing tokens if scores are.
 

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis import (
     label_noise,
     normalised_prr,
     prr_with_error,
+    rank_correlation,
 )
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
@@ -71,7 +72,8 @@ def test_a_report_has_every_item_in_every_form(everything):
         "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
         "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
-        "length", "audit", "cost",
+        "length", "audit", "cost", "cost_by_method", "depth_by_cell",
+        "confident_fragile_by_regime",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -88,7 +90,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 14
+    assert len(pictures) == 15
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
@@ -146,6 +148,28 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
     assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, cell.wrong))
 
+    # The items the paper names without a table.
+    tokens = [np.concatenate(cell.saved(name)) for name in ("asmi_mi_d60", "asmi_entropy")]
+    row = table(out, "mechanism").iloc[0]
+    assert row["Spearman of MI_t and H_t"] == pytest.approx(rank_correlation(*tokens))
+    row = table(out, "datasets").iloc[0]
+    lengths = np.array([len(answer) for answer in cell.saved("greedy_tokens")])
+    assert row["tokens of wrong"] == pytest.approx(lengths[cell.wrong].mean())
+    assert row["empty"] == 0
+    row = table(out, "ensemble_mean").iloc[0]
+    four = {"PRR of H": entropy, "PRR of H(p̄)": cell.entropy_of_mean, "PRR of MI": cell.mi,
+            "PRR of u_sem": sem}  # fmt: skip
+    for name, score in four.items():
+        assert row[name] == pytest.approx(normalised_prr(score, cell.quality))
+    assert f"PRR of {row['highest']}" == max(four, key=lambda name: row[name])
+    row = table(out, "depth_by_cell").set_index("variant").loc["Sem-ASMI"]
+    assert row["80%"] == pytest.approx(
+        normalised_prr(cell.score("Sem-ASMI (80%, K=64)"), cell.quality)
+    )
+    row = table(out, "cost_by_method").iloc[0]
+    assert row[["MSP", "Sem-ASMI", "ASMI alone, marginal"]].tolist() == [1.0, 3.0, 2.0]
+    assert np.isnan(row["Semantic Entropy"])
+
     # Warm-up left out: the first ten took 50 seconds.
     row = table(out, "cost").iloc[0]
     assert row[["greedy", "asmi", "peak GiB, main"]].tolist() == [1.0, 2.0, 1.0]
@@ -165,6 +189,11 @@ def test_runs_over_the_same_answers_are_one_cell(everything):
         opened.score("Sem-ASMI (60%, K=256)"), opened.quality
     ) - normalised_prr(opened.score(SEM), opened.quality)
     assert larger.loc["Sem-ASMI", "large Δ small K"] == pytest.approx(difference)
+    small, large = (
+        np.concatenate(opened.mi_of(f"Sem-ASMI (60%, K={top_k})")) for top_k in (64, 256)
+    )
+    assert larger.loc["Sem-ASMI", "token ρ of MI"] == pytest.approx(rank_correlation(small, large))
+    assert larger.loc["Sem-ASMI", "token ρ of MI"] < 1
     stable = table(out, "stability")
     assert (stable["redraws"] == 2).all()
     # Only what was redrawn: not the baselines, which are the same in all three runs.

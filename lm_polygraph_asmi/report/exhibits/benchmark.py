@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import SEED, Interval
-from lm_polygraph_asmi.analysis.comparison import augrc, auroc
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
@@ -164,6 +164,12 @@ def _first_two(cell: Cell) -> tuple[str, str] | None:
     return (order[0], order[1]) if len(order) > 1 else None
 
 
+def _mean_length(cell: Cell, chosen: np.ndarray) -> float | None:
+    if cell.lengths is None or not chosen.any():
+        return None
+    return float(cell.lengths[chosen].mean())
+
+
 def datasets(cells: Sequence[Cell]) -> Items:
     """Table "datasets" of the paper."""
 
@@ -176,6 +182,9 @@ def datasets(cells: Sequence[Cell]) -> Items:
                 "clusters": len(set(cell.clusters)),
                 "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
                 "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
+                "tokens of right": _mean_length(cell, ~cell.wrong),
+                "tokens of wrong": _mean_length(cell, cell.wrong),
+                "empty": None if cell.empty is None else float(cell.empty.mean()),
                 f"mean {cell.metric}": float(cell.quality.mean()),
                 "right": float(1 - cell.wrong.mean()),
                 "answers expected from": {True: "context", False: "memory", None: None}[
@@ -184,7 +193,10 @@ def datasets(cells: Sequence[Cell]) -> Items:
             }
         ]
 
-    notes = ["Medians of tokens; right: quality of at least 0.5."]
+    notes = [
+        "Prompt and answer tokens: medians; tokens of right and of wrong answers: means. Empty: "
+        "share of answers without a letter or digit. Right: quality of at least 0.5."
+    ]
     return frame("datasets", "Datasets", cells, compute, notes)
 
 
@@ -365,6 +377,7 @@ def depths(cells: Sequence[Cell]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
     title = "Depth selection"
     curves = {}
+    by_cell: list[dict[str, Any]] = []
     cells, doubled = one_per_question_set(cells)
     reasons: list[Reason] = [(label, "a larger run asks the same") for label in doubled]
     sweeps = []
@@ -390,6 +403,8 @@ def depths(cells: Sequence[Cell]) -> Items:
         if np.ptp(found.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         curves[symbol] = (common, found.cells, [c.label for c in halved])
+        for c, own in zip(halved, found.cells, strict=True):
+            by_cell.append(_depths_of(c, symbol, methods[c], common, own))
         return [
             {
                 "variant": symbol,
@@ -409,11 +424,48 @@ def depths(cells: Sequence[Cell]) -> Items:
         "is best on the first half, and the PRR it loses on the second (share of splits that lose "
         "nothing). Regret stands in the row of the chosen depth and is of the whole procedure."
     ]
-    return frame(
+    items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
         digits=3, label=lambda sweep: sweep[0], reasons=reasons,
         otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
+    if isinstance(items[0], Gap):
+        return items
+    table = pd.DataFrame(by_cell)
+    chosen = {symbol: own.index for symbol, own in table.groupby("variant", sort=False)}
+    counts = [
+        f"{symbol}: {at} is best or tied-best in {int(best)} of {len(rows)}"
+        for symbol, rows in chosen.items()
+        for at, best in table.loc[rows, "best or tied"].explode().value_counts().items()
+    ]
+    table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
+    about = [
+        "PRR at every depth. Best or tied: the highest, and those whose paired 95 % interval over "
+        f"clusters to it holds zero. Columns in which a depth is one of them: {'; '.join(counts)}."
+    ]
+    used = items[0].cells
+    return [*items, Exhibit("depth_by_cell", "PRR by depth and cell", used, table, None, about, 3)]
+
+
+def _depths_of(
+    cell: Cell, symbol: str, methods: Sequence[str], depths: Sequence[float], prr: np.ndarray
+) -> dict[str, Any]:
+    """A variant's PRR at every depth of a cell, and the depths that are best or tied with it."""
+    names = [f"{depth:.0%}" for depth in depths]
+    row: dict[str, Any] = {"cell": cell.label, "variant": symbol}
+    row |= dict(zip(names, map(float, prr), strict=True))
+    if np.isnan(prr).any():
+        return row | {"best or tied": []}
+    best = int(prr.argmax())
+    scores = {m: cell.score(m) for m in methods}
+    pairs = [(methods[best], m) for m in methods if m != methods[best]]
+    _, paired = prr_intervals(scores, cell.quality, cell.clusters, pairs, 2000)
+    tied = [
+        name
+        for name, m in zip(names, methods, strict=True)
+        if m == methods[best] or not paired[methods[best], m].excludes(0)
+    ]
+    return row | {"best or tied": tied}
 
 
 def _by_depth(cell: Cell, symbol: str) -> dict[float, str]:

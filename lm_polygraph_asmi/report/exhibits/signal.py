@@ -1,6 +1,6 @@
 """Is the signal distinct from confidence, and where does it pay."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -210,6 +210,9 @@ def stacked(cells: Sequence[Cell]) -> Items:
     return frame("stacked_gain", title, cells, compute, notes, digits=3, signed=signed)
 
 
+FOUR = {"H": "entropy", "H(p̄)": "mean", "MI": "mi", "u_sem": "u"}
+
+
 def ensemble_mean(cells: Sequence[Cell]) -> Items:
     """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain."""
     title = "Ensemble-mean entropy alone"
@@ -217,14 +220,18 @@ def ensemble_mean(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         cell.need_errors()
         average, entropy, u_sem, mi = cell.need("entropy_of_mean", "entropy", "u_sem", "mi")
-        scores = {"mean": average, "u": u_sem, "mi": mi}
+        scores = {"entropy": entropy, "mean": average, "u": u_sem, "mi": mi}
         pairs = [("u", "mean"), ("mi", "mean")]
         alone, paired = comparison.prr_intervals(scores, cell.quality, cell.clusters, pairs)
         return [
             {
                 "cell": cell.label,
                 "Spearman with H": rank_correlation(average, entropy),
+                "PRR of H": alone["entropy"],
                 "PRR of H(p̄)": alone["mean"],
+                "PRR of MI": alone["mi"],
+                "PRR of u_sem": alone["u"],
+                "highest": max(FOUR, key=lambda name: alone[FOUR[name]].value),
                 "u_sem Δ H(p̄)": paired["u", "mean"],
                 "MI Δ H(p̄)": paired["mi", "mean"],
             }
@@ -296,10 +303,54 @@ def confident_fragile(cells: Sequence[Cell]) -> Items:
         "confidence within the halves: see the residual AUROC. Tokens: those of confident answers, "
         "labelled by their answer; the paper finds no effect there."
     ]
-    return frame(
+    items = frame(
         "confident_fragile", title, cells, compute, notes, lambda _: figures.quadrants(grids),
         signed=("gap", "token gap"),
     )  # fmt: skip
+    return items if isinstance(items[0], Gap) else [*items, *_by_regime(cells, grids)]
+
+
+REGIMES = {True: "context", False: "memory", None: "not recorded"}
+
+
+def _by_regime(cells: Sequence[Cell], grids: Mapping[str, selective.Quadrants]) -> Items:
+    """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
+    title = "Confident but fragile, by regime"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        if cell.label not in grids:
+            return []
+        added = added_of(cell)
+        return [
+            {
+                "answers expected from": REGIMES[cell.grounded],
+                "cell": cell.label,
+                "gap": grids[cell.label].gap,
+                "z": added.statistic,
+                "p": added.p_value,
+            }
+        ]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        panels = {
+            f"answers from {regime}": dict(zip(own["cell"], own["gap"], strict=True))
+            for regime, own in table.groupby("answers expected from", sort=False)
+        }
+        return figures.forest(panels, "error rate, confident-fragile minus confident-robust")
+
+    notes = [
+        "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
+        "a high error rate inflates it. z and p: whether u_sem adds to MSP, H and length on all "
+        "answers of the cell (generalised covariance, not adjusted): what tells regimes apart."
+    ]
+    return frame(
+        "confident_fragile_by_regime", title, cells, compute, notes, draw, digits=3,
+        signed=("gap",), p_values=("p",), finish=_by_group,
+    )  # fmt: skip
+
+
+def _by_group(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("answers expected from", kind="stable", ignore_index=True)
 
 
 def payoff(cells: Sequence[Cell]) -> Items:

@@ -17,6 +17,7 @@ from .comparison import mcnemar as mcnemar
 from .comparison import prr_intervals as prr_intervals
 from .comparison import tally as tally
 from .cost import PhaseSeconds as PhaseSeconds
+from .cost import method_seconds as method_seconds
 from .cost import phase_seconds as phase_seconds
 from .coverage import coverage_by_band as coverage_by_band
 from .coverage import tail_entropy_bound as tail_entropy_bound
@@ -35,6 +36,8 @@ from .mechanism import Vote as Vote
 from .mechanism import error_separation as error_separation
 from .mechanism import masking_response as masking_response
 from .mechanism import votes as votes
+from .power import SampleSize as SampleSize
+from .power import sample_size as sample_size
 from .prr import PRR as PRR
 from .prr import normalised_prr as normalised_prr
 from .prr import prr_draws as prr_draws

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.families import family_of
-from lm_polygraph_asmi.validation import check_depth
+from lm_polygraph_asmi.validation import target_layer as target_layer
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -69,18 +69,6 @@ def heads_width(model: PreTrainedModel) -> int:
 def context_window(model: PreTrainedModel) -> int | None:
     """Longest sequence in tokens that the model's positions cover; None where it states none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def target_layer(depth: float, num_layers: int) -> int:
-    """Index (from 0) of the masked layer: min(round(depth * L), L - 1).
-
-    36 layers at depth 0.6 give 22 and 32 give 19, the paper's prefixes of 22 and 19 layers.
-
-    Raises:
-        ValueError: depth outside (0, 1).
-    """
-    check_depth(depth)
-    return min(round(depth * num_layers), num_layers - 1)
 
 
 def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:

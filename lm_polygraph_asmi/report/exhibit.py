@@ -49,13 +49,14 @@ class Exhibit:
     p_values: Sequence[str] = field(default_factory=tuple)
     inline: bool = True
 
-    def shown(self, markup: str) -> pd.DataFrame:
-        """The table as text, for "markdown" or "latex"."""
+    def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
+        """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
         assert self.table is not None
         table = self.table.astype(object)
         for column in table:
             signed = column in self.signed
-            written = [text(value, self.digits, signed, markup) for value in table[column]]
+            values = [_without_error(value) if brief else value for value in table[column]]
+            written = [text(value, self.digits, signed, markup) for value in values]
             least = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {least:.{self.digits}f}", markup)
@@ -161,6 +162,12 @@ def _listed(reasons: Sequence[Reason]) -> str:
     return "; ".join(f"{why} ({'; '.join(cells)})" for why, cells in named.items())
 
 
+def _without_error(value: Any) -> Any:
+    if isinstance(value, Marked):
+        return value._replace(value=_without_error(value.value))
+    return PRR(value.value, float("nan")) if isinstance(value, PRR) else value
+
+
 def _part(value: Any, part: str | None) -> Any:
     if part is None or value is None:
         return value
@@ -212,7 +219,8 @@ def _minus(number: str, markup: str) -> str:
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
           "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
           "\x00": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
-          "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
+          "τ": r"$\tau$", "α": r"$\alpha$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
+          "⏎": "/", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
 
 
 def escape(raw: str, markup: str) -> str:
@@ -220,5 +228,6 @@ def escape(raw: str, markup: str) -> str:
     raw = raw.replace("\n", " ⏎ ").strip()
     if markup == "latex":
         raw = raw.replace("p̄", "\x00")  # a letter and a combining accent
-        return "".join(_LATEX.get(character, character) for character in raw).replace("⏎", "/")
+        # A plain LaTeX has no letters beyond the Latin ones; the CSV file has them.
+        return "".join(_LATEX.get(c, c if ord(c) < 0x180 and c.isprintable() else "?") for c in raw)
     return re.sub(r"([|*_`<>\\])", r"\\\1", raw)

@@ -211,7 +211,7 @@ BESIDES = ("Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
 """Compared too, in the table of outcomes."""
 
 
-def _pairs(cell: Cell) -> dict[str, tuple[str, str]]:
+def compared_on(cell: Cell) -> dict[str, tuple[str, str]]:
     """What the report compares on a cell: name -> (first, second)."""
     prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
     top, best = _best(list(cell.variants.values()), prr), _best(cell.baselines, prr)
@@ -237,7 +237,7 @@ def _pairs(cell: Cell) -> dict[str, tuple[str, str]]:
 @cache
 def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
     """PRR intervals of a cell's methods, and the family of differences that the report shows."""
-    pairs = [*_pairs(cell).values(), *filter(None, [_first_two(cell)])]
+    pairs = [*compared_on(cell).values(), *filter(None, [_first_two(cell)])]
     scores = {m: cell.score(m) for m in cell.scores}
     return prr_comparisons(scores, cell.quality, cell.clusters, pairs, 10_000, SEED)
 
@@ -248,7 +248,7 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
         alone, judged = intervals_of(cell)
-        pairs = _pairs(cell)
+        pairs = compared_on(cell)
         if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
         top, best = pairs["top Δ best baseline"]
@@ -299,7 +299,7 @@ def _outcomes(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         judged = intervals_of(cell)[1]
         rows = []
-        for name, pair in _pairs(cell).items():
+        for name, pair in compared_on(cell).items():
             found = judged[pair]
             if found.outcome is not None:
                 rows.append(

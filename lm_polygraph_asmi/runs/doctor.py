@@ -32,9 +32,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi._hydra.configs_path import configs_path
+from lm_polygraph_asmi._hydra.configs import configs_path, container
 from lm_polygraph_asmi.host import side_models
-from lm_polygraph_asmi.runs import container
 from lm_polygraph_asmi.runs.preflight import (
     Finding,
     check_config,

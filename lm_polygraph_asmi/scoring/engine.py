@@ -105,7 +105,7 @@ class Engine:
         self._keys = ModelKeys()
 
     def settings(self, model: PreTrainedModel, depth: float) -> Settings:
-        """What this calculator uses on a model, derived values filled in."""
+        """What it uses on a model, derived values filled in."""
         at = layer_at(model, depth)
         heads = num_heads(model, at.layer)
         mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)

@@ -48,6 +48,18 @@ def check_depth(depth: float) -> None:
         )
 
 
+def target_layer(depth: float, num_layers: int) -> int:
+    """Index (from 0) of the masked layer: min(round(depth * L), L - 1).
+
+    36 layers at depth 0.6 give 22 and 32 give 19, the paper's prefixes of 22 and 19 layers.
+
+    Raises:
+        ValueError: depth outside (0, 1).
+    """
+    check_depth(depth)
+    return min(round(depth * num_layers), num_layers - 1)
+
+
 def check_top_k(top_k: int, vocabulary: int | None = None) -> None:
     """Raise ValueError unless K is at least 1 and, but for the default, no more than there is.
 

@@ -1,5 +1,7 @@
 """Semantic agreement between subnetworks: disagreement among near-synonyms is discounted."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,10 +11,31 @@ from lm_polygraph_asmi.maths.information import mask_weights
 from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union_support
 
 
+def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor]:
+    """Cosines of some rows with all of them, (*batch, u, U), in float32; a zero row gives 0.
+
+    Rows of 16 bits are multiplied as they are, added up in 32 bits, and divided by norms after, so
+    that no rounded copy of them is made.
+    """
+    if rows.dtype.itemsize > 2:
+        unit = normalize(rows.float(), dim=-1)
+        return lambda part: unit[..., part, :] @ unit.transpose(-1, -2)
+    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32).clamp_min(1e-12)
+
+    def block(part: slice) -> Tensor:
+        some, every = rows[..., part, :], rows.transpose(-1, -2)
+        if rows.is_cuda and rows.ndim == 3:
+            products = torch.bmm(some, every, out_dtype=torch.float32)
+        else:
+            products = some.float() @ every.float()
+        return products / norms[..., part, None] / norms[..., None, :]
+
+    return block
+
+
 def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
     """Cosines between output-projection rows, in float32; a zero row gives 0."""
-    rows = normalize(rows.float(), dim=-1)
-    return rows @ rows.transpose(-1, -2)
+    return cosine_blocks(rows)(slice(None))
 
 
 def agreement_on_support(
@@ -29,8 +52,8 @@ def agreement_on_support(
     Args:
         rows_at_once: rows of G in memory together, at 16 U bytes each and position; by default all.
     """
-    rows = normalize(unembedding[support.token_ids].float(), dim=-1)
-    union = rows.shape[1]
+    rows = unembedding[support.token_ids]
+    union, block = rows.shape[1], cosine_blocks(rows)
     q = support.top_probs
     num_drawn = float(len(q) if counts is None else counts.sum())
     weights = num_drawn * mask_weights(counts, len(q)).to(q.device)
@@ -39,7 +62,7 @@ def agreement_on_support(
     all_pairs = own = torch.zeros(len(rows), dtype=q.dtype, device=q.device)
     for start in range(0, union, rows_at_once or union):
         part = slice(start, start + (rows_at_once or union))
-        kernel = (rows[:, part] @ rows.transpose(-1, -2)).clamp(0, 1).double()
+        kernel = block(part).clamp(0, 1).double()
         # A token agrees with itself, rounding or not.
         kernel.diagonal(start, dim1=-2, dim2=-1).fill_(1)
         all_pairs = all_pairs + torch.einsum("tu,tuv,tv->t", total[:, part], kernel, total)

@@ -7,9 +7,9 @@ import numpy as np
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.analysis.prr import prr_with_error
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
+from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
+from lm_polygraph_asmi.saved.names import at_depth, masked_layer
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
@@ -19,14 +19,16 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """PRR per estimator, best first, for one quality metric of a run, as plain values.
 
     Returns:
-        For each `method`: `prr` and its `standard_error` over answers; where clusters are known,
-        its difference from `MSP` with a 95 % interval over them, `minus_msp`, `low` and `high`.
-        None stands for what is not defined.
+        For each `method`: `prr` and its `standard_error` over answers, `auroc` and `augrc` of
+        finding the wrong answers (below `RIGHT`; AUGRC: lower = better); where clusters are known,
+        the difference of PRR from `MSP` with a 95 % interval over them, `minus_msp`, `low` and
+        `high`. None stands for what is not defined.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
     rows = {name: prr_with_error(score, quality) for name, score in scores.items()}
+    wrong = (quality < RIGHT).to_numpy()
     differences: dict[tuple[str, str], Interval] = {}
     if run.clusters is not None and MSP in scores and finite.any():
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
@@ -38,6 +40,8 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
             "method": name,
             "prr": _plain(prr.value),
             "standard_error": _plain(prr.standard_error),
+            "auroc": _plain(area := auroc(scores[name], wrong)),
+            "augrc": None if np.isnan(area) else _plain(augrc(scores[name], wrong)),
         }
         if (name, MSP) in differences:
             difference = differences[name, MSP]
@@ -62,14 +66,22 @@ def prr_table(run: Run, metric: str) -> Table:
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
+    table.add_column("AUROC", justify="right")
+    table.add_column("AUGRC", justify="right")
     if paired:
         table.add_column("− MSP [95 % over clusters]", justify="right")
+
+    def shown(value: float | None, form: str, otherwise: str = "") -> str:
+        return otherwise if value is None else format(value, form)
+
     for row in rows:
         undefined = row["prr"] is None
         cells = [
             row["method"],
-            "undefined" if undefined else f"{row['prr']:+.2f}",
-            "" if undefined else f"{row['standard_error']:.2f}",
+            shown(row["prr"], "+.2f", "undefined"),
+            "" if undefined else shown(row["standard_error"], ".2f"),
+            shown(row["auroc"], ".2f", "undefined"),
+            shown(row["augrc"], ".3f"),
         ]
         if paired and "minus_msp" not in row:
             cells.append("")
@@ -87,7 +99,8 @@ def notes(run: Run, metric: str) -> str:
     quality = run.quality.loc[finite, metric]
     lines = [
         "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-        "SE: bootstrap over answers.",
+        "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
+        "better. PRR weighs the few most confident answers most, these two all alike.",
         f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}.",
     ]
     if metric.startswith("Rouge"):
@@ -96,11 +109,11 @@ def notes(run: Run, metric: str) -> str:
         )
     if not finite.all():
         lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
-    if np.isclose(quality.min(), quality.max()):
+    if not has_contrast(quality):
         lines.append("All answers are equally good (or bad): there are no errors to rank.")
     for used in run.settings():
         lines.append(
-            f"ASMI at depth {used['depth']:.0%}: layer {used['layer']} of {used['num_layers']}, "
+            f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."

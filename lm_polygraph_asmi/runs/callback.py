@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.saved.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
@@ -46,6 +46,10 @@ class RunRecord(Callback):
                     "polygraph_eval was stopped before the model was loaded; see above"
                 )
             return
+        # LM-Polygraph collects garbage after every batch: not over the 600 000 objects of imported
+        # modules, which never become any; that alone takes longer than a small model's answer.
+        gc.collect()
+        gc.freeze()
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             # What an earlier run left in this folder counts until this one has results.
@@ -53,6 +57,7 @@ class RunRecord(Callback):
                 write_manifest(manifest, manager)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        gc.unfreeze()
         failed = job_return.status != JobStatus.COMPLETED
         error = None
         try:
@@ -83,6 +88,11 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def _revision(model: dict[str, Any]) -> str | None:
+    """Of a hub, as a config asks for it; None for the newest."""
+    return (model.get("load_model_args") or {}).get("revision")
+
+
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     """What is known of a run before it starts, for every manager file it will write."""
     from lm_polygraph_asmi.runs.rows import row_identities
@@ -107,15 +117,14 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "model": {
                 "name": choices.get("model"),
                 "path": model["path"],
-                "revision": manifest.model_revision(
-                    model["path"], model["load_model_args"].get("revision")
-                ),
+                "revision": manifest.model_revision(model["path"], _revision(model)),
             },
             "dataset": {"name": choices.get("benchmark"), "path": job["dataset"], **data},
             "seeds": {
                 "run": seed,
-                "masks": job["asmi"]["calculator"]["seed"],
-                "samples": job["asmi"]["sampling_seed"],
+                # A config of one's own need not have the node `asmi`; see also `_add_results`.
+                "masks": OmegaConf.select(config, "asmi.calculator.seed"),
+                "samples": OmegaConf.select(config, "asmi.sampling_seed"),
                 "subsample": data.get("subsample_seed"),
             },
             "rows": row_identities(job, seed),
@@ -141,9 +150,10 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
         manifest.pop("error", None)
     # A model of the hub is in the cache only now, if this run was its first.
     model = manifest["model"]
-    revision = manifest["config"]["model"]["load_model_args"].get("revision")
-    model["revision"] = model_revision(model["path"], revision)
+    model["revision"] = model_revision(model["path"], _revision(manifest["config"]["model"]))
     manifest["asmi"] = asmi_settings(stats)
+    for used in manifest["asmi"]:
+        manifest["seeds"]["masks"] = used["seed"]
     manifest["seconds"] = seconds_per_phase(stats)
     reused = stats.get("asmi_reused_depths", [])
     manifest["asmi_reused"] = sum(map(bool, reused))

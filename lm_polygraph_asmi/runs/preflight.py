@@ -12,7 +12,7 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 
 OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"

@@ -16,8 +16,9 @@ from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed
-from lm_polygraph_asmi.model import family_of, scoring_session
-from lm_polygraph_asmi.model.layers import context_window, execution_device
+from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -100,7 +101,8 @@ class Scorer:
                 self.stop = stop_strings(model.generation_parameters.stop_strings)
             self.instruct = bool(getattr(model, "instruct", False))
             model = causal_model(model)
-        family_of(model)
+        model = plain_model(model)
+        structure_of(model)  # refuses what cannot be masked
         if tokenizer is None or not hasattr(tokenizer, "decode"):
             got = "" if tokenizer is None else f", got {tokenizer!r:.60}"
             raise ValueError(
@@ -328,14 +330,18 @@ def _token_ids(answer: Sequence[int]) -> list[int]:
 
 @contextmanager
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Put back what generation may set: the generation config, the use of a cache."""
-    generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
-    try:
-        yield
-    finally:
-        model.generation_config = generation
-        if use_cache is not None:
-            model.config.use_cache = use_cache
+    """Put back what generation may set: the generation config, the use of a cache.
+
+    Other threads wait meanwhile.
+    """
+    with model_lock(model):
+        generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
+        try:
+            yield
+        finally:
+            model.generation_config = generation
+            if use_cache is not None:
+                model.config.use_cache = use_cache
 
 
 @overload
@@ -407,8 +413,8 @@ def score(
         **settings: keyword arguments of `Scorer`:
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
-            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see the
-            README; closing_token: whether the token that ends the answer counts (True);
+            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see
+            docs/configs.md; closing_token: whether the token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which

@@ -21,8 +21,9 @@ from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
     attention_of,
-    check_replay,
     check_scope_runs,
+    layer_at,
+    model_state,
     num_heads,
     num_layers,
     readout,
@@ -30,11 +31,10 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
-    target_layer,
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
-from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key
+from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
 from lm_polygraph_asmi.validation import TOP_K, check_at_least_one, check_settings, check_top_k
 
@@ -102,17 +102,17 @@ class Engine:
         self.mask_sampler, self.scope = mask_sampler, scope
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
         self.journal = Journal(journal)
-        self._checked: PreTrainedModel | None = None
-        self._model_key: dict[str, str] | None = None
+        self._keys = ModelKeys()
 
     def settings(self, model: PreTrainedModel, depth: float) -> Settings:
-        """What this calculator uses on a model, derived values filled in."""
-        heads, layers = num_heads(model), num_layers(model)
+        """What it uses on a model, derived values filled in."""
+        at = layer_at(model, depth)
+        heads = num_heads(model, at.layer)
         mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
         return Settings(
             depth=depth,
-            layer=target_layer(depth, layers),
-            num_layers=layers,
+            layer=at.layer,
+            num_layers=num_layers(model),
             num_heads=heads,
             num_masks=num_masks,
             mask_rate=mask_rate,
@@ -121,7 +121,12 @@ class Engine:
             scope=self.scope,
             seed=self.seed,
             attention=self.attention or attention_of(model),
+            requested_layer=None if at.requested == at.layer else at.requested,
         )
+
+    def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
+        """What the journal knows a model by, as the model is now."""
+        return self._keys.of(model, model_state(model)) if self.journal.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
@@ -153,12 +158,10 @@ class Engine:
             ValueError: an empty response, or one beyond the context window.
             FloatingPointError: NaN or infinite logits.
         """
-        if self._model_key is None:
-            self._model_key = environment_key() | model_key(model) if self.journal.kept else {}
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
         by_depth = {depth: self.settings(model, depth) for depth in self.depths}
-        answer_key = self._model_key | {
+        answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
             "scope": self.scope,
@@ -193,10 +196,6 @@ class Engine:
         self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The pass that serves all depths, and what the unmasked model says of the response."""
-        if self._checked is not model:
-            unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
-            check_replay(model, unmasked, min(layers))
-            self._checked = model
         start = time.perf_counter()
         unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
         tokens = scored[prompt_length:]
@@ -259,7 +258,7 @@ class Engine:
             **joined,
             "asmi_mask_seed": seed,
             "asmi_settings": used.to_dict(),
-            "asmi_seconds": time.perf_counter() - start,
+            "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
 
     def _reduce(
@@ -273,9 +272,10 @@ class Engine:
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
-        support = maths.union_support(log_probs, self.top_k)
+        by_rank = maths.ranked(log_probs, max(self.top_k, *COVERAGE_AT))
+        support = maths.union_support(log_probs, self.top_k, by_rank)
         found = maths.disagreement(support, counts)
-        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT)
+        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {
             "asmi_mi": found.mutual_information,
             "asmi_agreement": maths.agreement_on_support(

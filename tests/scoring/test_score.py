@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import MambaConfig, MambaForCausalLM
 
 import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
@@ -495,9 +495,9 @@ def test_refusals(model, tokenizer):
         score(model, None, PROMPT)
     with pytest.raises(ValueError, match=r"context window 256: there is no room for an answer"):
         score(model, tokenizer, PROMPT * 60)
-    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(TypeError, match="BloomForCausalLM"):
-        score(bloom, tokenizer, PROMPT)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
+    with pytest.raises(TypeError, match="MambaForCausalLM has no attention heads"):
+        score(mamba, tokenizer, PROMPT)
 
 
 def test_a_prompt_that_nearly_fills_the_window(model, tokenizer):

@@ -84,7 +84,7 @@ def test_without_a_reference_no_verdict(found):
 def test_with_a_reference_that_ranks(found):
     one = judged(found)
     assert one.percentile == 50
-    assert one.error_probability == pytest.approx(0.5 + 0.3 * 25 / 26)
+    assert one.error_probability == pytest.approx((4 + 0.5) / (5 + 1))
     assert one.confident_but_fragile is True
     assert "Higher than 50 % of the reference run" in one.verdict[1]
     assert "0.50 [0.10, 0.80]" in one.verdict[1]

@@ -55,8 +55,12 @@ def whole(monkeypatch):
 def test_total_variation():
     p = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
     q = torch.tensor([[0.25, 0.75], [0.0, 1.0]]).log()
-    assert total_variation(p, q).item() == pytest.approx((0.25 + 1) / 2)
-    assert total_variation(p, p).item() == 0
+    assert total_variation(p, q).tolist() == pytest.approx([0.25, 1])
+    assert total_variation(p, p).tolist() == [0, 0]
+    assert check._apart(p, q) == pytest.approx(0.625)
+    # One position of thirty stands out.
+    p, q = (torch.cat([x[1:], p[:1].expand(30, -1)]) for x in (p, q))
+    assert check._apart(p, q) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("scope", SCOPES)

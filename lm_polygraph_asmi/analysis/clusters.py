@@ -38,6 +38,36 @@ class Interval(NamedTuple):
         return self.low > value or self.high < value
 
 
+def finite(**column: ArrayLike) -> np.ndarray:
+    """The one column given by name, as numbers.
+
+    Raises:
+        ValueError: it holds NaN or infinite values: no order of answers, no rate follows from them.
+    """
+    ((name, values),) = column.items()
+    found = np.asarray(values, dtype=float)
+    if not np.isfinite(found).all():
+        raise ValueError(
+            f"{name} has values that are not finite: leave these rows out for all methods"
+        )
+    return found
+
+
+def control_table(controls: ArrayLike) -> np.ndarray:
+    """Controls as a table (n, c).
+
+    Raises:
+        ValueError: another shape.
+    """
+    table = np.asarray(controls, dtype=float)
+    if table.ndim != 2 or not table.shape[1]:
+        raise ValueError(
+            f"controls must have shape (n, c), a column each, got {table.shape}; a single one is "
+            "controls[:, None]"
+        )
+    return table
+
+
 def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
     """Whether all columns have a finite value for every cluster key.
 
@@ -47,15 +77,11 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
     if not len(clusters):
         raise ValueError("there is no row")
     for name, values in columns.items():
-        column = np.asarray(values, dtype=float)
+        column = finite(**{name: values})
         if len(column) != len(clusters):
             raise ValueError(
                 f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each is "
                 "wanted, over the same rows"
-            )
-        if not np.isfinite(column).all():
-            raise ValueError(
-                f"{name} has values that are not finite: leave these rows out for all methods"
             )
 
 
@@ -96,6 +122,22 @@ def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
         return Interval(float(value), float("nan"), float("nan"))
     low, high = np.percentile(defined, [2.5, 97.5])
     return Interval(float(value), float(low), float(high))
+
+
+def wilson_interval(count: int, n: int) -> Interval:
+    """95 % interval of a rate, from `count` of `n` independent answers.
+
+    Source: Wilson (1927), Probable inference; within [0, 1], of use from one answer on.
+
+    Raises:
+        ValueError: not 0 <= count <= n, or no answer.
+    """
+    if not 0 <= count <= n or n < 1:
+        raise ValueError(f"wanted 0 <= count <= n and at least one answer, got {count} of {n}")
+    from scipy.stats import binomtest
+
+    low, high = binomtest(count, n).proportion_ci(method="wilson")
+    return Interval(count / n, float(low), float(high))
 
 
 def cluster_interval(

@@ -42,6 +42,27 @@ def prr_intervals(
     Raises:
         ValueError: lengths differ, or a value is not finite.
     """
+    value, column = drawn_prr(scores, quality, clusters, resamples, seed)
+    alone = {name: percentile_interval(value[name], column[name]) for name in scores}
+    paired = {
+        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
+        for a, b in differences
+    }
+    return alone, paired
+
+
+def drawn_prr(
+    scores: Mapping[str, ArrayLike],
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int,
+    seed: int = SEED,
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """PRR by method, and on shared resamples of clusters (resamples,); NaN where undefined.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
     names = list(scores)
     check_rows(clusters, **scores, quality=quality)
     value = {name: normalised_prr(scores[name], quality) for name in names}
@@ -49,13 +70,7 @@ def prr_intervals(
         drawn = np.full((1, len(names)), np.nan)
     else:
         drawn = prr_draws([scores[name] for name in names], quality, clusters, resamples, seed)
-    column = {name: drawn[:, i] for i, name in enumerate(names)}
-    alone = {name: percentile_interval(value[name], column[name]) for name in names}
-    paired = {
-        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
-        for a, b in differences
-    }
-    return alone, paired
+    return value, {name: drawn[:, i] for i, name in enumerate(names)}
 
 
 class Tally(NamedTuple):
@@ -85,6 +100,22 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     right, errors = np.sort(score[~wrong]), score[wrong]
     below = right.searchsorted(errors, "left") + right.searchsorted(errors, "right")
     return float(below.mean() / (2 * len(right)))
+
+
+def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
+    """Area under the generalised risk-coverage curve: wrong answers kept, as a share of all.
+
+    Averaged over all coverages; lower is better, 0 to 0.5. Unlike PRR and AURC it does not give the
+    few most confident answers most of the weight. Ties count half. NaN where a score is NaN.
+    Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
+    classification systems.
+    """
+    wrong = np.asarray(wrong, dtype=bool)
+    rate = float(wrong.mean())
+    if np.isnan(np.asarray(score, dtype=float)).any():
+        return float("nan")
+    pairs = rate * (1 - rate)
+    return rate**2 / 2 + (pairs * (1 - auroc(score, wrong)) if pairs else 0.0)
 
 
 def auroc_interval(
@@ -129,12 +160,13 @@ class McNemar(NamedTuple):
         only_first, only_second: wrong answers that one flags and the other does not.
         both: wrong answers that both flag.
         flagged: answers each flags.
-        p_value: exact, two-sided, of only_first = only_second.
+        p_value: exact, two-sided, of only_first = only_second, rounded where equal scores left
+            them no whole numbers.
     """
 
-    only_first: int
-    only_second: int
-    both: int
+    only_first: float
+    only_second: float
+    both: float
     flagged: int
     p_value: float
 
@@ -142,7 +174,8 @@ class McNemar(NamedTuple):
 def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int) -> McNemar:
     """Whether one score catches errors the other is blind to, at a matched flag rate.
 
-    Rows with equal scores are flagged in their order: a score with few values is no match. Source:
+    Where the flags do not reach for all answers of one score, each of them is flagged in part:
+    counts are then means over all orders of equal scores, whatever the order of the rows. Source:
     appendix "The Distinct-Signal Analysis" of the paper, which does not say its flag rate.
 
     Args:
@@ -164,11 +197,14 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     wrong = np.asarray(wrong, dtype=bool)
 
     def flags(score: ArrayLike) -> np.ndarray:
-        most_uncertain = np.argsort(-np.asarray(score, dtype=float), kind="stable")[:flagged]
-        return np.isin(np.arange(len(wrong)), most_uncertain)
+        _, group, sizes = np.unique(
+            -np.asarray(score, dtype=float), return_inverse=True, return_counts=True
+        )
+        before = sizes.cumsum() - sizes
+        return (np.clip(flagged - before, 0, sizes) / sizes)[group]
 
-    a, b = flags(first), flags(second)
-    only_a, only_b = int((wrong & a & ~b).sum()), int((wrong & b & ~a).sum())
-    discordant = only_a + only_b
-    p_value = binomtest(only_a, discordant).pvalue if discordant else 1.0
-    return McNemar(only_a, only_b, int((wrong & a & b).sum()), flagged, float(p_value))
+    a, b = flags(first)[wrong], flags(second)[wrong]
+    only_a, only_b = float((a * (1 - b)).sum()), float((b * (1 - a)).sum())
+    counts = round(only_a), round(only_b)
+    p_value = binomtest(counts[0], sum(counts)).pvalue if sum(counts) else 1.0
+    return McNemar(only_a, only_b, float((a * b).sum()), flagged, float(p_value))

@@ -1,5 +1,6 @@
 """How much probability the top-K truncation keeps, by how much subnetworks disagree."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ BANDS = {
     "mid (P45 to P55)": (45, 55),
     "high (top decile)": (90, 100),
 }
-"""Percentiles of MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
+"""Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
 TOP_K = (1, 8, 16, 32, 64, 128, 256)
 """The K of the paper's analysis; runs save coverage at these (`saved.names.COVERAGE_AT`)."""
 
@@ -31,6 +32,9 @@ def coverage_by_band(
 ) -> pd.DataFrame:
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
+    Bands are cut by rank, tokens of equal MI_t standing for one another: a band that cuts through
+    them takes their mean. With many zeros, low and mid band are then alike, as they should be.
+
     Args:
         information: (N,) MI_t of all tokens, nats.
         coverage: (N, len(top_k)) mean over masks of the mass of the top K.
@@ -49,13 +53,16 @@ def coverage_by_band(
         )
     if not len(information) or not np.isfinite(information).all():
         raise ValueError("MI_t must be finite, of at least one token")
+    total = len(information)
+    _, group, sizes = np.unique(information, return_inverse=True, return_counts=True)
+    ends = sizes.cumsum()
     rows = {}
     for band, (low, high) in {**BANDS, "all tokens": (0, 100)}.items():
-        edges = np.percentile(information, [low, high])
-        inside = (information >= edges[0]) & (information <= edges[1])
-        rows[band] = {"n": int(inside.sum())} | dict(
-            zip(top_k, coverage[inside].mean(0), strict=True)
-        )
+        start, stop = math.floor(low * total / 100), math.ceil(high * total / 100)
+        # Of each group of equals, the share of its ranks that lies in the band.
+        inside = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None) / sizes
+        means = inside[group] @ coverage / (stop - start)
+        rows[band] = {"n": stop - start} | dict(zip(top_k, means, strict=True))
     table = pd.DataFrame.from_dict(rows, orient="index")
     table["tail entropy bound"] = tail_entropy_bound(1 - table[64])
     return table

@@ -9,6 +9,9 @@ import numpy as np
 from lm_polygraph_asmi.analysis.clusters import SEED
 from lm_polygraph_asmi.analysis.prr import weighted_prr
 
+FEWEST_CLUSTERS = 6
+"""Of a cell that is halved: they make 20 different halves; fewer say nothing of other samples."""
+
 
 class Sweep(NamedTuple):
     """One variant's scores at several depths on one cell.
@@ -56,8 +59,8 @@ def depth_selection(
     Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
-        ValueError: no cell, cells of different numbers of depths, a cell with one cluster, or no
-            cell with right and wrong answers.
+        ValueError: no cell, cells of different numbers of depths, a cell of fewer than
+            `FEWEST_CLUSTERS` clusters, or no cell with right and wrong answers.
     """
     if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:
         raise ValueError(
@@ -98,8 +101,10 @@ def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarra
     """(2, splits, D) PRR on both halves of random splits."""
     _, codes = np.unique(np.asarray(sweep.clusters, dtype=str), return_inverse=True)
     total = int(codes.max()) + 1
-    if total < 2:
-        raise ValueError("a cell with one cluster cannot be halved")
+    if total < FEWEST_CLUSTERS:
+        raise ValueError(
+            f"halving a cell needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more rows"
+        )
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))
     return np.array([weighted_prr(list(sweep.scores), sweep.quality, iter([h])) for h in halves])

@@ -16,7 +16,13 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, check_rows
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    check_rows,
+    control_table,
+)
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, difference_interval
 
 FOLDS = 5
@@ -50,11 +56,11 @@ class DistinctSignal:
         return self.residual_auroc.excludes(0.5)
 
 
-def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
-    """(n,) fold of each row, 0 to 4; a cluster is in one fold, errors are spread evenly.
+def check_folds(wrong: ArrayLike, clusters: Sequence[str]) -> None:
+    """Whether every fold can have right and wrong answers.
 
     Raises:
-        ValueError: too few clusters, or too few right or wrong answers, to leave some in each fold.
+        ValueError: they stand in too few clusters.
     """
     wrong = np.asarray(wrong, dtype=bool)
     fewest = min(
@@ -66,6 +72,16 @@ def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -
             f"{FOLDS} folds need right and wrong answers in at least {FOLDS} clusters each, got "
             f"{fewest}: use more rows"
         )
+
+
+def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
+    """(n,) fold of each row, 0 to 4; a cluster is in one fold, errors are spread evenly.
+
+    Raises:
+        ValueError: too few clusters, or too few right or wrong answers, to leave some in each fold.
+    """
+    wrong = np.asarray(wrong, dtype=bool)
+    check_folds(wrong, clusters)
     folds = np.empty(len(wrong), dtype=int)
     split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
     for number, (_, test) in enumerate(split.split(wrong, wrong, clusters)):
@@ -156,10 +172,11 @@ def distinct_signal(
         clusters: key of each row.
 
     Raises:
-        ValueError: too few clusters or errors, a constant signal, or values that are not finite.
+        ValueError: too few clusters or errors, a constant signal, controls that are no table, or
+            values that are not finite.
     """
     check_rows(clusters, signal=signal, controls=controls, wrong=wrong)
-    signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
+    signal, controls = np.asarray(signal, dtype=float), control_table(controls)
     wrong = np.asarray(wrong, dtype=bool)
     if np.ptp(signal) == 0:
         raise ValueError("the signal is the same for all answers: there is nothing to test")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import ROWS_AT_ONCE, SEED, cluster_draws
+from lm_polygraph_asmi.analysis.clusters import ROWS_AT_ONCE, SEED, cluster_draws, finite
 
 
 class PRR(NamedTuple):
@@ -23,11 +23,16 @@ class Rejection:
     orders: a constant score then has the area of random rejection, whatever the order of the file.
 
     Args:
-        uncertainty: (n,), higher = more uncertain. Without NaN.
+        uncertainty: (n,), higher = more uncertain.
+
+    Raises:
+        ValueError: NaN among them; sorted, it would be the most uncertain of all.
     """
 
     def __init__(self, uncertainty: ArrayLike) -> None:
         scores = np.asarray(uncertainty, dtype=float)
+        if np.isnan(scores).any():
+            raise ValueError("uncertainty holds NaN: leave these rows out for all methods")
         self.order = np.argsort(scores, kind="stable")
         ranked = scores[self.order]
         self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -62,11 +67,10 @@ class Rejection:
         return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
 
 
-def _normalised(areas: np.ndarray, oracle: np.ndarray, random: np.ndarray) -> np.ndarray:
-    """NaN where all rows are equally good."""
-    span = oracle - random
-    defined = ~np.isclose(oracle, random)
-    return np.divide(areas - random, span, out=np.full_like(areas, np.nan), where=defined)
+def has_contrast(quality: ArrayLike) -> bool:
+    """Whether some answers are better than others, by more than rounding; whatever the scale."""
+    values = finite(quality=quality)
+    return bool(len(values) and np.ptp(values) > 1e-12 * np.abs(values).max())
 
 
 def weighted_prr(
@@ -82,15 +86,23 @@ def weighted_prr(
     Returns:
         (sum of b, M); NaN where all rows of a sample are equally good.
     """
-    quality = np.asarray(quality, dtype=float)
-    orders, oracle = [Rejection(score) for score in scores], Rejection(-quality)
+    worth = finite(quality=quality)
+    orders = [Rejection(score) for score in scores]
+    # PRR is the same on any scale; on this one a share of a few errors is no rounding error.
+    contrast = has_contrast(worth)
+    if contrast:
+        worth = (worth - worth.min()) / np.ptp(worth)
+    oracle = Rejection(-worth)
+    ranked = worth[oracle.order]
     found = []
     for sample in samples:
         pieces = min(len(sample), max(1, sample.size // ROWS_AT_ONCE))
         for counts in np.array_split(sample, pieces):
-            best, random = oracle.area(quality, counts), counts @ quality / counts.sum(1)
-            areas = (order.area(quality, counts) for order in orders)
-            found.append(np.stack([_normalised(area, best, random) for area in areas], axis=1))
+            best, random = oracle.area(worth, counts), counts @ worth / counts.sum(1)
+            present = counts.take(oracle.order, axis=1) > 0
+            first, last = present.argmax(1), len(ranked) - 1 - present[:, ::-1].argmax(1)
+            span = np.where(contrast & (ranked[first] > ranked[last]), best - random, np.nan)
+            found.append(np.stack([(o.area(worth, counts) - random) / span for o in orders], 1))
     return np.concatenate(found)
 
 
@@ -106,6 +118,9 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
     Args:
         uncertainty: higher = more uncertain.
         quality: higher = better; continuous.
+
+    Raises:
+        ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
     """
     everything = np.ones((1, len(np.asarray(quality))), dtype=int)
     return float(weighted_prr([uncertainty], quality, iter([everything]))[0, 0])
@@ -125,7 +140,11 @@ def prr_draws(
 def prr_with_error(
     uncertainty: ArrayLike, quality: ArrayLike, resamples: int = 1000, seed: int = SEED
 ) -> PRR:
-    """Normalised PRR and its bootstrap standard error over examples, as in the paper's tables."""
+    """Normalised PRR and its bootstrap standard error over examples, as in the paper's tables.
+
+    Raises:
+        ValueError: as `normalised_prr`.
+    """
     value = normalised_prr(uncertainty, quality)
     examples = len(np.asarray(quality))
     if np.isnan(value) or examples < 2:

@@ -16,6 +16,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     check_rows,
     cluster_interval,
+    control_table,
+    finite,
 )
 from lm_polygraph_asmi.analysis.comparison import auroc, difference_interval
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
@@ -26,15 +28,22 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
     """Area under the risk-coverage curve: error rate among the k kept, averaged over k = 1 ... n.
 
     Lower is better. Equal scores count as their mean. Source: table "payoff-aurc" of the paper.
+
+    Raises:
+        ValueError: lengths differ, or a value is NaN.
     """
-    errors = np.asarray(wrong, dtype=float)
+    errors = finite(wrong=wrong)
     return float(Rejection(uncertainty).area(errors, np.ones((1, len(errors)), dtype=int))[0])
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
-    """(n,) error rate among the k least uncertain answers, k = 1 ... n; ties as their mean."""
+    """(n,) error rate among the k least uncertain answers, k = 1 ... n; ties as their mean.
+
+    Raises:
+        ValueError: lengths differ, or a value is NaN.
+    """
     order = Rejection(uncertainty)
-    errors = np.asarray(wrong, dtype=float)
+    errors = finite(wrong=wrong)
     if len(errors) != len(order.order):
         raise ValueError(f"{len(order.order)} scores for {len(errors)} answers: one each")
     errors = errors[order.order]
@@ -44,7 +53,13 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
 
 
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
-    """Error rate among the `coverage` least uncertain answers, at least one of them."""
+    """Error rate among the `coverage` least uncertain answers, at least one of them.
+
+    Raises:
+        ValueError: coverage outside [0, 1], lengths that differ, or values that are not finite.
+    """
+    if not 0 <= coverage <= 1:
+        raise ValueError(f"coverage must lie in [0, 1], got {coverage}: it is a share of answers")
     curve = risk_coverage(uncertainty, wrong)
     return float(curve[max(1, round(coverage * len(curve))) - 1])
 
@@ -76,7 +91,9 @@ def confident_but_fragile(
 ) -> Quadrants:
     """Error rates by confidence and fragility; NaN in an empty cell.
 
-    Medians are taken anew in every resample; a score at the median counts as confident or robust.
+    Medians are taken anew in every resample; a score at the median counts as confident or robust,
+    so that with many equal scores the halves are none: see `Quadrants.count`. Where the confident
+    are all right, or all wrong, there is no gap to be known.
     Source: figure "confident-fragile" of the paper.
 
     Args:
@@ -96,7 +113,7 @@ def confident_but_fragile(
         unconfident, fragile = _split(msp[rows], fragility[rows])
         errors = wrong[rows]
         cells = [errors[~unconfident & fragile], errors[~unconfident & ~fragile]]
-        if not all(map(len, cells)):
+        if not all(map(len, cells)) or np.ptp(np.concatenate(cells)) == 0:
             return float("nan")
         return float(cells[0].mean() - cells[1].mean())
 
@@ -134,6 +151,8 @@ def token_null(
 ) -> TokenNull:
     """Token-level version of the confident-but-fragile gap, with every token its answer's label.
 
+    NaN where all confident answers are right, or all wrong.
+
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
     Args:
@@ -152,7 +171,7 @@ def token_null(
 
     def gap(rows: np.ndarray) -> float:
         high = scores[rows] > np.median(scores[rows])
-        if high.all() or not high.any():
+        if high.all() or not high.any() or np.ptp(labels[rows].astype(int)) == 0:
             return float("nan")
         return float(labels[rows][high].mean() - labels[rows][~high].mean())
 
@@ -167,7 +186,8 @@ def token_null(
 def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float = 0.5) -> float:
     """Error rate among the MSP-confident half after abstaining on a share of it.
 
-    Final coverage is (1 - abstain) / 2: 0.25 in table "payoff" of the paper.
+    Final coverage is (1 - abstain) / 2, 0.25 in table "payoff" of the paper, unless many answers
+    tie at the median of MSP: `Filter.coverage` is what was realised.
 
     Args:
         msp: (n,), higher = less confident; confident are those up to the median.
@@ -185,11 +205,15 @@ class Filter:
     """Abstaining in the confident half by u_sem against doing so by another score.
 
     Attributes:
+        confident: share of answers in the confident half; more than that if many tie at the median.
+        coverage: share of all answers that the filter keeps.
         confident_error: error rate of the confident half, nothing abstained on.
         by_fragility, by_other: what is left after the filter.
         difference: the first minus the second; negative = u_sem is the better filter.
     """
 
+    confident: float
+    coverage: float
     confident_error: float
     by_fragility: float
     by_other: float
@@ -214,7 +238,10 @@ def confident_filter(
         return filter_error(m, f, w, abstain) - filter_error(m, o, w, abstain)
 
     m, f, o, w = columns
+    confident = int((m <= np.median(m)).sum())
     return Filter(
+        confident / len(m),
+        max(1, round((1 - abstain) * confident)) / len(m),
         filter_error(m, m, w, 0.0),
         filter_error(m, f, w, abstain),
         filter_error(m, o, w, abstain),
@@ -255,6 +282,7 @@ def global_selector(
     Raises:
         ValueError: too few clusters or errors for the folds.
     """
+    controls = control_table(controls)
     check_rows(clusters, controls=controls, signal=signal, wrong=wrong)
     wrong = np.asarray(wrong, dtype=float)
     folds = cluster_folds(wrong, clusters, seed)

@@ -1,4 +1,4 @@
-"""LM-Polygraph's batches, read safely: exact prompt ids, responses without batch padding."""
+"""LM-Polygraph's models and batches, read safely: the model inside, exact prompt ids."""
 
 import sys
 from collections.abc import Mapping

@@ -12,6 +12,7 @@ from .masks import example_seed as example_seed
 from .masks import mask_seed as mask_seed
 from .masks import sample_head_masks as sample_head_masks
 from .operating_point import OperatingPoint as OperatingPoint
+from .operating_point import flops_ratio as flops_ratio
 from .operating_point import heads_masked_at_once as heads_masked_at_once
 from .operating_point import mask_rates as mask_rates
 from .operating_point import masks_for_coverage as masks_for_coverage

@@ -102,3 +102,26 @@ def operating_point(
     """
     rate = largest_mask_rate(num_heads) if mask_rate is None else mask_rate
     return OperatingPoint(rate, num_masks or masks_for_coverage(num_heads, rate))
+
+
+def flops_ratio(num_layers: int, layer: int, num_masks: int) -> float:
+    """Passes through the whole model that scoring a response amounts to.
+
+    (prefix + S suffix) / L: the layers below the masked one are passed through once, those from it
+    on once per mask. Attention to the prompt is taken to cost the same in all of them; with the
+    scope "response", masked passes see the response alone, and cost far less than this.
+
+    Args:
+        num_layers: L.
+        layer: the masked one, from 0, which is the number of layers below it.
+        num_masks: S.
+
+    Raises:
+        ValueError: no such layer, or no mask.
+    """
+    if not 0 <= layer < num_layers or num_masks < 1:
+        raise ValueError(
+            f"wanted a layer in 0 ... {num_layers - 1} and at least one mask, got layer {layer} "
+            f"and {num_masks} masks"
+        )
+    return (layer + num_masks * (num_layers - layer)) / num_layers

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.structure import HeadSite, structure_of
-from lm_polygraph_asmi.validation import check_depth
+from lm_polygraph_asmi.validation import target_layer as target_layer
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -114,18 +114,6 @@ def layer_at(model: PreTrainedModel, depth: float) -> Depth:
     requested = target_layer(depth, found.num_layers)
     nearest = min(found.sites, key=lambda layer: (abs(layer - requested), layer))
     return Depth(requested, nearest)
-
-
-def target_layer(depth: float, num_layers: int) -> int:
-    """Index (from 0) of the masked layer: min(round(depth * L), L - 1).
-
-    36 layers at depth 0.6 give 22 and 32 give 19, the paper's prefixes of 22 and 19 layers.
-
-    Raises:
-        ValueError: depth outside (0, 1).
-    """
-    check_depth(depth)
-    return min(round(depth * num_layers), num_layers - 1)
 
 
 def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.layers import heads_width, num_heads, num_layers
@@ -70,6 +71,21 @@ def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: in
     keys = known + positions
     cached = 2 * num_layers(model) * heads_width(model) * model.dtype.itemsize * keys
     return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * cached
+
+
+def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
+    """Peak bytes of reducing one position under `distinct` masks to its statistics.
+
+    Returns:
+        Without the kernel of the agreement, and for each of its rows: there are as many as tokens
+        in the union of the masks' top K.
+    """
+    vocabulary, width = unembedding.shape
+    kept = min(top_k, vocabulary)
+    union = min(distinct * kept, vocabulary)
+    # Distributions; ids sorted for the union; both reductions and what their entropies take.
+    reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
+    return reduced + 8 * union * width, 16 * union
 
 
 def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:

@@ -35,6 +35,7 @@ class Exhibit:
         signed: columns of differences, written with their sign and an asterisk where the interval
             excludes zero.
         p_values: columns in which what would be written as zero is "< 0.001" instead.
+        inline: False where the table is too long for the report, which then names its file.
     """
 
     name: str
@@ -46,14 +47,16 @@ class Exhibit:
     digits: int = 2
     signed: Sequence[str] = field(default_factory=tuple)
     p_values: Sequence[str] = field(default_factory=tuple)
+    inline: bool = True
 
-    def shown(self, markup: str) -> pd.DataFrame:
-        """The table as text, for "markdown" or "latex"."""
+    def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
+        """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
         assert self.table is not None
         table = self.table.astype(object)
         for column in table:
             signed = column in self.signed
-            written = [text(value, self.digits, signed, markup) for value in table[column]]
+            values = [_without_error(value) if brief else value for value in table[column]]
+            written = [text(value, self.digits, signed, markup) for value in values]
             least = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {least:.{self.digits}f}", markup)
@@ -102,6 +105,8 @@ def frame(
     signed: Sequence[str] = (),
     p_values: Sequence[str] = (),
     tabulated: bool = True,
+    inline: bool = True,
+    finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda cell: cell.label,
     reasons: Iterable[Reason] = (),
     otherwise: str = "no run holds it",
@@ -109,13 +114,14 @@ def frame(
     """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
 
     Args:
-        name, title, digits, signed, p_values: of the exhibit.
+        name, title, digits, signed, p_values, inline: of the exhibit.
         groups: cells, or tuples of what belongs together, cells among it.
         compute: rows of the table from one group. A group where it raises ValueError is passed
             over with its message, one without rows in silence.
         notes: what a reader has to know; a function of the exhibit where that depends on it.
         figure: drawn from the table, once there are rows.
         tabulated: False where the rows are for the figure alone.
+        finish: what can be said of a row only once all rows are there.
         label: names a group that is passed over.
         reasons: why others were left out before.
         otherwise: reason of a gap without any other.
@@ -135,9 +141,9 @@ def frame(
             used += [p for p in parts if isinstance(p, Cell) and p not in used]
     if not rows:
         return [Gap(title, _listed(missing) or otherwise)]
-    table = pd.DataFrame(rows)
+    table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
-    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values)
+    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values, inline)
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]
@@ -154,6 +160,12 @@ def _listed(reasons: Sequence[Reason]) -> str:
     for cell, why in reasons:
         named.setdefault(why, []).append(cell)
     return "; ".join(f"{why} ({'; '.join(cells)})" for why, cells in named.items())
+
+
+def _without_error(value: Any) -> Any:
+    if isinstance(value, Marked):
+        return value._replace(value=_without_error(value.value))
+    return PRR(value.value, float("nan")) if isinstance(value, PRR) else value
 
 
 def _part(value: Any, part: str | None) -> Any:
@@ -207,7 +219,8 @@ def _minus(number: str, markup: str) -> str:
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
           "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
           "\x00": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
-          "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
+          "τ": r"$\tau$", "α": r"$\alpha$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
+          "⏎": "/", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
 
 
 def escape(raw: str, markup: str) -> str:
@@ -215,5 +228,6 @@ def escape(raw: str, markup: str) -> str:
     raw = raw.replace("\n", " ⏎ ").strip()
     if markup == "latex":
         raw = raw.replace("p̄", "\x00")  # a letter and a combining accent
-        return "".join(_LATEX.get(character, character) for character in raw).replace("⏎", "/")
+        # A plain LaTeX has no letters beyond the Latin ones; the CSV file has them.
+        return "".join(_LATEX.get(c, c if ord(c) < 0x180 and c.isprintable() else "?") for c in raw)
     return re.sub(r"([|*_`<>\\])", r"\\\1", raw)

@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi import maths
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lm_polygraph_asmi.saved.cells import Cell
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
@@ -54,3 +57,53 @@ def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
         maths.tolerated_heads(num_heads),
         chosen,
     )
+
+
+def power_table(cell: "Cell", difference: float, resamples: int = 2000) -> pd.DataFrame:
+    """Questions that each comparison of the report needs to find a difference of PRR.
+
+    Args:
+        cell: the pilot.
+        difference: of PRR, to be found with a power of 0.8 at 5 %, two-sided.
+
+    Returns:
+        A row per comparison: pilot's difference, standard error, what its size would find, clusters
+        and questions needed.
+
+    Raises:
+        ValueError: fewer than two clusters, no ASMI score beside another method, or all answers
+            equally good.
+    """
+    from lm_polygraph_asmi.analysis.comparison import drawn_prr
+    from lm_polygraph_asmi.analysis.power import sample_size
+    from lm_polygraph_asmi.report.exhibits.benchmark import compared_on
+
+    pairs = compared_on(cell)
+    clusters = len(set(cell.clusters))
+    names = {method for pair in pairs.values() for method in pair}
+    if not names or clusters < 2:
+        raise ValueError(
+            "a pilot needs an ASMI score, another method and two clusters, got "
+            f"{list(cell.scores)} on {clusters}"
+        )
+    scores = {method: cell.score(method) for method in sorted(names)}
+    value, drawn = drawn_prr(scores, cell.quality, cell.clusters, resamples)
+    rows = []
+    for name, (first, second) in pairs.items():
+        error = float(np.nanstd(drawn[first] - drawn[second], ddof=1))
+        if not error > 0:
+            continue
+        found = sample_size(difference, error, clusters, len(cell))
+        rows.append(
+            {
+                "comparison": name,
+                "pilot": value[first] - value[second],
+                "SE": error,
+                "pilot would find": found.detectable,
+                "clusters": found.clusters,
+                "questions": found.questions,
+            }
+        )
+    if not rows:
+        raise ValueError(f"{cell.label}: PRR is undefined, or the same for all methods")
+    return pd.DataFrame(rows)

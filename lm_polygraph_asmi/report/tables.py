@@ -1,48 +1,95 @@
 """Rendering of results in a terminal."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.analysis.prr import prr_with_error
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
+from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.saved.names import at_depth, masked_layer
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
 
-def prr_table(run: Run, metric: str) -> Table:
-    """PRR per estimator, best first, for one quality metric of a run.
+def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
+    """PRR per estimator, best first, for one quality metric of a run, as plain values.
 
-    Where clusters are known, also its difference from `MSP` with a 95 % interval over them.
+    Returns:
+        For each `method`: `prr` and its `standard_error` over answers, `auroc` and `augrc` of
+        finding the wrong answers (below `RIGHT`; AUGRC: lower = better); where clusters are known,
+        the difference of PRR from `MSP` with a 95 % interval over them, `minus_msp`, `low` and
+        `high`. None stands for what is not defined.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
     rows = {name: prr_with_error(score, quality) for name, score in scores.items()}
+    wrong = (quality < RIGHT).to_numpy()
     differences: dict[tuple[str, str], Interval] = {}
     if run.clusters is not None and MSP in scores and finite.any():
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, quality, clusters, pairs)
-    table = Table(title=f"PRR over {len(quality)} answers")
+    found = []
+    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
+        row: dict[str, Any] = {
+            "method": name,
+            "prr": _plain(prr.value),
+            "standard_error": _plain(prr.standard_error),
+            "auroc": _plain(area := auroc(scores[name], wrong)),
+            "augrc": None if np.isnan(area) else _plain(augrc(scores[name], wrong)),
+        }
+        if (name, MSP) in differences:
+            difference = differences[name, MSP]
+            row |= {
+                "minus_msp": _plain(difference.value),
+                "low": _plain(difference.low),
+                "high": _plain(difference.high),
+            }
+        found.append(row)
+    return found
+
+
+def _plain(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def prr_table(run: Run, metric: str) -> Table:
+    """`prr_rows` for a terminal."""
+    rows = prr_rows(run, metric)
+    paired = any("minus_msp" in row for row in rows)
+    table = Table(title=f"PRR over {run.finite(metric).sum()} answers")
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
-    if differences:
+    table.add_column("AUROC", justify="right")
+    table.add_column("AUGRC", justify="right")
+    if paired:
         table.add_column("− MSP [95 % over clusters]", justify="right")
-    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
-        style = "bold" if "ASMI" in name else None
-        undefined = np.isnan(prr.value)
-        value = "undefined" if undefined else f"{prr.value:+.2f}"
-        error = "" if undefined else f"{prr.standard_error:.2f}"
-        found = differences.get((name, MSP))
-        difference = "" if found is None else "undefined" if np.isnan(found.low) else str(found)
-        cells = [name, value, error, difference] if differences else [name, value, error]
-        table.add_row(*cells, style=style)
+
+    def shown(value: float | None, form: str, otherwise: str = "") -> str:
+        return otherwise if value is None else format(value, form)
+
+    for row in rows:
+        undefined = row["prr"] is None
+        cells = [
+            row["method"],
+            shown(row["prr"], "+.2f", "undefined"),
+            "" if undefined else shown(row["standard_error"], ".2f"),
+            shown(row["auroc"], ".2f", "undefined"),
+            shown(row["augrc"], ".3f"),
+        ]
+        if paired and "minus_msp" not in row:
+            cells.append("")
+        elif paired and row["low"] is None:
+            cells.append("undefined")
+        elif paired:
+            cells.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
+        table.add_row(*cells, style="bold" if "ASMI" in row["method"] else None)
     return table
 
 
@@ -52,7 +99,8 @@ def notes(run: Run, metric: str) -> str:
     quality = run.quality.loc[finite, metric]
     lines = [
         "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-        "SE: bootstrap over answers.",
+        "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
+        "better. PRR weighs the few most confident answers most, these two all alike.",
         f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}.",
     ]
     if metric.startswith("Rouge"):
@@ -61,7 +109,7 @@ def notes(run: Run, metric: str) -> str:
         )
     if not finite.all():
         lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
-    if np.isclose(quality.min(), quality.max()):
+    if not has_contrast(quality):
         lines.append("All answers are equally good (or bad): there are no errors to rank.")
     for used in run.settings():
         lines.append(

@@ -8,6 +8,7 @@ from typing import Any
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, escape
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.figures import save
+from lm_polygraph_asmi.report.latex import latex_tables
 from lm_polygraph_asmi.saved.cells import Cell
 from lm_polygraph_asmi.saved.names import masked_layer
 
@@ -70,16 +71,12 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
     stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:
         shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
-        section.append(shown)
+        rows = f"{len(item.table)} rows: [tables/{item.name}.csv](tables/{item.name}.csv)"
+        section.append(shown if item.inline else rows)
         item.flat().to_csv(stem.with_suffix(".csv"), index=False)
-        comments = "".join(f"% {line}\n" for line in [*item.notes, *sources])
-        latex = item.shown("latex").to_latex(
-            index=False,
-            escape=False,
-            caption=escape(item.title, "latex"),
-            label=f"tab:{item.name}",
-        )
-        stem.with_suffix(".tex").write_text(comments + latex, encoding="utf-8")
+        if item.inline:
+            comments = "".join(f"% {line}\n" for line in sources)
+            stem.with_suffix(".tex").write_text(comments + latex_tables(item), encoding="utf-8")
         text = "\n\n".join([shown, *item.notes, *sources]) + "\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
     notes = list(item.notes)
@@ -97,7 +94,9 @@ def _source(p: dict[str, Any]) -> str:
     ]
     for run in p["runs"]:
         seeds = ", ".join(f"{name} {seed}" for name, seed in run["seeds"].items())
-        parts.append(f"run {run['file']}, seeds: {seeds or 'not recorded'}")
+        # The end of its path: where a run lies is nobody's business but its owner's.
+        file = "/".join(Path(run["file"]).parts[-2:])
+        parts.append(f"run {file}, seeds: {seeds or 'not recorded'}")
         parts += [
             f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "

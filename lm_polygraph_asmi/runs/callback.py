@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.saved.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")

@@ -244,18 +244,22 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
     """The rows that a config's node `data` describes.
 
     Args:
-        data: what `read_rows` takes, and `size`, `subsample_seed`, `limit`, `shard`, `num_shards`.
+        data: what `read_rows` takes, and, in the order they act in, `size` with `subsample_seed`
+            (a random sample), `first` (the head of that), `limit` (evenly spaced among them),
+            `shard` and `num_shards`.
 
     Raises:
         ConnectionError, ValueError: as `read_rows` and `shard_of`.
     """
     source = dict(data)
+    first = source.pop("first", None)  # configs of before it have none
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)
+    check_at_least_one("data.first", first)
     check_at_least_one("limit", limit)
-    rows = read_rows(**source)
-    return shard_of(spread(subsample(rows, size, seed), limit), shard, num_shards)
+    rows = subsample(read_rows(**source), size, seed)[:first]
+    return shard_of(spread(rows, limit), shard, num_shards)
 
 
 def rows_folder(data: Mapping[str, Any]) -> Path:

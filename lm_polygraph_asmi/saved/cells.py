@@ -188,6 +188,21 @@ class Cell:
         return self._mean("asmi_entropy")
 
     @cached_property
+    def lengths(self) -> np.ndarray | None:
+        """Tokens of each answer, the closing one counted; None where no run saved them."""
+        for name in ("greedy_tokens", "asmi_tokens"):
+            saved = self.saved(name)
+            if saved is not None:
+                return np.array([float(len(tokens)) for tokens in saved])
+        return None
+
+    @cached_property
+    def empty(self) -> np.ndarray | None:
+        """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+        texts = self.saved("greedy_texts")
+        return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
+
+    @cached_property
     def u_sem(self) -> np.ndarray | None:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
         if "Sem-ASMI" in self.variants:
@@ -248,6 +263,18 @@ class Cell:
             values = run.stats.get(name, []) if run else []
             if run and len(values) == len(run.scores):
                 return [values[i] for i in self.rows]
+        return None
+
+    def mi_of(self, method: str) -> list[np.ndarray] | None:
+        """MI_t behind a score at the operating depth, from the run that made it; None if unsaved.
+
+        All tokens, the closing one too.
+        """
+        name = at_depth("asmi_mi", self.depth)
+        for run in self.runs:
+            values = run.stats.get(name, [])
+            if method in run.scores and len(values) == len(run.scores):
+                return [np.asarray(values[i], dtype=float) for i in self.rows]
         return None
 
     def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:

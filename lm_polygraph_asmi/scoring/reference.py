@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import Interval, finite, wilson_interval
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
@@ -45,9 +45,14 @@ def calibrate(scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) ->
     """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
 
     Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
+
+    Raises:
+        ValueError: no answer, or scores that are not finite.
     """
     from sklearn.isotonic import IsotonicRegression
 
+    if not len(finite(scores=scores)):
+        raise ValueError("there is no answer to calibrate on")
     # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
     ranks = np.unique(scores, return_inverse=True)[1].astype(float)
     fitted = IsotonicRegression().fit_transform(ranks, wrong.astype(float))
@@ -73,13 +78,17 @@ def step_at(steps: Sequence[Step], score: float) -> Step:
 
 
 def probability_at(steps: Sequence[Step], score: float) -> float:
-    """Rate of errors on the score's step, drawn to the rate of all by 1 in `SMALLEST_STEP` + 1.
+    """Rate of errors on the score's step, with one answer of the average kind more on it.
 
-    That is one answer of the average kind more on the smallest step: no probability is 0 or 1.
+    So no probability is 0 or 1, and a large step is hardly moved.
+
+    Raises:
+        ValueError: a score that is not finite.
     """
+    finite(score=score)
     overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
     step = step_at(steps, score)
-    return overall + (step.errors / step.n - overall) * SMALLEST_STEP / (SMALLEST_STEP + 1)
+    return (step.errors + overall) / (step.n + 1)
 
 
 def held_out_brier(
@@ -302,10 +311,12 @@ class Reference:
         shown = (
             "below 0.01" if chance < 0.005 else "above 0.99" if chance > 0.995 else f"{chance:.2f}"
         )
+        rate = wilson_interval(step.errors, step.n)
         said = [
             f"Higher than {self.percentile(score):.0f} % of the reference run. Of the {step.n} "
             f"answers on its step of the calibration {step.errors} were wrong: probability of "
-            f"error {shown}, against {self.errors / self.n:.2f} overall. {self._worth}"
+            f"error {shown} [{rate.low:.2f}, {rate.high:.2f}], against "
+            f"{self.errors / self.n:.2f} overall. {self._worth}"
             f"Ground: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:

@@ -10,6 +10,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     cluster_draws,
     percentile_interval,
     text_clusters,
+    wilson_interval,
 )
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
 from tests.analysis.simulation import coverage, keys, monte_carlo_error, shared
@@ -156,3 +157,22 @@ def test_prompts_without_a_shared_text_are_clusters_by_themselves():
     mixed = ["\nStory: s\n\nQuestion: a?", "Question: b?"]
     assert text_clusters(mixed) == mixed
     assert text_clusters([]) == []
+
+
+@pytest.mark.parametrize(("count", "n"), [(0, 25), (3, 25), (25, 25), (0, 1), (120, 500)])
+def test_wilson_against_its_definition(count, n):
+    """Rates whose score test, with its own standard error, does not reject the count."""
+    found = wilson_interval(count, n)
+    for bound in (found.low, found.high):
+        if 0 < bound < 1:
+            z = abs(count / n - bound) / np.sqrt(bound * (1 - bound) / n)
+            assert z == pytest.approx(norm.ppf(0.975))
+    assert found.low <= count / n <= found.high
+    assert 0 <= found.low < found.high <= 1
+
+
+def test_wilson_of_no_answers():
+    with pytest.raises(ValueError, match="at least one answer, got 0 of 0"):
+        wilson_interval(0, 0)
+    with pytest.raises(ValueError, match="got 3 of 2"):
+        wilson_interval(3, 2)

@@ -3,7 +3,7 @@ import statistics
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis.cost import phase_seconds
+from lm_polygraph_asmi.analysis.cost import method_seconds, phase_seconds
 from lm_polygraph_asmi.saved.manifest import PHASES, seconds_by_phase
 from lm_polygraph_asmi.saved.names import SECONDS
 
@@ -35,3 +35,30 @@ def test_phases_not_saved_or_too_short_are_left_out():
     assert phase_seconds({}) == {}
     stats = {"asmi_seconds": [1.0] * 10, "seconds_nli": [], "seconds_greedy": [1.0] * 11}
     assert list(phase_seconds(seconds_by_phase(stats))) == ["greedy"]
+
+
+def test_a_method_costs_the_median_of_its_sums():
+    """Where phases take turns in being slow, a sum of medians is another number."""
+    rng = np.random.default_rng(3)
+    phases = ("greedy", "samples", "nli", "asmi", "diversity")
+    seconds = {phase: rng.exponential(size=31).tolist() for phase in phases}
+    found = method_seconds(seconds, warm_up=4)
+    by_hand = {
+        "MSP": ["greedy"],
+        "Semantic Entropy": ["greedy", "samples", "nli"],
+        "Sem-ASMI": ["greedy", "asmi"],
+        "Adapt-ASMI": ["greedy", "samples", "asmi", "diversity"],
+        "ASMI alone, marginal": ["asmi"],
+    }
+    assert list(found) == list(by_hand)
+    for method, parts in by_hand.items():
+        sums = [sum(seconds[part][i] for part in parts) for i in range(4, 31)]
+        assert found[method] == (pytest.approx(np.median(sums)), 27)
+    medians = sum(np.median(seconds[part][4:]) for part in by_hand["Adapt-ASMI"])
+    assert found["Adapt-ASMI"].median != pytest.approx(medians)
+
+
+def test_a_method_whose_phases_were_not_all_measured_is_left_out():
+    seconds = {"greedy": [1.0] * 12, "asmi": [2.0] * 12, "samples": [3.0] * 11, "nli": [1.0] * 12}
+    assert list(method_seconds(seconds)) == ["MSP", "Sem-ASMI", "ASMI alone, marginal"]
+    assert method_seconds(seconds, warm_up=12) == {}

@@ -133,8 +133,9 @@ def test_what_cannot_be_selected_from():
         depth_selection([])
     with pytest.raises(ValueError, match=r"must have the same depths, got \[2, 3\]"):
         depth_selection([sweep(rng, [1.0, 2.0]), sweep(rng, [1.0, 2.0, 3.0])])
-    with pytest.raises(ValueError, match="a cell with one cluster cannot be halved"):
-        depth_selection([sweep(rng, [1.0, 2.0], clusters=1, size=9)])
+    for clusters in (1, 2, 5):
+        with pytest.raises(ValueError, match=f"at least 6 clusters, got {clusters}: use more rows"):
+            depth_selection([sweep(rng, [1.0, 2.0], clusters=clusters, size=9)])
 
 
 def test_splits_without_a_defined_half_do_not_count():

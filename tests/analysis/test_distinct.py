@@ -259,3 +259,9 @@ def test_aggregations():
     assert found == pytest.approx(expected)
     # An answer of one token is that token.
     assert {aggregate(tokens[:1]) for aggregate in AGGREGATIONS.values()} == {tokens[0]}
+
+
+def test_controls_are_a_table():
+    signal, controls, wrong = answers(np.random.default_rng(9))
+    with pytest.raises(ValueError, match=r"shape \(n, c\), a column each, got \(150,\)"):
+        distinct_signal(signal, controls[:, 0], wrong, NAMES)

@@ -175,8 +175,32 @@ def test_one_row_has_no_prr():
     assert np.isnan(found).all()
 
 
-def test_missing_quality_gives_no_number():
-    assert np.isnan(normalised_prr([1.0, 2.0, 3.0], [1.0, np.nan, 0.0]))
+@pytest.mark.parametrize("found", [normalised_prr, prr_with_error])
+def test_nan_is_refused(found):
+    """Sorted to the end, it would count as the most uncertain, or as the best answer."""
+    with pytest.raises(ValueError, match="uncertainty holds NaN"):
+        found([1.0, np.nan, 3.0], [1.0, 0.5, 0.0])
+    with pytest.raises(ValueError, match="quality has values that are not finite"):
+        found([1.0, 2.0, 3.0], [1.0, np.nan, 0.0])
+
+
+def test_prr_does_not_depend_on_the_scale_of_quality(data):
+    uncertainty, quality = data
+    expected = normalised_prr(uncertainty, quality)
+    for scale, shift in ((1e-10, 0), (1e8, 3), (1, -0.7)):
+        found = normalised_prr(uncertainty, scale * quality + shift)
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_one_error_among_very_many_can_be_ranked():
+    quality = np.ones(100_000)
+    quality[77] = 0
+    score = np.zeros(100_000)
+    score[77] = 1
+    assert normalised_prr(score, quality) == pytest.approx(1)
+    assert normalised_prr(-score, quality) < -0.05
+    # Rounding errors are no contrast.
+    assert np.isnan(normalised_prr(np.arange(3), [0.3, 0.1 + 0.2, 0.3]))
 
 
 @pytest.mark.parametrize("answers", [2, 4])

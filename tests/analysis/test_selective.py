@@ -275,3 +275,46 @@ def test_global_selector_needs_errors(data):
     msp, fragility, entropy, _, names = data
     with pytest.raises(ValueError, match="5 folds need right and wrong answers"):
         global_selector(np.column_stack([msp, entropy]), fragility, np.zeros(90), names)
+
+
+@pytest.mark.parametrize("statistic", [aurc, risk_coverage, lambda u, w: retained_error(u, w, 0.5)])
+def test_nan_is_refused(statistic):
+    with pytest.raises(ValueError, match="uncertainty holds NaN"):
+        statistic([0.1, np.nan, 0.2], [1, 0, 1])
+    with pytest.raises(ValueError, match="wrong has values that are not finite"):
+        statistic([0.1, 0.3, 0.2], [1, np.nan, 1])
+
+
+@pytest.mark.parametrize("coverage", [1.5, -0.1, float("nan")])
+def test_coverage_is_a_share(coverage):
+    with pytest.raises(ValueError, match=r"coverage must lie in \[0, 1\], got"):
+        retained_error([0.1, 0.2], [0, 1], coverage)
+
+
+@pytest.mark.parametrize("kind", [False, True])
+def test_one_kind_of_answer_has_no_gap(data, kind):
+    """Not a gap of 0.00 [0.00, 0.00], which would be knowledge."""
+    msp, fragility, _, _, names = data
+    wrong = np.full(90, kind)
+    tokens = [np.array([score, 2 * score]) for score in fragility]
+    found = token_null(msp, tokens, wrong, names, 20)
+    assert np.isnan([*found.gap, *found.auroc]).all()
+    assert np.isnan(confident_but_fragile(msp, fragility, wrong, names, 20).gap).all()
+
+
+def test_a_filter_says_what_its_half_was(data):
+    """Seven in ten tie at the lowest MSP, so that the confident half is no half."""
+    _, fragility, other, wrong, names = data
+    msp = np.maximum(0, np.arange(90) - 62.0)
+    found = confident_filter(msp, fragility, other, wrong, names, resamples=20)
+    assert found.confident == pytest.approx(63 / 90)
+    assert found.coverage == pytest.approx(round(63 / 2) / 90)
+    assert confident_but_fragile(msp, fragility, wrong, names, 20).count[0].sum() == 63
+    found = confident_filter(fragility, msp, other, wrong, names, resamples=20)
+    assert (found.confident, found.coverage) == pytest.approx((0.5, 22 / 90))
+
+
+def test_controls_of_a_selector_are_a_table(data):
+    msp, fragility, _, wrong, names = data
+    with pytest.raises(ValueError, match=r"shape \(n, c\), a column each, got \(90,\)"):
+        global_selector(msp, fragility, wrong, names)

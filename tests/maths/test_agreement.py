@@ -8,6 +8,7 @@ from lm_polygraph_asmi.maths import (
     top_k_coverage,
     union_support,
 )
+from lm_polygraph_asmi.maths.agreement import agreement_on_support
 from tests import reference
 
 S, T, V, D = 5, 2, 24, 6
@@ -29,6 +30,14 @@ def test_equals_the_double_loop_over_pairs(log_probs, unembedding, top_k):
     fast = semantic_agreement(log_probs, unembedding, top_k)
     slow = reference.semantic_agreement(log_probs, unembedding, top_k)
     assert fast.tolist() == pytest.approx(slow, abs=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 7, V])
+def test_some_rows_of_the_kernel_at_a_time(log_probs, unembedding, rows):
+    support = union_support(log_probs, 7)
+    whole = agreement_on_support(support, unembedding)
+    in_parts = agreement_on_support(support, unembedding, rows_at_once=rows)
+    torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-7)
 
 
 def test_between_zero_and_one(log_probs, unembedding):

@@ -1,11 +1,17 @@
+import json
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy.stats import binom
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.analysis import prr_draws, sample_size
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.report.plan import plan_table
+from lm_polygraph_asmi.report.plan import plan_table, power_table
+from lm_polygraph_asmi.saved.cells import load_cells
+from lm_polygraph_asmi.validation import target_layer
+from tests.report.runs import content, save
 
 
 def test_the_papers_figures_for_32_heads():
@@ -51,3 +57,63 @@ def test_plan_in_the_terminal(tmp_path):
     assert figure.stat().st_size > 10_000
     assert CliRunner().invoke(main, ["plan", "--heads", "3"]).exit_code == 2
     assert CliRunner().invoke(main, ["plan", "--heads", "32", "--point", "1.5", "9"]).exit_code == 2
+
+
+def test_plan_as_json():
+    command = ["plan", "--heads", "32", "--json", "--point", "0.10", "16"]
+    content = json.loads(CliRunner().invoke(main, command).stdout)
+    assert (content["mask_rate"], content["num_masks"]) == maths.operating_point(32)
+    assert content["point"]["heads_never_masked"] == pytest.approx(5.9, abs=0.05)
+    assert len(content["points"]) == len(plan_table(32))
+    assert {"p": 0.15, "S": 40, "admissible": True}.items() <= content["points"][14].items()
+
+
+@pytest.mark.parametrize(("layers", "ratio"), [(36, 16.2), (32, 16.8)])
+def test_the_papers_cost_in_passes(layers, ratio):
+    """Section "Methodology": about 16 for Qwen3-4B, 17 for Llama-2-7B, at S = 40."""
+    layer = target_layer(0.6, layers)
+    by_hand = sum(1 if below < layer else 40 for below in range(layers)) / layers
+    assert maths.flops_ratio(layers, layer, 40) == pytest.approx(by_hand)
+    assert by_hand == pytest.approx(ratio, abs=0.05)
+    command = ["plan", "--heads", "32", "--layers", str(layers)]
+    shown = CliRunner().invoke(main, command, env={"COLUMNS": "300"}).output
+    assert f"amounts to {ratio:.1f} passes through the whole model" in shown
+    with pytest.raises(ValueError, match="wanted a layer in 0"):
+        maths.flops_ratio(layers, layers, 40)
+
+
+def test_a_pilot_says_how_many_questions(tmp_path):
+    save(tmp_path / "run", content(n=120))
+    (cell,) = load_cells([tmp_path / "run"])
+    found = power_table(cell, 0.03).set_index("comparison")
+    sem, msp = cell.variants["Sem-ASMI"], "MaximumSequenceProbability"
+    scores = {method: cell.score(method) for method in (sem, msp)}
+    drawn = prr_draws(list(scores.values()), cell.quality, cell.clusters, 2000)
+    row = found.loc["Sem-ASMI Δ MSP"]
+    error = np.std(drawn[:, 0] - drawn[:, 1], ddof=1)
+    assert row["SE"] == pytest.approx(error)
+    size = sample_size(0.03, error, 60, 120)
+    assert (row["clusters"], row["questions"]) == (size.clusters, size.questions)
+    command = ["plan", "--pilot", str(tmp_path / "run"), "--prr-difference", "0.03"]
+    done = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert f"{size.questions:,}" in done.output
+    assert "8 heads, of which 2 may be masked" in done.output  # the pilot's
+    assert "(layer 4 of 6)" in done.output
+
+
+def test_a_pilot_that_says_nothing(tmp_path):
+    def refused(*arguments):
+        done = CliRunner().invoke(main, ["plan", *arguments], env={"COLUMNS": "300"})
+        assert done.exit_code
+        return done.output
+
+    assert "go together" in refused("--heads", "32", "--prr-difference", "0.03")
+    assert "--heads is missing" in refused("--layers", "32")
+    save(tmp_path / "none", content(depths=()))
+    pilot = ["--prr-difference", "0.03", "--pilot"]
+    assert "a pilot needs an ASMI score" in refused(*pilot, str(tmp_path / "none"))
+    saved = content()
+    saved["gen_metrics"]["sequence", "AlignScore"] = [1.0] * 60
+    save(tmp_path / "right", saved)
+    assert "PRR is undefined" in refused(*pilot, str(tmp_path / "right"))

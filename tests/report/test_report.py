@@ -6,14 +6,26 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.image import imread
 
-from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis import (
+    adds_information,
+    augrc,
+    auroc,
+    auroc_interval,
+    label_noise,
+    normalised_prr,
+    prr_with_error,
+    rank_correlation,
+)
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
+from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.report import Gap, build_report, load_cells
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
+from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
+from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
 
@@ -57,10 +69,13 @@ def test_a_report_has_every_item_in_every_form(everything):
     assert "2 cells" in shown
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
-        "benchmark", "datasets", "head_to_head", "wins_ties_losses", "depth_selection",
+        "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head", "outcomes",
+        "outcome_counts", "stacked_gain", "depth_selection",
         "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
-        "top_k_coverage", "stability", "mechanism", "case_study", "cost",
+        "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
+        "length", "audit", "cost", "cost_by_method", "depth_by_cell",
+        "confident_fragile_by_regime",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -77,7 +92,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 13
+    assert len(pictures) == 15
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
@@ -120,11 +135,42 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     row = table(out, "distinct_signal").iloc[0]
     assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
     assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
-    assert row["detected"] == "yes"  # planted
+    assert row["paper's criterion"] == "yes"  # planted
+    lengths = np.array([len(tokens) for tokens in cell.saved("greedy_tokens")])
+    added = adds_information(sem, np.column_stack([controls, lengths]), cell.wrong, cell.clusters)
+    assert row[["z", "p"]].tolist() == pytest.approx([added.statistic, added.p_value])
+    assert row["adds"] == "yes"
+
+    row = table(out, "benchmark_auroc").set_index("method").loc[SEM, "tiny model, squad"]
+    assert row == pytest.approx(auroc(sem, cell.wrong))
+    row = table(out, "benchmark_augrc").set_index("method").loc[SEM, "tiny model, squad"]
+    assert row == pytest.approx(augrc(sem, cell.wrong))
 
     kept = confident_filter(msp, sem, entropy, cell.wrong, cell.clusters)
     assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
     assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, cell.wrong))
+
+    # The items the paper names without a table.
+    tokens = [np.concatenate(cell.saved(name)) for name in ("asmi_mi_d60", "asmi_entropy")]
+    row = table(out, "mechanism").iloc[0]
+    assert row["Spearman of MI_t and H_t"] == pytest.approx(rank_correlation(*tokens))
+    row = table(out, "datasets").iloc[0]
+    lengths = np.array([len(answer) for answer in cell.saved("greedy_tokens")])
+    assert row["tokens of wrong"] == pytest.approx(lengths[cell.wrong].mean())
+    assert row["empty"] == 0
+    row = table(out, "ensemble_mean").iloc[0]
+    four = {"PRR of H": entropy, "PRR of H(p̄)": cell.entropy_of_mean, "PRR of MI": cell.mi,
+            "PRR of u_sem": sem}  # fmt: skip
+    for name, score in four.items():
+        assert row[name] == pytest.approx(normalised_prr(score, cell.quality))
+    assert f"PRR of {row['highest']}" == max(four, key=lambda name: row[name])
+    row = table(out, "depth_by_cell").set_index("variant").loc["Sem-ASMI"]
+    assert row["80%"] == pytest.approx(
+        normalised_prr(cell.score("Sem-ASMI (80%, K=64)"), cell.quality)
+    )
+    row = table(out, "cost_by_method").iloc[0]
+    assert row[["MSP", "Sem-ASMI", "ASMI alone, marginal"]].tolist() == [1.0, 3.0, 2.0]
+    assert np.isnan(row["Semantic Entropy"])
 
     # Warm-up left out: the first ten took 50 seconds.
     row = table(out, "cost").iloc[0]
@@ -145,6 +191,11 @@ def test_runs_over_the_same_answers_are_one_cell(everything):
         opened.score("Sem-ASMI (60%, K=256)"), opened.quality
     ) - normalised_prr(opened.score(SEM), opened.quality)
     assert larger.loc["Sem-ASMI", "large Δ small K"] == pytest.approx(difference)
+    small, large = (
+        np.concatenate(opened.mi_of(f"Sem-ASMI (60%, K={top_k})")) for top_k in (64, 256)
+    )
+    assert larger.loc["Sem-ASMI", "token ρ of MI"] == pytest.approx(rank_correlation(small, large))
+    assert larger.loc["Sem-ASMI", "token ρ of MI"] < 1
     stable = table(out, "stability")
     assert (stable["redraws"] == 2).all()
     # Only what was redrawn: not the baselines, which are the same in all three runs.
@@ -193,10 +244,15 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     save(tmp_path / "run", saved)
     file, said = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
-    assert said[0].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
+    assert said[0] == (
+        "**Known to rank errors here: 2 of 3 ASMI scores** (PRR interval above zero). Wrong way "
+        "round (interval below zero): 1. Not known to rank errors at all: 0."
+    )
+    assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
+    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
     assert file.read_text().splitlines()[2] == said[0]
     # The others, which rank them the right way, are not accused.
-    assert sum("Wrong way round" in line for line in said) == 1
+    assert sum("Wrong way round: " in line for line in said) == 1
 
 
 def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
@@ -204,9 +260,34 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     said = "\n".join(findings(load_cells([tmp_path / "robust"])))
     assert "Hardly any masking response" in said
     assert "candidate screen" in said
-    save(tmp_path / "normal")
-    (line,) = findings(load_cells([tmp_path / "normal"]))
-    assert line == "Of 3 ASMI scores, none has a PRR interval below zero."
+    save(tmp_path / "normal", content(n=120))
+    known, adds = findings(load_cells([tmp_path / "normal"]))
+    assert "3 of 3 ASMI scores" in known
+    assert "u_sem in 1 of 1 cells" in adds
+
+
+def test_noise_is_not_known_to_rank(tmp_path):
+    """Saying that none ranks errors the wrong way would sound like praise."""
+    saved, rng = content(n=120), np.random.default_rng(0)
+    for name in saved["estimations"]:
+        if "ASMI" in name[1]:
+            saved["estimations"][name] = rng.normal(size=120).tolist()
+    save(tmp_path / "run", saved)
+    said = findings(load_cells([tmp_path / "run"]))
+    assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
+    assert said[0].endswith("Not known to rank errors at all: 3.")
+    assert said[1].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
+
+
+@pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
+def test_small_samples_are_named(tmp_path, clusters, errors):
+    saved, about = content(n=120), manifest(120)
+    quality = np.where(np.arange(120) < errors, 0.2, 0.9)
+    saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
+    about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
+    save(tmp_path / "run", saved, about)
+    said = "\n".join(findings(load_cells([tmp_path / "run"])))
+    assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
 
 
 def test_another_quality_is_named_in_the_first_lines(tmp_path):
@@ -337,7 +418,7 @@ def test_one_cluster_has_no_interval(tmp_path):
     row = items["head_to_head"].flat().iloc[0]
     assert np.isfinite(row["Sem-ASMI Δ MSP"])
     assert np.isnan(row["Sem-ASMI Δ MSP low"])
-    assert "wins_ties_losses" not in items
+    assert "outcomes" not in items
     assert "distinct_signal" not in items  # folds need clusters
     assert any("its interval is undefined" in line for line in findings(cells))
 
@@ -383,9 +464,9 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     assert set(item.table) == {"method", "family", *(cell.label for cell in cells)}
     # The same questions, asked twice, are counted once.
     items = {item.name: item for item in run_all(cells) if not isinstance(item, Gap)}
-    counts = items["wins_ties_losses"].table
-    assert (counts["wins"] + counts["ties"] + counts["losses"] == 1).all()
-    assert any("a larger run asks the same" in note for note in items["wins_ties_losses"].notes)
+    counts = items["outcome_counts"].table
+    assert (counts[["better", "equivalent", "undecided", "worse"]].sum(axis=1) == 1).all()
+    assert any("a larger run asks the same" in note for note in items["outcome_counts"].notes)
 
 
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -413,7 +494,7 @@ def test_scores_of_other_settings_are_watched_too(tmp_path):
     saved["estimations"]["sequence", "ASMI (60%, K=64, scope=response)"] = worst
     save(tmp_path / "run", saved)
     assert (
-        "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[0]
+        "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[1]
     )
 
 
@@ -463,7 +544,7 @@ def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     items = {i.name: i for i in run_all(load_cells([tmp_path / "run"])) if not isinstance(i, Gap)}
     assert items["datasets"].table["answers expected from"].tolist() == [kind]
     cells = "not recorded which" if kind is None else None
-    assert cells is None or (items["wins_ties_losses"].table["cells"] == cells).all()
+    assert cells is None or (items["outcome_counts"].table["cells"] == cells).all()
 
 
 def test_names_and_texts_with_special_characters(tmp_path):
@@ -583,3 +664,139 @@ def test_where_a_report_cannot_be_written(tmp_path):
     command = ["plan", "--heads", "32", "--out", str(tmp_path / "missing/x.png")]
     assert "cannot be written" in CliRunner().invoke(main, command).output
     assert CliRunner().invoke(main, ["report", "x", "--out", "y", "--depth", "60"]).exit_code == 2
+
+
+def test_bold_is_what_the_interval_excludes(tmp_path):
+    """A highest PRR that its interval does not tell from the next is underlined, not bold."""
+    saved = content(n=120)
+    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
+    rng = np.random.default_rng(1)
+    near = -quality + 0.3 * rng.normal(size=120)
+    saved["estimations"]["sequence", "RAUQ"] = near.tolist()
+    saved["estimations"]["sequence", "SemanticEntropy"] = (
+        near + 0.02 * rng.normal(size=120)
+    ).tolist()
+    for name in saved["estimations"]:
+        if "ASMI" in name[1]:
+            saved["estimations"][name] = rng.normal(size=120).tolist()
+    save(tmp_path / "close", saved)
+    saved["estimations"]["sequence", "RAUQ"] = (-quality).tolist()
+    save(tmp_path / "clear", saved)
+    marks = {}
+    for name in ("close", "clear"):
+        (cell,) = load_cells([tmp_path / name])
+        shown = benchmark([cell])[0].shown("markdown").set_index("method")[cell.label]
+        marks[name] = {m: v for m, v in shown.items() if v[0] in "*<"}
+    assert list(marks["clear"]) == ["RAUQ"]
+    assert marks["clear"]["RAUQ"].startswith("**1.00")
+    assert len(marks["close"]) == 1
+    assert next(iter(marks["close"].values())).startswith("<u>")
+
+
+def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
+    """Against the statistics called by hand; undecided is no tie, and no equality."""
+    for name, shift in (("a", 0.0), ("b", 0.3)):
+        save(tmp_path / name, content(n=120, shift=shift), manifest(120, f"asmi_{name}"))
+    cells = load_cells([tmp_path / "a", tmp_path / "b"])
+    items = {item.name: item for item in head_to_head(cells)}
+    found = items["outcomes"].table
+    by_hand = []
+    for cell in cells:
+        scores = {m: cell.score(m) for m in cell.scores}
+        prr = {m: normalised_prr(s, cell.quality) for m, s in scores.items()}
+        top = max(cell.variants.values(), key=prr.get)
+        best = max(cell.baselines, key=prr.get)
+        order = sorted([*cell.variants.values(), *cell.baselines], key=lambda m: -prr[m])
+        se, msp = "SemanticEntropy", "MaximumSequenceProbability"
+        sem, raw = cell.variants["Sem-ASMI"], cell.variants["ASMI"]
+        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (sem, raw), (top, "RAUQ"),
+                 tuple(order[:2])]  # fmt: skip
+        _, judged = prr_comparisons(scores, cell.quality, cell.clusters, pairs)
+        by_hand.append(judged[sem, msp])
+    rows = found[found["comparison"] == "Sem-ASMI Δ MSP"]
+    assert rows["p"].tolist() == pytest.approx(holm([c.p_value for c in by_hand]))
+    equivalent = holm([c.p_equivalent for c in by_hand])
+    assert rows["p, equivalent"].tolist() == pytest.approx(equivalent)
+    assert set(rows["outcome"]) == {"better"}  # planted
+    assert set(found["comparison"]) == {
+        "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
+        "Sem-ASMI Δ ASMI", "top Δ RAUQ",
+    }  # fmt: skip
+
+
+def test_judges_disagree_where_metrics_do(tmp_path):
+    saved = content(n=120)
+    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
+    saved["gen_metrics"]["sequence", "Reversed"] = (1 - quality).tolist()
+    saved["gen_metrics"]["sequence", "Partly"] = [float("nan"), *quality[1:]]
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert cell.metric == "AlignScore"
+    (item,) = judges([cell])
+    found = item.table.set_index("judge")
+    assert list(found.index) == ["AlignScore", "Reversed"]
+    assert found.loc["AlignScore", "τ at 0.5"] == 1
+    assert found.loc["Reversed", "τ at 0.5"] == -1
+    assert found.loc["AlignScore", "u_sem, highest"] >= auroc(cell.u_sem, cell.wrong)
+    (item,) = audit([cell])
+    contested = item.table
+    assert len(contested) == 50
+    assert (contested["disagree"] == "metrics").all()
+    assert contested["right by a human"].isna().all()
+    assert contested["id"].iloc[0].startswith("q")
+    assert contested["question"].str.startswith("q").all()
+    out = tmp_path / "out"
+    assert "50 rows: [tables/audit.csv]" in build_report([cell], out)[0].read_text()
+    assert len(pd.read_csv(out / "tables/audit.csv")) == 50
+
+
+def test_an_audit_of_one_metric_asks_where_score_and_judge_disagree(everything):
+    cell = cells_of(everything[0])[0]
+    (item,) = audit([cell])
+    place = {row: i for i, row in enumerate(cell.ids)}
+    wrong = cell.wrong[[place[row] for row in item.table["id"]]]
+    ranks = item.table["u_sem, rank"].to_numpy()
+    against = np.where(wrong, 1 - ranks, ranks)
+    assert (np.diff(against) <= 0).all()
+    assert (item.table["disagree"] == "score and judge").all()
+
+
+def test_label_noise_is_that_of_the_auroc(everything):
+    root, out, _ = everything
+    cell = cells_of(root)[0]
+    row = table(out, "label_noise").iloc[0]
+    found = auroc_interval(cell.u_sem, cell.wrong, cell.clusters)
+    assert (row["score"], row["ranks errors"]) == ("u_sem", "yes")
+    # A perfect AUROC has an interval of no width: no rate of noise follows.
+    assert row["noise that erases"] == pytest.approx(label_noise(found), nan_ok=True)
+    assert np.isnan(row["noise that may hide"])
+    row = table(out, "label_noise").iloc[1]
+    found = auroc_interval(cell.msp, cell.wrong, cell.clusters)
+    assert row["score"] == "MSP"
+    assert row["noise that erases"] == pytest.approx(label_noise(found))
+    assert 0 < row["noise that erases"] < 1
+
+
+def test_strata_of_length_and_empty_answers(tmp_path):
+    saved = content(n=120)
+    for i in (3, 4, 5):
+        saved["stats"]["greedy_texts"][i] = " .\n"
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    assert np.flatnonzero(cell.empty).tolist() == [3, 4, 5]
+    (item,) = length([cell])
+    found = item.table.set_index("answers of")
+    assert found.loc["all", "n"] == 120
+    assert found.loc["without empty answers", "n"] == 117
+    named = [name for name in found.index if "token" in name]
+    assert found.loc[named, "n"].sum() == 120
+    assert named[0].startswith("2")
+    first = cell.lengths == 2
+    scores = {"u_sem": cell.u_sem[first], "MSP": cell.msp[first]}
+    if named[0] == "2 tokens":
+        keys = [c for c, used in zip(cell.clusters, first, strict=True) if used]
+        _, paired = prr_intervals(scores, cell.quality[first], keys, [("u_sem", "MSP")], 2000)
+        assert found.loc["2 tokens", "u_sem Δ MSP"] == paired["u_sem", "MSP"]
+    inside = ~cell.empty
+    expected = normalised_prr(cell.u_sem[inside], cell.quality[inside])
+    assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)

@@ -11,6 +11,7 @@ from lm_polygraph.utils.dataset import Dataset as HostDataset
 from lm_polygraph_asmi.runs.rows import (
     cluster_key,
     read_rows,
+    read_selected_rows,
     rows_folder,
     save_rows,
     shard_of,
@@ -229,3 +230,21 @@ def test_several_jobs_build_the_same_folder(tmp_path):
 def test_no_rows_asked_for(tmp_path, limit):
     with pytest.raises(ValueError, match="limit must be at least 1 or null"):
         rows_folder(data(write(tmp_path / "q.json", [QUESTION]), limit=limit))
+
+
+def test_the_first_rows_can_be_asked_for(tmp_path):
+    """The paper's "first 500 rows": the head of the source, or of a sample."""
+    source = saved(tmp_path, input=[f"q{i}?" for i in range(20)], output=["a"] * 20)
+
+    def asked(**changes):
+        node = WHOLE | {"source": str(source), "split": "test", **changes}
+        rows = read_selected_rows(node | {"text_column": "input", "label_column": "output"})
+        return [row.input for row in rows]
+
+    assert asked(first=5) == [f"q{i}?" for i in range(5)]
+    assert asked(first=None) == asked(first=99) == asked()
+    assert asked(first=10, limit=2) == ["q0?", "q5?"]
+    assert asked(size=8, first=3) == asked(size=8)[:3] != asked(first=3)
+    assert asked(first=10, num_shards=2, shard=1) == [f"q{i}?" for i in range(5, 10)]
+    with pytest.raises(ValueError, match=r"data\.first must be at least 1 or null"):
+        asked(first=0)

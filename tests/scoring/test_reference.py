@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.reference import (
     SMALLEST_STEP,
@@ -109,7 +109,9 @@ def test_no_probability_is_certain():
     steps = calibrate(np.arange(100.0), np.arange(100) >= 50)
     assert steps == [(0.0, 50, 0), (50.0, 50, 50)]
     found = [probability_at(steps, score) for score in (-5, 0, 49.9, 50, 1e9)]
-    assert found == pytest.approx([0.5 / 26] * 3 + [25.5 / 26] * 2)
+    assert found == pytest.approx([0.5 / 51] * 3 + [50.5 / 51] * 2)
+    # Many right answers are near to certain: one answer more is all that is added.
+    assert probability_at([Step(0.0, 500, 0), Step(1.0, 500, 500)], 0) == pytest.approx(0.5 / 501)
     (one,) = calibrate(np.array([0.1, 0.9]), np.array([False, True]))
     assert probability_at([one], 0.9) == 0.5
 
@@ -118,18 +120,24 @@ def test_probability_is_read_from_the_steps(reference):
     scores, wrong, _ = columns()
     assert reference.calibration == calibrate(scores, wrong)
     for asked in (-1.0, *scores, 9.0):
-        (rate,) = {
-            step.errors / step.n
+        ((errors, n),) = {
+            (step.errors, step.n)
             for step, later in zip(
                 reference.calibration, [*reference.calibration[1:], None], strict=True
             )
             if (later is None or asked < later.start)
             and (asked >= step.start or step == reference.calibration[0])
         }
-        overall = wrong.mean()
         assert reference.error_probability(asked) == pytest.approx(
-            overall + (rate - overall) * 25 / 26
+            (errors + wrong.mean()) / (n + 1)
         )
+
+
+def test_nan_has_no_place_in_a_calibration():
+    with pytest.raises(ValueError, match="scores has values that are not finite"):
+        calibrate(np.array([0.1, np.nan]), np.array([True, False]))
+    with pytest.raises(ValueError, match="score has values that are not finite"):
+        probability_at([Step(0.0, 30, 10)], float("nan"))
 
 
 def test_worth_of_the_probability_is_measured_on_other_clusters():
@@ -194,7 +202,9 @@ def test_verdict(reference):
     assert "Higher than 33 % of the reference run" in said
     step = next(step for step in reversed(reference.calibration) if step.start <= score)
     assert f"Of the {step.n} answers on its step of the calibration {step.errors} were" in said
-    assert f"probability of error {reference.error_probability(score):.2f}, against" in said
+    rate = wilson_interval(step.errors, step.n)
+    chance = f"{reference.error_probability(score):.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+    assert f"probability of error {chance}, against" in said
     assert f"{reference.errors / 60:.2f} overall" in said
     assert reference.brier is None  # four fifths of 60 answers are too few for two steps
     assert "Brier" not in said
@@ -203,7 +213,7 @@ def test_verdict(reference):
     for errors, shown in ((0, "below 0.01"), (30, "above 0.99")):
         steps = [Step(0.0, 9000, 300 * errors), Step(9.0, 30, errors)]
         certain = replace(reference, calibration=steps)
-        assert f"probability of error {shown}, against" in certain.verdict(0.1, certain.settings)[0]
+        assert f"probability of error {shown} [" in certain.verdict(0.1, certain.settings)[0]
     said = reference.verdict(1e9, reference.settings)
     assert said[1] == "No answer of the reference run had a score like this."
     (said,) = reference.verdict(score, reference.settings | {"model": "models/another"})

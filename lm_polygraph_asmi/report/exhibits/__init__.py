@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
 from lm_polygraph_asmi.report.exhibit import Items
 from lm_polygraph_asmi.report.exhibits.benchmark import (
     benchmark,
@@ -12,6 +16,7 @@ from lm_polygraph_asmi.report.exhibits.benchmark import (
     stability,
 )
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, coverage, truncation
+from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length, noise
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study, cosines, cost, mechanism, screen
 from lm_polygraph_asmi.report.exhibits.signal import (
     confident_fragile,
@@ -20,42 +25,103 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     flags,
     payoff,
     selector,
+    stacked,
+    verdicts_of,
 )
 from lm_polygraph_asmi.saved.cells import Cell, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
-    benchmark, datasets, head_to_head, depths, screen, distinct, ensemble_mean, flags,
-    confident_fragile, payoff, selector, boundary, truncation, coverage, stability, mechanism,
-    cosines, case_study, cost,
+    benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
+    flags, confident_fragile, payoff, selector, boundary, truncation, coverage, stability,
+    mechanism, cosines, case_study, judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""
 
 
-def findings(cells: Sequence[Cell]) -> list[str]:
-    """First lines of the report: where the signal ranks errors the wrong way, or cannot rank."""
-    from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
+FEW_CLUSTERS, FEW_ERRORS = 50, 20
 
+
+def findings(cells: Sequence[Cell]) -> list[str]:
+    """First lines of the report: whether any ASMI score is known to rank errors, and what misleads.
+
+    Counts come first, then scores that rank errors the wrong way, then what weakens the rest.
+    """
+    parts = (_known, _wrong_way, _added, _weak, _judges, _others)
+    return [line for part in parts for line in part(cells)]
+
+
+def _scores(cells: Sequence[Cell]) -> list[tuple[Cell, str, Interval]]:
+    """ASMI's scores with their PRR intervals."""
+    return [
+        (cell, method, intervals_of(cell)[0][method])
+        for cell in cells
+        for method in cell.scores
+        if variant(method)
+    ]
+
+
+def _known(cells: Sequence[Cell]) -> list[str]:
+    """How many scores are known to rank errors, and how many to rank them the wrong way."""
+    scores = _scores(cells)
+    if not scores:
+        return ["These runs hold no ASMI score."]
+    said, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
+    known = [found for _, _, found in scores if not np.isnan(found.low)]
+    if known:
+        above, below = sum(i.low > 0 for i in known), sum(i.high < 0 for i in known)
+        said.append(
+            f"**Known to rank errors here: {above} of {len(known)} ASMI scores** (PRR interval "
+            f"above zero). Wrong way round (interval below zero): {below}. Not known to rank "
+            f"errors at all: {len(known) - above - below}."
+        )
+    if undefined:
+        said.append(
+            f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
+        )
+    return said
+
+
+def _added(cells: Sequence[Cell]) -> list[str]:
+    """In how many cells the signal adds to what is free."""
+    verdicts = list(verdicts_of(cells).values())
+    if not verdicts:
+        return []
+    return [
+        f"**Adds to MSP, entropy and length: u_sem in {verdicts.count('yes')} of {len(verdicts)} "
+        f"cells**, the wrong way round in {verdicts.count('wrong way round')} (generalised "
+        "covariance, 5 % over all cells)."
+    ]
+
+
+def _wrong_way(cells: Sequence[Cell]) -> list[str]:
+    return [
+        f"**Wrong way round: {cell.label}.** {method} ranks errors the wrong way: PRR "
+        f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to decide which of "
+        "these answers to trust."
+        for cell, method, found in _scores(cells)
+        if found.high < 0
+    ]
+
+
+def _weak(cells: Sequence[Cell]) -> list[str]:
+    """Cells too small, without contrast, or that masking hardly moves."""
     said = []
-    for metric in dict.fromkeys(cell.metric for cell in cells):
-        if not metric.startswith("AlignScore"):
-            judged = "; ".join(cell.label for cell in cells if cell.metric == metric)
-            said.append(
-                f"**Judged by {metric}, not by AlignScore: {judged}.** Never compare these figures "
-                "with the paper's."
-            )
-    checked, undefined = 0, []
     for cell in cells:
-        for method in filter(variant, cell.scores):
-            found = intervals_of(cell)[0][method]
-            checked += bool(found.low == found.low)
-            if found.low != found.low:
-                undefined.append(f"{method} on {cell.label}")
-            if found.high < 0:
-                said.append(
-                    f"**Wrong way round: {cell.label}.** {method} ranks errors the wrong way: PRR "
-                    f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to "
-                    "decide which of these answers to trust."
-                )
+        clusters, errors = len(set(cell.clusters)), int(cell.wrong.sum())
+        if not errors or errors == len(cell):
+            said.append(
+                f"**No contrast: {cell.label}.** All {len(cell)} answers are "
+                f"{'wrong' if errors else 'right'} ({cell.metric} at 0.5): what needs right and "
+                "wrong answers is undefined."
+            )
+        elif clusters < FEW_CLUSTERS or min(errors, len(cell) - errors) < FEW_ERRORS:
+            said.append(
+                f"**Too small to trust its intervals: {cell.label}.** {clusters} clusters, "
+                f"{errors} wrong of {len(cell)} answers. Below {FEW_CLUSTERS} clusters or "
+                f"{FEW_ERRORS} errors (or right answers) 95 % intervals hold the truth less often "
+                "than they say: those of PRR differences in about nine cases of ten with 11 "
+                "clusters."
+            )
         if cell.mi_tokens is not None:
             response = masking_response(cell.mi_tokens)
             if response.over_robust:
@@ -66,25 +132,25 @@ def findings(cells: Sequence[Cell]) -> list[str]:
                     "nothing to read. A candidate screen, needing no labels; the paper supports "
                     "it with one cell."
                 )
-        if cell.wrong.all() or not cell.wrong.any():
-            kind = "wrong" if cell.wrong.all() else "right"
+    return said
+
+
+def _judges(cells: Sequence[Cell]) -> list[str]:
+    said = []
+    for metric in dict.fromkeys(cell.metric for cell in cells):
+        if not metric.startswith("AlignScore"):
+            judged = "; ".join(cell.label for cell in cells if cell.metric == metric)
             said.append(
-                f"**No contrast: {cell.label}.** All {len(cell)} answers are {kind} "
-                f"({cell.metric} at 0.5): what needs right and wrong answers is undefined."
+                f"**Judged by {metric}, not by AlignScore: {judged}.** Never compare these figures "
+                "with the paper's."
             )
-    if checked and not any("Wrong way round" in line for line in said):
-        said.append(f"Of {checked} ASMI scores, none has a PRR interval below zero.")
-    if undefined:
-        said.append(
-            f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
-        )
-    if not checked and not undefined:
-        said.append("These runs hold no ASMI score.")
-    said += [
+    return said
+
+
+def _others(cells: Sequence[Cell]) -> list[str]:
+    return [
         f"**Other depth: {cell.label}.** {note[0].upper()}{note[1:]}."
         for cell in cells
         for note in cell.notes
         if note.startswith("read at depth")
     ]
-    # What would mislead comes first.
-    return sorted(said, key=lambda line: "Wrong way round" not in line)

@@ -1,7 +1,7 @@
 """Who wins: benchmark, head-to-head, depths, stability."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -9,11 +9,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis import comparison
 from lm_polygraph_asmi.analysis.clusters import SEED, Interval
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
+from lm_polygraph_asmi.analysis.verdict import (
+    LEVEL,
+    MARGIN,
+    OUTCOMES,
+    Comparison,
+    holm,
+    prr_comparisons,
+)
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, Reason, frame
 from lm_polygraph_asmi.saved.cells import (
@@ -58,50 +66,108 @@ def _in_table_order(cells: Sequence[Cell]) -> list[str]:
     return sorted(found, key=position)
 
 
-def _competes(method: str, cell: Cell) -> bool:
+def competes(method: str, cell: Cell) -> bool:
     """Whether a method is marked best or second best: baselines, and the operating variants."""
     return variant(method) is None or method in cell.variants.values()
 
 
 def benchmark(cells: Sequence[Cell]) -> Items:
-    """Table "bench_main" of the paper, with all methods and depths."""
+    """Table "bench_main" of the paper, with all methods and depths; AUROC and AUGRC beside it."""
     methods = _in_table_order(cells)
-    table = pd.DataFrame({"method": methods, "family": [family(m) for m in methods]})
-    for cell in cells:
-        found = {m: prr_with_error(cell.score(m), cell.quality) for m in cell.scores}
-        # As printed: what looks equal is marked alike.
-        printed = {
-            m: round(prr.value, 2)
-            for m, prr in found.items()
-            if _competes(m, cell) and not np.isnan(prr.value)
-        }
-        best = sorted(set(printed.values()), reverse=True)[:2]
-        styles = dict(zip(best, ("bold", "underline"), strict=False))
-        marks = {m: styles[value] for m, value in printed.items() if value in styles}
-        table[cell.label] = [
-            Marked(found[m], marks[m]) if m in marks else found.get(m) for m in methods
-        ]
-    return [
+    ranked = _by_method(
+        cells, methods, lambda cell, m: prr_with_error(cell.score(m), cell.quality), True
+    )
+    figure = figures.forest(
+        {cell.label: intervals_of(cell)[0] for cell in cells},
+        "PRR, 95 % over clusters",
+        black=[method for method in methods if variant(method) is None],
+    )
+    marks = (
+        "Bold: the highest among baselines and the variants at the operating depth, where its "
+        "paired 95 % interval over clusters excludes the next best; underlined: the highest, where "
+        "it does not."
+    )
+    items = [
         Exhibit(
-            "benchmark",
-            "Benchmark: PRR of every method",
-            cells,
-            table,
-            figures.forest(
-                {cell.label: intervals_of(cell)[0] for cell in cells},
-                "PRR, 95 % over clusters",
-                black=[method for method in methods if variant(method) is None],
-            ),
+            "benchmark", "Benchmark: PRR of every method", cells, ranked, figure,
             [
                 "PRR ± bootstrap standard error over answers; 1 = errors rejected first, 0 = "
-                "uninformative, below 0 = errors ranked the wrong way. Best in bold, second best "
-                "underlined, among baselines and the variants at the operating depth. The figure "
-                "has 95 % intervals over clusters. Compare within a column only.",
+                f"uninformative, below 0 = errors ranked the wrong way. {marks} The figure has "
+                "95 % intervals over clusters. Compare within a column only.",
                 "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
                 "them as the file orders them.",
             ],
         )
-    ]
+    ]  # fmt: skip
+    judged = [cell for cell in cells if not cell.wrong.all() and cell.wrong.any()]
+    if judged:
+        plain = {
+            "auroc": (
+                "Benchmark: AUROC of every method", auroc,
+                "Chance that a wrong answer has the higher score than a right one; 0.5 = chance, "
+                "below it errors are ranked the wrong way. PRR weighs the few most confident "
+                "answers most, AUROC all alike: where they disagree, few answers decide.",
+            ),
+            "augrc": (
+                "Benchmark: AUGRC of every method", augrc,
+                "Wrong answers kept, as a share of all, averaged over all coverages (Traub et al. "
+                "2024); lower is better, half the error rate = chance. Unlike AURC it does not "
+                "overweigh the few most confident answers.",
+            ),
+        }  # fmt: skip
+        for name, (title, measure, note) in plain.items():
+
+            def value(cell: Cell, method: str, measure: Measure = measure) -> float:
+                return measure(cell.score(method), cell.wrong)
+
+            table = _by_method(judged, methods, value, False)
+            items.append(Exhibit(f"benchmark_{name}", title, judged, table, None, [note], 3))
+    return items
+
+
+Measure = Callable[[np.ndarray, np.ndarray], float]
+
+
+def _by_method(
+    cells: Sequence[Cell],
+    methods: Sequence[str],
+    value: Callable[[Cell, str], Any],
+    marked: bool,
+) -> pd.DataFrame:
+    """A row per method, a column per cell; the highest marked if it is to be."""
+    table = pd.DataFrame({"method": methods, "family": [family(m) for m in methods]})
+    for cell in cells:
+        found = {m: value(cell, m) for m in cell.scores}
+        best = _marks(cell) if marked else {}
+        table[cell.label] = [
+            Marked(found[m], best[m]) if m in best else found.get(m) for m in methods
+        ]
+    return table
+
+
+def _marks(cell: Cell) -> dict[str, str]:
+    """The highest PRR: bold where its paired interval excludes the next best, else underlined."""
+    if _first_two(cell) is None:
+        return {}
+    first, second = _first_two(cell) or ("", "")
+    found = intervals_of(cell)[1][first, second].difference
+    return {first: "bold" if found.excludes(0) else "underline"}
+
+
+@cache
+def _first_two(cell: Cell) -> tuple[str, str] | None:
+    """The two methods of highest PRR that compete; None without two of them."""
+    prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
+    order = sorted(
+        (m for m in prr if competes(m, cell) and not np.isnan(prr[m])), key=lambda m: -prr[m]
+    )
+    return (order[0], order[1]) if len(order) > 1 else None
+
+
+def _mean_length(cell: Cell, chosen: np.ndarray) -> float | None:
+    if cell.lengths is None or not chosen.any():
+        return None
+    return float(cell.lengths[chosen].mean())
 
 
 def datasets(cells: Sequence[Cell]) -> Items:
@@ -116,6 +182,9 @@ def datasets(cells: Sequence[Cell]) -> Items:
                 "clusters": len(set(cell.clusters)),
                 "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
                 "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
+                "tokens of right": _mean_length(cell, ~cell.wrong),
+                "tokens of wrong": _mean_length(cell, cell.wrong),
+                "empty": None if cell.empty is None else float(cell.empty.mean()),
                 f"mean {cell.metric}": float(cell.quality.mean()),
                 "right": float(1 - cell.wrong.mean()),
                 "answers expected from": {True: "context", False: "memory", None: None}[
@@ -124,71 +193,82 @@ def datasets(cells: Sequence[Cell]) -> Items:
             }
         ]
 
-    notes = ["Medians of tokens; right: quality of at least 0.5."]
+    notes = [
+        "Prompt and answer tokens: medians; tokens of right and of wrong answers: means. Empty: "
+        "share of answers without a letter or digit. Right: quality of at least 0.5."
+    ]
     return frame("datasets", "Datasets", cells, compute, notes)
 
 
-@cache
-def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
-    """PRR intervals of a cell's methods, and of the differences the report needs."""
-    prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
-    pairs = [(a, b) for a in _references(cell, prr) for b in _references(cell, prr) if a != b]
-    return comparison.prr_intervals(
-        {m: cell.score(m) for m in cell.scores}, cell.quality, cell.clusters, pairs, 10_000, SEED
-    )
-
-
-def _references(cell: Cell, prr: dict[str, float]) -> list[str]:
-    named = [m for m in (MSP, SEMANTIC_ENTROPY) if m in cell.scores]
-    best = _best(cell.baselines, prr)
-    return list(dict.fromkeys([*cell.variants.values(), *named, *([best] if best else [])]))
-
-
-def _best(methods: Sequence[str], prr: dict[str, float]) -> str | None:
+def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
     defined = [m for m in methods if not np.isnan(prr[m])]
     return max(defined, key=lambda m: prr[m]) if defined else None
 
 
-DELTAS = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
+COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
 """Columns of the head-to-head table, first minus second."""
+BESIDES = ("Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
+"""Compared too, in the table of outcomes."""
+
+
+def compared_on(cell: Cell) -> dict[str, tuple[str, str]]:
+    """What the report compares on a cell: name -> (first, second)."""
+    prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
+    top, best = _best(list(cell.variants.values()), prr), _best(cell.baselines, prr)
+    semantic = cell.variants.get("Sem-ASMI")
+    wanted = dict(
+        zip(
+            COMPARED + BESIDES,
+            (
+                (top, SEMANTIC_ENTROPY), (top, best), (semantic, SEMANTIC_ENTROPY),
+                (semantic, MSP), (semantic, cell.variants.get("ASMI")), (top, "RAUQ"),
+                (top, "RAUQ (entropy)"),
+            ),
+            strict=True,
+        )
+    )  # fmt: skip
+    return {
+        name: (first, second)
+        for name, (first, second) in wanted.items()
+        if first is not None and second is not None and {first, second} <= set(cell.scores)
+    }
+
+
+@cache
+def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
+    """PRR intervals of a cell's methods, and the family of differences that the report shows."""
+    pairs = [*compared_on(cell).values(), *filter(None, [_first_two(cell)])]
+    scores = {m: cell.score(m) for m in cell.scores}
+    return prr_comparisons(scores, cell.quality, cell.clusters, pairs, 10_000, SEED)
 
 
 def head_to_head(cells: Sequence[Cell]) -> Items:
-    """Table "h2h" of the paper: paired differences, and how often they decide."""
+    """Table "h2h" of the paper: paired differences, what follows from each, and how often."""
     title = "Head-to-head: paired differences of PRR"
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
-        alone, paired = intervals_of(cell)
-        prr = {m: found.value for m, found in alone.items()}
-        top, best = _best(list(cell.variants.values()), prr), _best(cell.baselines, prr)
-        if top is None or best is None:
+        alone, judged = intervals_of(cell)
+        pairs = compared_on(cell)
+        if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
-        semantic = cell.variants.get("Sem-ASMI", "")
+        top, best = pairs["top Δ best baseline"]
+        differences = {
+            name: judged[pairs[name]].difference if name in pairs else None for name in COMPARED
+        }
         return [
             {
                 "cell": cell.label,
-                "top variant": f"{top} ({prr[top]:.3f})",
-                "best baseline": f"{best} ({prr[best]:.3f})",
+                "top variant": f"{top} ({alone[top].value:.3f})",
+                "best baseline": f"{best} ({alone[best].value:.3f})",
+                **differences,
             }
-            | dict(
-                zip(
-                    DELTAS,
-                    (
-                        paired.get((top, SEMANTIC_ENTROPY)),
-                        paired[top, best],
-                        paired.get((semantic, SEMANTIC_ENTROPY)),
-                        paired.get((semantic, MSP)),
-                    ),
-                    strict=True,
-                )
-            )
         ]
 
     def draw(table: pd.DataFrame) -> Figure:
         return figures.forest(
             {
                 delta: dict(zip(table["cell"], table[delta], strict=True))
-                for delta in DELTAS
+                for delta in COMPARED
                 if table[delta].notna().any()
             },
             "ΔPRR, 95 % over clusters",
@@ -196,10 +276,11 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
 
     notes = [
         "Cluster-respecting paired bootstrap, B = 10,000, percentile 95 %; positive = ASMI ahead, "
-        "asterisk: the interval excludes zero. The best baseline and the top variant are chosen on "
-        "the same answers; the interval takes them as given."
+        "asterisk: this interval alone excludes zero; adjusted for their number in the table of "
+        "outcomes. The best baseline and the top variant are chosen on the same answers; the "
+        "interval takes them as given."
     ]
-    (item,) = frame("head_to_head", title, cells, compute, notes, draw, digits=3, signed=DELTAS)
+    (item,) = frame("head_to_head", title, cells, compute, notes, draw, digits=3, signed=COMPARED)
     if isinstance(item, Gap):
         return [item]
     if not any(SEMANTIC_ENTROPY in cell.scores for cell in cells):
@@ -208,11 +289,61 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
             "SemanticEntropy, the pre-specified reference, was not run (it needs an NLI model): "
             "its columns are empty.",
         ]
+    return [item, *_outcomes(item.cells)]
+
+
+def _outcomes(cells: Sequence[Cell]) -> Items:
+    """Every comparison with its p-value and outcome, and how often each came out."""
+    title = "Outcomes: better, equivalent or undecided"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        judged = intervals_of(cell)[1]
+        rows = []
+        for name, pair in compared_on(cell).items():
+            found = judged[pair]
+            if found.outcome is not None:
+                rows.append(
+                    {
+                        "comparison": name,
+                        "cell": cell.label,
+                        "difference": found.difference,
+                        "p": found.p_value,
+                        "p, equivalent": found.p_equivalent,
+                    }
+                )
+        return rows
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        table = table.sort_values("comparison", key=_place, kind="stable", ignore_index=True)
+        for p_value in ("p", "p, equivalent"):
+            table[p_value] = table.groupby("comparison")[p_value].transform(holm)
+        columns = zip(table["difference"], table["p"], table["p, equivalent"], strict=True)
+        table["outcome"] = [Comparison(*row).outcome for row in columns]
+        return table
+
+    notes = [
+        "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted for "
+        "the comparisons of a cell (Romano-Wolf, on shared resamples) and for the cells of a "
+        "comparison (Holm). p, equivalent: two one-sided tests of a difference of at least "
+        f"{MARGIN} in PRR, Holm over the cells. Better or worse: p < {LEVEL}; else equivalent: "
+        f"p, equivalent < {LEVEL}; else undecided, which is no equality."
+    ]
+    (item,) = frame(
+        "outcomes", title, cells, compute, notes, digits=3, signed=("difference",),
+        p_values=("p", "p, equivalent"), finish=finish,
+        otherwise="no difference has an interval: fewer than two clusters in every run",
+    )  # fmt: skip
+    if isinstance(item, Gap):
+        return [item]
     assert item.table is not None
-    return [item, _tallies(item.cells, item.table)]
+    return [item, _counts(item.cells, item.table)]
 
 
-def _tallies(cells: Sequence[Cell], table: pd.DataFrame) -> Exhibit | Gap:
+def _place(comparisons: pd.Series) -> pd.Series:
+    return comparisons.map((COMPARED + BESIDES).index)
+
+
+def _counts(cells: Sequence[Cell], outcomes: pd.DataFrame) -> Exhibit:
     def is_llama_squad(cell: Cell) -> bool:
         name = f"{cell.model} {cell.dataset}".lower()
         return "llama2" in re.sub("[ -]", "", name) and "squad" in name
@@ -220,40 +351,33 @@ def _tallies(cells: Sequence[Cell], table: pd.DataFrame) -> Exhibit | Gap:
     counted, doubled = one_per_question_set(cells)
     kinds = {"grounded": True, "closed-book": False, "not recorded which": None}
     subsets = {
-        name: [cell in counted and cell.grounded is kind for cell in cells]
-        for name, kind in kinds.items()
+        name: [cell for cell in counted if cell.grounded is kind] for name, kind in kinds.items()
     }
     if any(is_llama_squad(cell) and cell.grounded for cell in cells):
         subsets["grounded, without Llama-2 on SQuAD"] = [
-            chosen and not is_llama_squad(cell)
-            for cell, chosen in zip(cells, subsets["grounded"], strict=True)
+            cell for cell in subsets["grounded"] if not is_llama_squad(cell)
         ]
     rows = []
     for name, chosen in subsets.items():
-        for delta in DELTAS:
-            found = [d for d in table.loc[chosen, delta] if isinstance(d, Interval)]
-            counts = comparison.tally(found)._asdict()
-            if any(counts.values()):
-                leads = sum(d.value > 0 for d in found)
-                rows.append({"cells": name, "comparison": delta} | counts | {"leads": leads})
-    title = "Wins, ties and losses"
-    if not rows:
-        return Gap(title, "no difference has an interval: fewer than two clusters in every run")
-    notes = [
-        "Win or loss: the interval excludes zero; tie: it does not; lead: the difference is "
-        "positive."
-    ]
+        here = outcomes[outcomes["cell"].isin([cell.label for cell in chosen])]
+        for comparison, found in here.groupby("comparison", sort=False):
+            counts = {kind: int((found["outcome"] == kind).sum()) for kind in OUTCOMES}
+            leads = sum(difference.value > 0 for difference in found["difference"])
+            rows.append({"cells": name, "comparison": comparison} | counts | {"leads": leads})
+    notes = ["Cells by outcome; leads: cells with a positive difference, whatever its outcome."]
     if len(subsets) > len(kinds):
         notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
     if doubled:
         notes.append(f"Not counted, since a larger run asks the same: {'; '.join(doubled)}.")
-    return Exhibit("wins_ties_losses", title, cells, pd.DataFrame(rows), None, notes)
+    title = "How often: better, equivalent, undecided, worse"
+    return Exhibit("outcome_counts", title, cells, pd.DataFrame(rows), None, notes)
 
 
 def depths(cells: Sequence[Cell]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
     title = "Depth selection"
     curves = {}
+    by_cell: list[dict[str, Any]] = []
     cells, doubled = one_per_question_set(cells)
     reasons: list[Reason] = [(label, "a larger run asks the same") for label in doubled]
     sweeps = []
@@ -279,6 +403,8 @@ def depths(cells: Sequence[Cell]) -> Items:
         if np.ptp(found.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         curves[symbol] = (common, found.cells, [c.label for c in halved])
+        for c, own in zip(halved, found.cells, strict=True):
+            by_cell.append(_depths_of(c, symbol, methods[c], common, own))
         return [
             {
                 "variant": symbol,
@@ -298,11 +424,48 @@ def depths(cells: Sequence[Cell]) -> Items:
         "is best on the first half, and the PRR it loses on the second (share of splits that lose "
         "nothing). Regret stands in the row of the chosen depth and is of the whole procedure."
     ]
-    return frame(
+    items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
         digits=3, label=lambda sweep: sweep[0], reasons=reasons,
         otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
+    if isinstance(items[0], Gap):
+        return items
+    table = pd.DataFrame(by_cell)
+    chosen = {symbol: own.index for symbol, own in table.groupby("variant", sort=False)}
+    counts = [
+        f"{symbol}: {at} is best or tied-best in {int(best)} of {len(rows)}"
+        for symbol, rows in chosen.items()
+        for at, best in table.loc[rows, "best or tied"].explode().value_counts().items()
+    ]
+    table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
+    about = [
+        "PRR at every depth. Best or tied: the highest, and those whose paired 95 % interval over "
+        f"clusters to it holds zero. Columns in which a depth is one of them: {'; '.join(counts)}."
+    ]
+    used = items[0].cells
+    return [*items, Exhibit("depth_by_cell", "PRR by depth and cell", used, table, None, about, 3)]
+
+
+def _depths_of(
+    cell: Cell, symbol: str, methods: Sequence[str], depths: Sequence[float], prr: np.ndarray
+) -> dict[str, Any]:
+    """A variant's PRR at every depth of a cell, and the depths that are best or tied with it."""
+    names = [f"{depth:.0%}" for depth in depths]
+    row: dict[str, Any] = {"cell": cell.label, "variant": symbol}
+    row |= dict(zip(names, map(float, prr), strict=True))
+    if np.isnan(prr).any():
+        return row | {"best or tied": []}
+    best = int(prr.argmax())
+    scores = {m: cell.score(m) for m in methods}
+    pairs = [(methods[best], m) for m in methods if m != methods[best]]
+    _, paired = prr_intervals(scores, cell.quality, cell.clusters, pairs, 2000)
+    tied = [
+        name
+        for name, m in zip(names, methods, strict=True)
+        if m == methods[best] or not paired[methods[best], m].excludes(0)
+    ]
+    return row | {"best or tied": tied}
 
 
 def _by_depth(cell: Cell, symbol: str) -> dict[float, str]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import coverage_by_band
+from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.saved.cells import (
@@ -121,6 +122,7 @@ def truncation(cells: Sequence[Cell]) -> Items:
                 "answers": len(ours),
                 "large Δ small K": paired["large", "small"],
                 "large K Δ MSP": paired.get(("large", "msp")),
+                "token ρ of MI": _token_correlation(a, of_small, ours, b, of_large, theirs),
                 "mean coverage, small K": _coverage_at(a, small),
                 "mean coverage, large K": _coverage_at(a, large),
             }
@@ -128,8 +130,9 @@ def truncation(cells: Sequence[Cell]) -> Items:
 
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in _pairs_of_k(cells, symbol)]
     notes = [
-        "The answers that were scored with both K; paired 95 % intervals over clusters. Coverage: "
-        "mean over all tokens.",
+        "The answers that were scored with both K; paired 95 % intervals over clusters. Token ρ: "
+        "Spearman correlation of MI_t between the two K, over all tokens. Coverage: mean over all "
+        "tokens.",
     ]
     return frame(
         "larger_k", title, pairs, compute, notes, digits=3,
@@ -159,6 +162,20 @@ def _pairs_of_k(cells: Sequence[Cell], symbol: str) -> Iterator[PairOfK]:
             yield symbol, small, *by_k[small], large, *by_k[large]
 
 
+def _token_correlation(
+    a: Cell, of_small: str, ours: Sequence[int], b: Cell, of_large: str, theirs: Sequence[int]
+) -> float | None:
+    """Whether the two K rank tokens alike; None where a run did not save MI_t."""
+    tokens = []
+    for cell, method, rows in ((a, of_small, ours), (b, of_large, theirs)):
+        saved = cell.mi_of(method)
+        if saved is None:
+            return None
+        tokens.append(np.concatenate([saved[i] for i in rows]))
+    same = len(tokens[0]) == len(tokens[1]) and all(map(np.ptp, tokens))
+    return rank_correlation(*tokens) if same else None
+
+
 def _coverage_at(cell: Cell, top_k: int) -> float | None:
     saved = cell.saved("asmi_coverage", at_operating_depth=True)
     if saved is None or top_k not in COVERAGE_AT:
@@ -175,7 +192,7 @@ def coverage(cells: Sequence[Cell]) -> Items:
         information = cell.saved("asmi_mi", at_operating_depth=True)
         if not saved or not information:
             raise Unavailable("asmi_coverage or asmi_mi not saved")
-        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved))
+        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), COVERAGE_AT)
         return [
             {"cell": cell.label, "tokens": band}
             | {f"K = {name}" if name in COVERAGE_AT else str(name): v for name, v in row.items()}

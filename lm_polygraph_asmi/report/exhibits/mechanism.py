@@ -8,15 +8,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import pearsonr
 
-from lm_polygraph_asmi.analysis.cost import phase_seconds
+from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_seconds
 from lm_polygraph_asmi.analysis.mechanism import (
     OVER_ROBUST,
     error_separation,
     masking_response,
     votes,
 )
+from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Items, frame
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, frame
 from lm_polygraph_asmi.saved.cells import SYMBOLS, Cell, Unavailable
 from lm_polygraph_asmi.saved.manifest import PHASES, seconds_by_phase
 
@@ -76,17 +77,24 @@ def mechanism(cells: Sequence[Cell]) -> Items:
             raise Unavailable("MI_t or A_t is the same everywhere")
         r = float(pearsonr(mi, agreement).statistic)
         panels[cell.label] = mi, agreement, r
+        entropy = cell.tokens("asmi_entropy")
         return [
             {
                 "cell": cell.label,
                 "tokens": len(mi),
                 "Pearson r": r,
+                "Spearman of MI_t and H_t": None
+                if entropy is None
+                else rank_correlation(mi, np.concatenate(entropy)),
                 "mean MI_t": float(mi.mean()),
                 "mean A_t": float(agreement.mean()),
             }
         ]
 
-    notes = ["High MI_t with low agreement is flagged; with high agreement it is discounted."]
+    notes = [
+        "High MI_t with low agreement is flagged; with high agreement it is discounted. Pearson r: "
+        "of MI_t and A_t; H_t: single-pass entropy of the token."
+    ]
     return frame(
         "mechanism", title, cells, compute, notes, lambda _: figures.joint(panels), digits=3
     )
@@ -147,7 +155,7 @@ def case_study(cells: Sequence[Cell]) -> Items:
             rows.append(
                 {
                     "cell": cell.label,
-                    "question": _last_question(prompts[i]),
+                    "question": last_question(prompts[i]),
                     "reference": str(references[i])[:60] if references else None,
                     "answer": answers[i].strip()[:60],
                     "most fragile token": _text(cell, i, tokens[i][position]),
@@ -170,7 +178,7 @@ def case_study(cells: Sequence[Cell]) -> Items:
     return frame("case_study", title, cells, compute, notes, digits=3)
 
 
-def _last_question(prompt: str) -> str:
+def last_question(prompt: str) -> str:
     """What stands between the last "Question:" and "Answer:", else the prompt's end."""
     _, marker, rest = prompt.rpartition("Question:")
     question = rest.rpartition("Answer:")[0] or rest
@@ -217,7 +225,7 @@ def cost(cells: Sequence[Cell]) -> Items:
     def draw(table: pd.DataFrame) -> Figure:
         return figures.seconds(table, [name for name in table if name in PHASES.values()])
 
-    items = frame("cost", title, cells, compute, notes, draw)
+    items: list[Exhibit | Gap] = [*frame("cost", title, cells, compute, notes, draw)]
     for item in items:
         if isinstance(item, Exhibit) and item.table is not None and "samples" in item.table:
             item.notes = [
@@ -225,4 +233,50 @@ def cost(cells: Sequence[Cell]) -> Items:
                 "Samples are drawn one by one behind a prompt that is run once; the paper draws "
                 "them as one batch.",
             ]
-    return items
+    return [*items, *_cost_by_method(cells)]
+
+
+def _cost_by_method(cells: Sequence[Cell]) -> Items:
+    """Table "cost" of the paper: a row per method, and what batching the masks saves."""
+    title = "Measured cost by method"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        by_batching: dict[tuple[Any, ...], dict[bool, float]] = {}
+        for run in cell.runs:
+            found = method_seconds(seconds_by_phase(run.stats), WARM_UP)
+            calculator = run.recorded("config").get("asmi", {}).get("calculator", {})
+            used = run.settings()
+            if not found or not used:
+                continue
+            sequential = calculator.get("memory_budget") == 1
+            marginal = found.get("ASMI alone, marginal")
+            key = (len(used), *(str(used[0][name]) for name in ("scope", "num_masks", "top_k")))
+            if marginal is not None:
+                by_batching.setdefault(key, {})[sequential] = marginal.median
+            rows.append(
+                {
+                    "cell": cell.label,
+                    "scope": used[0]["scope"],
+                    "S": used[0]["num_masks"],
+                    "depths": len(used),
+                    "masks": "one at a time" if sequential else "batched",
+                    **{m: found[m].median if m in found else None for m in PHASES_OF},
+                    "n": max(phase.n for phase in found.values()),
+                    "key": key,
+                }
+            )
+        for row in rows:
+            both = by_batching.get(row.pop("key"), {})
+            row["one at a time / batched"] = both[True] / both[False] if len(both) == 2 else None
+        if not rows:
+            raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
+        return rows
+
+    notes = [
+        "Median over the answers of the seconds of all phases a method needs: greedy answer; "
+        "samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these but NLI, with "
+        "the embedding of samples (Adapt-ASMI). A dash: a phase was not measured. Last column: "
+        "seconds of masked passes one at a time over those of batched ones, where both were run."
+    ]
+    return frame("cost_by_method", title, cells, compute, notes)

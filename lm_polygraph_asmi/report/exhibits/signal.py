@@ -1,6 +1,8 @@
 """Is the signal distinct from confidence, and where does it pay."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
+from lm_polygraph_asmi.analysis.added import (
+    LEVEL,
+    REFITS,
+    AddedInformation,
+    adds_information,
+    stacked_gain,
+)
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
+from lm_polygraph_asmi.analysis.verdict import holm
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, frame
 from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
@@ -25,6 +35,41 @@ def _control_source(cells: Sequence[Cell]) -> str:
     return f"MSP or H from ASMI's own unmasked pass: {', '.join(own)}; else LM-Polygraph's."
 
 
+def _with_length(cell: Cell, controls: np.ndarray) -> np.ndarray:
+    return controls if cell.lengths is None else np.column_stack([controls, cell.lengths])
+
+
+@cache
+def added_of(cell: Cell) -> AddedInformation:
+    """Whether u_sem adds to MSP, H and length on a cell.
+
+    Raises:
+        ValueError: what it needs was not saved, or there are too few errors or clusters.
+    """
+    cell.need_errors()
+    u_sem, msp, entropy = cell.need("u_sem", "msp", "entropy")
+    controls = _with_length(cell, np.column_stack([msp, entropy]))
+    return adds_information(u_sem, controls, cell.wrong, cell.clusters)
+
+
+def verdicts_of(cells: Sequence[Cell]) -> dict[Cell, str]:
+    """ "yes", "no" or "wrong way round" by cell: does u_sem add, Holm-adjusted over the cells."""
+    found = {}
+    for cell in cells:
+        with suppress(ValueError):
+            found[cell] = added_of(cell)
+    adjusted = holm([one.p_value for one in found.values()])
+    pairs = zip(found.items(), adjusted, strict=True)
+    return {cell: verdict(float(p), one.direction) for (cell, one), p in pairs}
+
+
+def verdict(p_value: float, direction: int) -> str:
+    """What a test of added information says, its p-value adjusted for the number of tests."""
+    if not p_value < LEVEL:
+        return "no"
+    return "yes" if direction > 0 else "wrong way round"
+
+
 def distinct(cells: Sequence[Cell]) -> Items:
     """Table "app-distinct" of the paper, other aggregations, raw MI, and the kernel's share."""
     title = "A distinct signal: error detection beyond confidence"
@@ -38,21 +83,35 @@ def distinct(cells: Sequence[Cell]) -> Items:
         for signal, over, values, controls in tests:
             if np.ptp(values) == 0:
                 continue
+            beyond = _with_length(cell, controls)
+            added = adds_information(values, beyond, cell.wrong, cell.clusters)
             found = distinct_signal(values, controls, cell.wrong, cell.clusters)
             rows.append(
                 {
                     "cell": cell.label,
                     "signal": signal,
                     "controls": over,
+                    "z": added.statistic,
+                    "p": added.p_value,
+                    "direction": added.direction,
                     "residual AUROC": found.residual_auroc,
                     "incremental AUROC": found.incremental_auroc,
                     "LR": found.likelihood_ratio,
                     "p (nominal)": found.p_value,
-                    "detected": _verdict(found),
+                    "paper's criterion": _papers_verdict(found),
                     "errors": found.errors,
                 }
             )
         return rows
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        adjusted = table.groupby(["signal", "controls"])["p"].transform(holm)
+        pairs = zip(adjusted, table["direction"], strict=True)
+        said = [verdict(p, way) for p, way in pairs]
+        place = list(table).index("direction")
+        table.insert(place, "p, Holm", adjusted)
+        table.insert(place + 1, "adds", said)
+        return table.drop(columns="direction")
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
@@ -63,26 +122,34 @@ def distinct(cells: Sequence[Cell]) -> Items:
         )
 
     def notes(item: Exhibit) -> list[str]:
+        without = [cell.label for cell in item.cells if cell.lengths is None]
+        lengths = " and of the answer's length"
+        if without:
+            lengths += f" (not saved: {', '.join(without)})"
         return [
+            "Adds: generalised covariance of the signal's rank and of errors, given smooth "
+            f"functions of the ranks of the controls{lengths}, cross-fitted by cluster; z is about "
+            "standard normal where the controls know all that the signal knows of errors. p is "
+            "two-sided, Holm over the cells of a signal; the verdict is by the latter at 0.05.",
+            "The paper's columns, for comparison: they are no test, since a skewed signal, or one "
+            "whose spread grows with the controls, is detected without knowing of anything else. "
             "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
-            "controls leaves of the signal; detected: its interval excludes 0.5; wrong way "
-            "round: it lies below, so the residual is higher for right answers. Incremental: "
-            "logistic model with the signal minus without; a column that adds nothing lowers it a "
-            "little. Linear: a signal that is a curved function of the controls can be detected "
-            "without knowing of anything else. The "
-            "likelihood ratio takes answers as independent: nominal. Many tests stand "
-            "here side by side, without correction.",
+            "controls leaves of the signal; yes: its interval excludes 0.5; wrong way round: it "
+            "lies below, so the residual is higher for right answers. Incremental: logistic model "
+            "with the signal minus without. The likelihood ratio takes answers as independent: "
+            "nominal. None of these is corrected for their number.",
             "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's "
             "share. " + _control_source(item.cells),
         ]
 
     return frame(
         "distinct_signal", title, cells, compute, notes, draw,
-        digits=3, signed=("incremental AUROC",), p_values=("p (nominal)",),
+        digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
+        finish=finish,
     )  # fmt: skip
 
 
-def _verdict(found: DistinctSignal) -> str:
+def _papers_verdict(found: DistinctSignal) -> str:
     if not found.detected:
         return "no"
     return "yes" if found.residual_auroc.value > 0.5 else "wrong way round"
@@ -115,6 +182,37 @@ def _tests(cell: Cell) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     return found
 
 
+def stacked(cells: Sequence[Cell]) -> Items:
+    """What a user gains who has MSP, H and length anyway: nested models of errors."""
+    title = "What u_sem adds to a model of errors"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
+        u_sem, msp, entropy = cell.need("u_sem", "msp", "entropy")
+        controls = _with_length(cell, np.column_stack([msp, entropy]))
+        found = stacked_gain(u_sem, controls, cell.wrong, cell.clusters, cell.quality)
+        return [
+            {
+                "cell": cell.label,
+                "Δ log-loss": found.log_loss,
+                "Δ AUROC": found.auroc,
+                "Δ PRR": found.prr,
+            }
+        ]
+
+    notes = [
+        "Logistic models of errors on smooth functions of MSP, H and the answer's length (where "
+        "saved), with u_sem minus without; out of fold, 95 % over clusters, both models fitted "
+        f"anew in each of {REFITS} resamples. Negative log-loss, positive AUROC and PRR: better "
+        "with u_sem. A signal that adds nothing costs a little."
+    ]
+    signed = ("Δ log-loss", "Δ AUROC", "Δ PRR")
+    return frame("stacked_gain", title, cells, compute, notes, digits=3, signed=signed)
+
+
+FOUR = {"H": "entropy", "H(p̄)": "mean", "MI": "mi", "u_sem": "u"}
+
+
 def ensemble_mean(cells: Sequence[Cell]) -> Items:
     """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain."""
     title = "Ensemble-mean entropy alone"
@@ -122,14 +220,18 @@ def ensemble_mean(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         cell.need_errors()
         average, entropy, u_sem, mi = cell.need("entropy_of_mean", "entropy", "u_sem", "mi")
-        scores = {"mean": average, "u": u_sem, "mi": mi}
+        scores = {"entropy": entropy, "mean": average, "u": u_sem, "mi": mi}
         pairs = [("u", "mean"), ("mi", "mean")]
         alone, paired = comparison.prr_intervals(scores, cell.quality, cell.clusters, pairs)
         return [
             {
                 "cell": cell.label,
                 "Spearman with H": rank_correlation(average, entropy),
+                "PRR of H": alone["entropy"],
                 "PRR of H(p̄)": alone["mean"],
+                "PRR of MI": alone["mi"],
+                "PRR of u_sem": alone["u"],
+                "highest": max(FOUR, key=lambda name: alone[FOUR[name]].value),
                 "u_sem Δ H(p̄)": paired["u", "mean"],
                 "MI Δ H(p̄)": paired["mi", "mean"],
             }
@@ -163,8 +265,8 @@ def flags(cells: Sequence[Cell]) -> Items:
         ]
 
     notes = [
-        "Each score flags as many answers as there are errors, equal scores in the order of rows. "
-        "Exact test; it takes answers as independent."
+        "Each score flags as many answers as there are errors; where equal scores leave a choice, "
+        "counts are means over all choices. Exact test; it takes answers as independent."
     ]
     p_values = ("McNemar p",)
     return frame("matched_flags", title, cells, compute, notes, digits=3, p_values=p_values)
@@ -183,6 +285,7 @@ def confident_fragile(cells: Sequence[Cell]) -> Items:
         rates = found.error_rate
         row = {
             "cell": cell.label,
+            "confident share": float(found.count[0].sum() / len(cell)),
             "confident, robust": float(rates[0, 0]),
             "confident, fragile": float(rates[0, 1]),
             "unconfident, robust": float(rates[1, 0]),
@@ -200,10 +303,54 @@ def confident_fragile(cells: Sequence[Cell]) -> Items:
         "confidence within the halves: see the residual AUROC. Tokens: those of confident answers, "
         "labelled by their answer; the paper finds no effect there."
     ]
-    return frame(
+    items = frame(
         "confident_fragile", title, cells, compute, notes, lambda _: figures.quadrants(grids),
         signed=("gap", "token gap"),
     )  # fmt: skip
+    return items if isinstance(items[0], Gap) else [*items, *_by_regime(cells, grids)]
+
+
+REGIMES = {True: "context", False: "memory", None: "not recorded"}
+
+
+def _by_regime(cells: Sequence[Cell], grids: Mapping[str, selective.Quadrants]) -> Items:
+    """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
+    title = "Confident but fragile, by regime"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        if cell.label not in grids:
+            return []
+        added = added_of(cell)
+        return [
+            {
+                "answers expected from": REGIMES[cell.grounded],
+                "cell": cell.label,
+                "gap": grids[cell.label].gap,
+                "z": added.statistic,
+                "p": added.p_value,
+            }
+        ]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        panels = {
+            f"answers from {regime}": dict(zip(own["cell"], own["gap"], strict=True))
+            for regime, own in table.groupby("answers expected from", sort=False)
+        }
+        return figures.forest(panels, "error rate, confident-fragile minus confident-robust")
+
+    notes = [
+        "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
+        "a high error rate inflates it. z and p: whether u_sem adds to MSP, H and length on all "
+        "answers of the cell (generalised covariance, not adjusted): what tells regimes apart."
+    ]
+    return frame(
+        "confident_fragile_by_regime", title, cells, compute, notes, draw, digits=3,
+        signed=("gap",), p_values=("p",), finish=_by_group,
+    )  # fmt: skip
+
+
+def _by_group(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("answers expected from", kind="stable", ignore_index=True)
 
 
 def payoff(cells: Sequence[Cell]) -> Items:
@@ -236,6 +383,8 @@ def payoff(cells: Sequence[Cell]) -> Items:
         return [
             {
                 "cell": cell.label,
+                "confident share": found.confident,
+                "coverage": found.coverage,
                 "confident error": found.confident_error,
                 "filter by u_sem": found.by_fragility,
                 "filter by entropy": found.by_other,
@@ -244,8 +393,9 @@ def payoff(cells: Sequence[Cell]) -> Items:
         ]
 
     filter_notes = [
-        "Error rate among the MSP-confident half, and after abstaining on half of it (final "
-        "coverage 0.25) by u_sem or by entropy; negative difference: u_sem filters better."
+        "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
+        "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
+        "what was realised: a half and a quarter, unless many answers tie at the median of MSP."
     ]
     area_notes = [
         "AURC, lower is better, best in bold; negative difference: u_sem has the lower area."

@@ -1,0 +1,270 @@
+"""Does a score know of errors what its controls do not? A test that keeps its level, and the gain.
+
+The linear residual of `analysis.distinct` is the paper's column; it "detects" scores that are noisy
+and skewed functions of the controls. What stands here does not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import expit, logit
+from scipy.stats import rankdata
+from scipy.stats import t as student
+from sklearn.preprocessing import SplineTransformer
+
+from lm_polygraph_asmi.analysis.clusters import (
+    SEED,
+    Interval,
+    check_rows,
+    cluster_draws,
+    control_table,
+    percentile_interval,
+)
+from lm_polygraph_asmi.analysis.comparison import auroc
+from lm_polygraph_asmi.analysis.distinct import FOLDS, check_folds, cluster_folds
+from lm_polygraph_asmi.analysis.prr import Rejection
+
+PARTITIONS = 5
+"""Partitions into folds whose predictions are averaged, so that the verdict is not that of one."""
+PENALTY, SLIGHT = 1.0, 0.01
+"""Ridge penalties on standardised features, of the models of errors and of the score's rank."""
+NOTHING_LEFT = 0.02
+"""Share of a score's spread below which what its controls leave of it is error of the fit."""
+LEVEL = 0.05
+REFITS = 500
+"""Resamples in each of which all models are fitted anew."""
+
+
+@dataclass(frozen=True)
+class AddedInformation:
+    """Whether a score and errors go together once the controls are known.
+
+    Attributes:
+        statistic: studentised sum over clusters of residual products; about standard normal where
+            the controls know all that the score knows of errors.
+        p_value: two-sided.
+        direction: +1 if wrong answers have higher scores than the controls explain, -1 if lower
+            ones (the wrong way round), 0 if nothing is left of the score.
+        n, clusters, errors: rows, clusters, wrong answers.
+    """
+
+    statistic: float
+    p_value: float
+    direction: int
+    n: int
+    clusters: int
+    errors: int
+
+    @property
+    def added(self) -> bool:
+        """Whether the test rejects at 5 %, in either direction."""
+        return self.p_value < LEVEL
+
+
+def adds_information(
+    scores: ArrayLike,
+    controls: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    seed: int = SEED,
+) -> AddedInformation:
+    """Generalised covariance measure: are score and errors independent given the controls?
+
+    The score's rank and the chance of an error are both predicted from smooth functions of the
+    controls' ranks, out of fold; the products of what is left are summed by cluster. Skewed scores,
+    outliers and a spread that grows with the controls leave its level alone. It looks for an
+    average dependence: a score that is higher for some errors and lower for as many others is not
+    found. Source: Shah and Peters (2020), The hardness of conditional independence testing.
+
+    Args:
+        scores: (n,), higher = more uncertain.
+        controls: (n, c), such as MSP, single-pass entropy and answer length.
+        wrong: (n,).
+        clusters: key of each row; folds keep clusters whole.
+        seed: of the partitions into folds.
+
+    Raises:
+        ValueError: too few clusters or errors for the folds, a constant score, controls that are
+            no table, lengths that differ, or values that are not finite.
+    """
+    score, table, errors = checked(scores, controls, wrong, clusters)
+    check_folds(errors, clusters)
+    features, rank = _smooth(table), _ranks(score)
+    rows, share, chance = np.arange(len(rank)), np.zeros(len(rank)), np.zeros(len(rank))
+    _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    rng = np.random.default_rng(seed)
+    for _ in range(PARTITIONS):
+        folds = (rng.permutation(codes.max() + 1) % FOLDS)[codes]
+        train = (folds != np.arange(FOLDS)[:, None]).astype(float)
+        share += (_least_squares(features, rank, train) @ features.T)[folds, rows]
+        chance += expit(_logistic(features, errors, train) @ features.T)[folds, rows]
+    left = rank - share / PARTITIONS
+    # What is left of a function of the controls follows them, and could covary too.
+    if left.std() < NOTHING_LEFT * rank.std():
+        left[:] = 0.0
+    sums = np.bincount(codes, left * (errors - chance / PARTITIONS))
+    spread = sums.std(ddof=1)
+    statistic = float(np.sqrt(len(sums)) * sums.mean() / spread) if spread > 0 else 0.0
+    # Student's distribution, since the spread is estimated from as many sums as there are clusters.
+    p_value = float(2 * student.sf(abs(statistic), len(sums) - 1))
+    return AddedInformation(
+        statistic, p_value, int(np.sign(statistic)), len(rank), len(sums), int(errors.sum())
+    )
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a model of errors gains by a score, out of fold; with the score minus without.
+
+    Attributes:
+        log_loss: nats an answer; negative = better with the score.
+        auroc, prr: positive = better with the score.
+    """
+
+    log_loss: Interval
+    auroc: Interval
+    prr: Interval
+
+
+def stacked_gain(
+    scores: ArrayLike,
+    controls: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    quality: ArrayLike | None = None,
+    resamples: int = REFITS,
+    seed: int = SEED,
+) -> Gain:
+    """Two nested logistic models of errors: on smooth functions of the controls, and the score too.
+
+    Both are fitted out of fold, and anew in every resample of clusters, so that the intervals hold
+    what the fits vary by. A score that adds nothing costs a little: the changes then lie just on
+    the worse side of zero.
+
+    Args:
+        scores, controls, wrong, clusters, seed: as of `adds_information`.
+        quality: (n,) of which PRR is taken, higher = better; None: right or wrong.
+
+    Raises:
+        ValueError: as `adds_information`.
+    """
+    score, table, errors = checked(scores, controls, wrong, clusters)
+    worth = 1 - errors if quality is None else np.asarray(quality, dtype=float)
+    check_rows(clusters, quality=worth)
+    base = _smooth(table)
+    full = np.column_stack([base, _standardised(_ranks(score)[:, None])])
+    folds = cluster_folds(errors, clusters, seed)
+    oracle = Rejection(-worth)
+
+    def differences(counts: np.ndarray) -> np.ndarray:
+        """(b, 3) changes of log-loss, AUROC and PRR on samples (b, n)."""
+        first, second = (_out_of_fold(x, errors, counts, folds) for x in (base, full))
+        loss = [
+            -(counts * np.where(errors > 0, np.log(p), np.log1p(-p))).sum(1) / counts.sum(1)
+            for p in (first, second)
+        ]
+        found = [loss[1] - loss[0]]
+        ranking = []
+        for one in zip(first, second, counts, strict=True):
+            rows = np.repeat(np.arange(len(errors)), one[2].astype(int))
+            area = [auroc(p[rows], errors[rows]) for p in one[:2]]
+            span = oracle.area(worth, one[2][None])[0] - one[2] @ worth / one[2].sum()
+            kept = [Rejection(p).area(worth, one[2][None])[0] for p in one[:2]]
+            prr = (kept[1] - kept[0]) / span if span > 0 else float("nan")
+            ranking.append((area[1] - area[0], prr))
+        return np.column_stack([*found, np.array(ranking)])
+
+    value = differences(np.ones((1, len(errors)), dtype=int))[0]
+    drawn = np.concatenate([differences(c) for c in cluster_draws(clusters, resamples, seed)])
+    return Gain(*(percentile_interval(v, column) for v, column in zip(value, drawn.T, strict=True)))
+
+
+def checked(
+    scores: ArrayLike, controls: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Score, controls and errors (0 or 1) as arrays of numbers.
+
+    Raises:
+        ValueError: a constant score, controls of another shape than (n, c), lengths that differ, or
+            values that are not finite.
+    """
+    table = control_table(controls)
+    check_rows(clusters, scores=scores, controls=table, wrong=wrong)
+    score = np.asarray(scores, dtype=float)
+    if np.ptp(score) == 0:
+        raise ValueError("the score is the same for all answers: there is nothing to test")
+    return score, table, np.asarray(wrong, dtype=bool).astype(float)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Mid-ranks in (0, 1), ties alike."""
+    return (rankdata(values) - 0.5) / len(values)
+
+
+def _standardised(features: np.ndarray) -> np.ndarray:
+    spread = features.std(0)
+    return (features - features.mean(0))[:, spread > 1e-12] / spread[spread > 1e-12]
+
+
+def _smooth(controls: np.ndarray) -> np.ndarray:
+    """(n, m) a constant, cubic splines of every control's ranks, and products of two of them."""
+    ranks = np.column_stack([_ranks(column) for column in controls.T])
+    knots = np.repeat(np.linspace(0, 1, 3)[:, None], ranks.shape[1], axis=1)
+    splines = SplineTransformer(degree=3, knots=knots, include_bias=False).fit_transform(ranks)
+    one, other = np.triu_indices(ranks.shape[1], 1)
+    products = (ranks[:, one] - 0.5) * (ranks[:, other] - 0.5)
+    features = _standardised(np.column_stack([splines, products]))
+    return np.column_stack([np.ones(len(features)), features])
+
+
+def _penalties(features: np.ndarray, weight: float) -> np.ndarray:
+    """(m, m); the constant is free."""
+    return np.diag([0.0] + [weight] * (features.shape[1] - 1))
+
+
+def _least_squares(features: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(b, m) coefficients of b slightly penalised regressions, one a row of weights (b, n)."""
+    m = features.shape[1]
+    squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
+    gram = (weights @ squares).reshape(-1, m, m) + _penalties(features, SLIGHT)
+    return np.linalg.solve(gram, ((weights * target) @ features)[..., None])[..., 0]
+
+
+def _logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(b, m) coefficients of b penalised logistic regressions, one a row of weights (b, n).
+
+    scikit-learn fits them one at a time, which is far too slow to be done in every resample.
+    """
+    m = features.shape[1]
+    squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
+    penalties = _penalties(features, PENALTY)
+    share = (weights @ wrong + 0.5) / (weights.sum(1) + 1)
+    found = np.zeros((len(weights), m))
+    found[:, 0] = logit(share)
+    for _ in range(50):
+        chance = expit(np.clip(found @ features.T, -30, 30))
+        slope = (weights * (wrong - chance)) @ features - found @ penalties
+        bend = ((weights * chance * (1 - chance)) @ squares).reshape(-1, m, m) + penalties
+        bend[:, 0, 0] += 1e-9  # a training set without errors, or without right answers
+        step = np.linalg.solve(bend, slope[..., None])[..., 0]
+        # Newton's step can overshoot where errors are well separated.
+        furthest = np.abs(step @ features.T).max(1, keepdims=True)
+        step *= np.minimum(1, 5 / np.maximum(furthest, 1e-12))
+        found += step
+        if furthest.max() < 1e-6 or np.abs(found[:, 0]).max() > 30:
+            break
+    return found
+
+
+def _out_of_fold(
+    features: np.ndarray, wrong: np.ndarray, counts: np.ndarray, folds: np.ndarray
+) -> np.ndarray:
+    """(b, n) chance of an error, fitted on the other folds of each sample (b, n)."""
+    chance = np.empty(counts.shape)
+    for fold in range(FOLDS):
+        test = folds == fold
+        fitted = _logistic(features, wrong, counts * ~test)
+        chance[:, test] = expit(np.clip(fitted @ features[test].T, -30, 30))
+    return chance

@@ -1,0 +1,53 @@
+"""How many questions a comparison needs, from a pilot."""
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+
+class SampleSize(NamedTuple):
+    """What it takes to see a difference.
+
+    Attributes:
+        clusters, questions: needed, with as many questions a cluster as the pilot has.
+        detectable: the difference that the pilot's own size would show with the same power.
+    """
+
+    clusters: int
+    questions: int
+    detectable: float
+
+
+def sample_size(
+    difference: float,
+    standard_error: float,
+    clusters: int,
+    questions: int,
+    power: float = 0.8,
+    level: float = 0.05,
+) -> SampleSize:
+    """Clusters and questions for a two-sided test to find a difference with this power.
+
+    The pilot's standard error is taken to fall with the square root of the number of clusters, as
+    it does for means; of PRR that is an approximation, and a pilot of few errors or clusters knows
+    its standard error badly.
+
+    Args:
+        difference: to be found, of PRR, say.
+        standard_error: of the pilot's own difference, over clusters.
+        clusters, questions: of the pilot.
+
+    Raises:
+        ValueError: a difference, standard error or size that is not positive, or a power or level
+            outside (0, 1).
+    """
+    if not (difference > 0 and standard_error > 0 and 0 < clusters <= questions):
+        raise ValueError(
+            "wanted a positive difference and standard error, and as many questions as clusters or "
+            f"more, got {difference}, {standard_error}, {clusters} clusters, {questions} questions"
+        )
+    if not (0 < power < 1 and 0 < level < 1):
+        raise ValueError(f"power and level must lie in (0, 1), got {power} and {level}")
+    errors = NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)
+    needed = max(2, math.ceil(clusters * (errors * standard_error / difference) ** 2))
+    return SampleSize(needed, math.ceil(needed * questions / clusters), errors * standard_error)

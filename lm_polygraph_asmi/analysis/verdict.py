@@ -1,0 +1,135 @@
+"""Better, equivalent or undecided: differences of PRR judged together, not one by one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import SEED, Interval, percentile_interval
+from lm_polygraph_asmi.analysis.comparison import drawn_prr
+
+MARGIN = 0.02
+"""Difference of PRR below which two methods are as good as equal."""
+LEVEL = 0.05
+OUTCOMES = ("better", "equivalent", "undecided", "worse")
+
+
+class Comparison(NamedTuple):
+    """A paired difference of PRR, judged within its family.
+
+    Attributes:
+        difference: first minus second, with its own 95 % interval, adjusted for nothing.
+        p_value: two-sided, of no difference; adjusted for the family.
+        p_equivalent: of a difference of at least the margin, by two one-sided tests.
+    """
+
+    difference: Interval
+    p_value: float
+    p_equivalent: float
+
+    @property
+    def outcome(self) -> str | None:
+        """One of `OUTCOMES`; None where nothing is defined."""
+        if np.isnan([self.difference.value, self.p_value]).any():
+            return None
+        if self.p_value < LEVEL:
+            return "better" if self.difference.value > 0 else "worse"
+        return "equivalent" if self.p_equivalent < LEVEL else "undecided"
+
+
+def romano_wolf(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
+    """Two-sided p-values of values being zero, adjusted for being looked at together.
+
+    A value is held against the largest of its family on the same resamples, step by step, so that
+    values that go together cost little. Source: Romano and Wolf (2005), Stepwise multiple testing
+    as formalized data snooping.
+
+    Args:
+        values: (m,) estimates.
+        drawn: (B, m) the same on B resamples; rows with NaN are left out.
+
+    Returns:
+        (m,), all NaN where no resample is defined.
+    """
+    found, resampled = np.asarray(values, dtype=float), np.asarray(drawn, dtype=float)
+    resampled = resampled[np.isfinite(resampled).all(1)]
+    if len(resampled) < 2 or np.isnan(found).any():
+        return np.full(len(found), np.nan)
+    spread = resampled.std(0, ddof=1)
+    spread[spread == 0] = np.inf  # the same score twice differs in no resample
+    sizes, null = np.abs(found) / spread, np.abs(resampled - found) / spread
+    adjusted, least = np.empty(len(found)), 0.0
+    order = np.argsort(-sizes, kind="stable")
+    for place, i in enumerate(order):
+        largest = null[:, order[place:]].max(1)
+        least = max(least, (1 + (largest >= sizes[i] - 1e-12).sum()) / (1 + len(resampled)))
+        adjusted[i] = least
+    return adjusted
+
+
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """p-values adjusted for their number, whatever their dependence; NaN stay and do not count.
+
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
+    adjusted = np.array(p_values, dtype=float)
+    known = np.flatnonzero(np.isfinite(adjusted))
+    order = known[np.argsort(adjusted[known], kind="stable")]
+    steps = adjusted[order] * np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
+    return adjusted
+
+
+def equivalence(drawn: ArrayLike, margin: float = MARGIN) -> float:
+    """p-value of a difference of at least `margin` in size: the larger of two one-sided tests.
+
+    Source: Schuirmann (1987), two one-sided tests; below 0.05 just where the 90 % percentile
+    interval lies within the margin.
+
+    Args:
+        drawn: (B,) the difference on B resamples; NaN are left out.
+    """
+    known = np.asarray(drawn, dtype=float)
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return float("nan")
+    above, below = (known >= margin).sum(), (known <= -margin).sum()
+    return float((1 + max(above, below)) / (1 + len(known)))
+
+
+def prr_comparisons(
+    scores: Mapping[str, ArrayLike],
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    differences: Iterable[tuple[str, str]],
+    resamples: int = 10_000,
+    seed: int = SEED,
+    margin: float = MARGIN,
+) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
+    """PRR of every method, and a family of differences (first minus second) judged together.
+
+    One draw of clusters serves all. Which methods are compared is taken as given: a best one that
+    was chosen on the same answers looks better than it is.
+
+    Args:
+        scores, quality, clusters: as of `prr_intervals`.
+        differences: pairs of methods: all that will be looked at.
+        margin: of equivalence.
+
+    Returns:
+        By method, and by pair.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    value, column = drawn_prr(scores, quality, clusters, resamples, seed)
+    pairs = list(dict.fromkeys(differences))
+    alone = {name: percentile_interval(value[name], column[name]) for name in scores}
+    gaps = [value[a] - value[b] for a, b in pairs]
+    drawn = [column[a] - column[b] for a, b in pairs]
+    adjusted = romano_wolf(gaps, np.array(drawn).T) if pairs else np.array([])
+    return alone, {
+        pair: Comparison(percentile_interval(gap, d), float(p), equivalence(d, margin))
+        for pair, gap, d, p in zip(pairs, gaps, drawn, adjusted, strict=True)
+    }

@@ -1,0 +1,279 @@
+"""The test of added information: level, power, and the plain twins of its parts."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm, rankdata
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss, roc_auc_score
+
+from lm_polygraph_asmi.analysis import adds_information, normalised_prr, stacked_gain
+from lm_polygraph_asmi.analysis.added import (
+    FOLDS,
+    PENALTY,
+    SLIGHT,
+    _least_squares,
+    _logistic,
+    _out_of_fold,
+    _smooth,
+)
+from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.distinct import cluster_folds, distinct_signal
+from tests.analysis.simulation import keys, monte_carlo_error, shared
+
+NULLS = {
+    "log H + noise": lambda controls, noise: np.log(controls[:, 1]) + 0.5 * noise[0],
+    "sqrt(MSP) x noise": lambda controls, noise: np.sqrt(controls[:, 0]) * (1 + 0.3 * noise[0]),
+    "H x lognormal": lambda controls, noise: controls[:, 1] * np.exp(0.7 * noise[0]),
+}
+"""Scores that know of errors what MSP and H know, and no more."""
+SIMULATIONS = 150
+
+
+def fragile(controls, noise):
+    """A score that has H, what `world` can plant in the errors, and noise."""
+    return controls[:, 1] * np.exp(0.5 * noise[0] + 0.7 * noise[1])
+
+
+def world(rng, n=300, size=2, planted=0.0):
+    """MSP, H and length that read a question's difficulty, errors by MSP and H, and two noises.
+
+    `planted` is the weight of the first noise in the errors.
+    """
+    difficulty = shared(rng, n // size, size, 0.3)
+    msp = np.exp(0.8 * difficulty + 0.5 * rng.normal(size=n))
+    entropy = 0.3 * np.exp(0.6 * difficulty + 0.5 * rng.normal(size=n))
+    length = rng.integers(1, 20, n).astype(float)
+    noise = rng.normal(size=(2, n))
+    eta = -0.8 + 0.9 * np.log(msp) + 0.7 * np.log(entropy / 0.3) + planted * noise[0]
+    wrong = rng.random(n) < 1 / (1 + np.exp(-eta))
+    return np.column_stack([msp, entropy, length]), wrong, noise, keys(n // size, size)
+
+
+def statistics(score, simulations, planted=0.0, seed=0, **kind):
+    """Statistic and p-value of simulations (simulations, 2)."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(simulations):
+        controls, wrong, noise, names = world(rng, planted=planted, **kind)
+        one = adds_information(score(controls, noise), controls, wrong, names)
+        found.append((one.statistic, one.p_value))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("null", NULLS)
+def test_the_level_is_kept(null):
+    """At 5 %; the paper's criterion calls the same scores distinct nearly always."""
+    found = statistics(NULLS[null], SIMULATIONS)
+    rejected = (found[:, 1] < 0.05).mean()
+    assert rejected <= 0.05 + 3 * monte_carlo_error(0.05, SIMULATIONS)
+    assert abs(found[:, 0].mean()) < 0.35
+    assert found[:, 0].std() == pytest.approx(1, abs=0.2)
+
+
+def test_the_power_is_worth_having():
+    """Half of what a score has beyond H is in the errors."""
+    found = statistics(fragile, 100, planted=0.5)
+    assert (found[:, 1] < 0.05).mean() > 0.4
+    assert found[:, 0].mean() > 1.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "size"), [(120, 2), (300, 2), (304, 8), (1000, 2), (5000, 4)])
+@pytest.mark.parametrize("null", NULLS)
+def test_the_level_is_kept_at_all_sizes(null, n, size):
+    simulations = 400 if n < 5000 else 100
+    found = statistics(NULLS[null], simulations, n=n, size=size, seed=1)
+    rejected = (found[:, 1] < 0.05).mean()
+    print(null, n, size, "rejected", rejected, "mean", found[:, 0].mean(), "sd", found[:, 0].std())
+    assert rejected <= 0.05 + 3 * monte_carlo_error(0.05, simulations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "least"), [(120, 0.15), (300, 0.45), (1000, 0.9)])
+def test_the_power_grows(n, least):
+    found = statistics(fragile, 200, planted=0.5, n=n)
+    print(n, "power", (found[:, 1] < 0.05).mean())
+    assert (found[:, 1] < 0.05).mean() > least
+
+
+def test_the_papers_criterion_is_no_test():
+    """Why there is another: on an exact null, a linear residual is "distinct"."""
+    rng, detected = np.random.default_rng(5), 0
+    for null in NULLS.values():
+        for _ in range(4):
+            controls, wrong, noise, names = world(rng, n=1000)
+            score = null(controls, noise)
+            detected += distinct_signal(score, controls[:, :2], wrong, names, 50).detected
+    assert detected >= 8
+
+
+def test_the_statistic_against_a_plain_loop():
+    """Folds of one partition at a time, scikit-learn's models, sums over clusters in a loop."""
+    controls, wrong, noise, names = world(np.random.default_rng(1), n=120)
+    score = controls[:, 1] * np.exp(noise[0])
+    found = adds_information(score, controls, wrong, names, seed=3)
+    features = _smooth(controls)[:, 1:]
+    rank = (rankdata(score) - 0.5) / 120
+    rng, codes = np.random.default_rng(3), np.unique(names, return_inverse=True)[1]
+    share, chance = np.zeros((5, 120)), np.zeros((5, 120))
+    for part in range(5):
+        folds = (rng.permutation(60) % FOLDS)[codes]
+        assert all(len(set(folds[codes == c])) == 1 for c in range(60))
+        for fold in range(FOLDS):
+            train, test = folds != fold, folds == fold
+            ridge = Ridge(SLIGHT, solver="cholesky").fit(features[train], rank[train])
+            share[part, test] = ridge.predict(features[test])
+            selector = LogisticRegression(C=1 / PENALTY, tol=1e-8, max_iter=1000)
+            fitted = selector.fit(features[train], wrong[train])
+            chance[part, test] = fitted.predict_proba(features[test])[:, 1]
+    left = (rank - share.mean(0)) * (wrong - chance.mean(0))
+    sums = np.array([left[codes == c].sum() for c in range(60)])
+    statistic = sums.mean() / (sums.std(ddof=1) / np.sqrt(60))
+    assert found.statistic == pytest.approx(statistic, rel=0.02, abs=0.01)
+    assert (found.n, found.clusters, found.errors) == (120, 60, wrong.sum())
+    assert found.direction == np.sign(found.statistic)
+    assert found.p_value == pytest.approx(2 * norm.sf(abs(statistic)), abs=0.02)
+
+
+def test_batches_of_models_are_scikit_learns():
+    controls, wrong, _, _ = world(np.random.default_rng(2), n=80)
+    features = _smooth(controls)
+    counts = np.random.default_rng(3).integers(0, 3, size=(4, 80)).astype(float)
+    target = np.random.default_rng(4).random(80)
+    for found, weights in zip(
+        _logistic(features, wrong.astype(float), counts), counts, strict=True
+    ):
+        fitted = LogisticRegression(C=1 / PENALTY, tol=1e-10, max_iter=5000)
+        fitted.fit(features[:, 1:], wrong, weights)
+        np.testing.assert_allclose(found, [*fitted.intercept_, *fitted.coef_[0]], atol=1e-3)
+    for found, weights in zip(_least_squares(features, target, counts), counts, strict=True):
+        ridge = Ridge(SLIGHT, solver="cholesky").fit(features[:, 1:], target, weights)
+        np.testing.assert_allclose(found, [ridge.intercept_, *ridge.coef_], atol=1e-8)
+
+
+def test_training_sets_of_one_kind_have_an_end():
+    features = _smooth(np.random.default_rng(0).normal(size=(50, 2)))
+    for wrong in (np.zeros(50), np.ones(50)):
+        (found,) = _logistic(features, wrong, np.ones((1, 50)))
+        assert np.isfinite(found).all()
+    separated = np.arange(50) >= 25
+    features = _smooth(np.arange(50.0)[:, None])
+    (found,) = _logistic(features, separated.astype(float), np.ones((1, 50)))
+    assert (((features @ found) > 0) == separated).all()
+
+
+def test_one_outlier_changes_little():
+    """The linear residual moves from .545 to .361 by one outlier in 120 rows."""
+    controls, wrong, noise, names = world(np.random.default_rng(6), n=120)
+    score = controls[:, 1] * np.exp(noise[0])
+    found = adds_information(score, controls, wrong, names)
+    score[7], controls[11] = 1e6, 1e6
+    again = adds_information(score, controls, wrong, names)
+    assert again.statistic == pytest.approx(found.statistic, abs=0.6)
+
+
+def test_scales_and_monotone_changes_do_not_matter():
+    controls, wrong, noise, names = world(np.random.default_rng(7))
+    score = controls[:, 1] * np.exp(noise[0])
+    found = adds_information(score, controls, wrong, names)
+    assert adds_information(np.log(score), np.sqrt(controls), wrong, names) == found
+    mirrored = adds_information(-score, controls, wrong, names)
+    assert mirrored.statistic == pytest.approx(-found.statistic)
+    assert mirrored.direction == -found.direction != 0
+    # A control that is the same for all says nothing.
+    constant = np.column_stack([controls, np.ones(300)])
+    assert adds_information(score, constant, wrong, names).statistic == pytest.approx(
+        found.statistic, rel=1e-6
+    )
+
+
+def test_a_score_that_is_a_control_adds_nothing():
+    rng = np.random.default_rng(8)
+    for _ in range(5):
+        controls, wrong, _, names = world(rng)
+        for score in (controls[:, 0], np.log(controls[:, 1]), -controls[:, 1]):
+            found = adds_information(score, controls, wrong, names)
+            assert (found.statistic, found.p_value, found.direction) == (0, 1, 0)
+
+
+def test_planted_knowledge_is_found_in_its_direction():
+    controls, wrong, noise, names = world(np.random.default_rng(9), n=1000, planted=1.5)
+    score = controls[:, 1] * np.exp(noise[0])
+    found = adds_information(score, controls, wrong, names)
+    assert found.added
+    assert found.direction == 1
+    gain = stacked_gain(score, controls, wrong, names, resamples=60)
+    assert gain.log_loss.high < 0 < gain.auroc.low < gain.auroc.high
+    assert gain.prr.low > 0
+    nothing = stacked_gain(noise[1], controls, wrong, names, resamples=60)
+    assert not nothing.auroc.low > 0
+    assert not nothing.log_loss.high < 0
+
+
+def test_the_gain_against_a_plain_loop():
+    """Every resample fitted anew, fold by fold, on rows that are repeated."""
+    controls, wrong, noise, names = world(np.random.default_rng(10), n=120, planted=1.0)
+    score, quality = noise[0], 1 - wrong + 0.1 * np.random.default_rng(0).random(120)
+    found = stacked_gain(score, controls, wrong, names, quality, resamples=6)
+    base = _smooth(controls)
+    rank = (rankdata(score) - 0.5) / 120
+    full = np.column_stack([base, (rank - rank.mean()) / rank.std()])
+    folds = cluster_folds(wrong, names)
+
+    def measured(features, rows):
+        chance = np.empty(len(rows))
+        for fold in range(FOLDS):
+            train, test = folds[rows] != fold, folds[rows] == fold
+            fitted = LogisticRegression(C=1 / PENALTY, tol=1e-10, max_iter=5000)
+            fitted.fit(features[rows][train, 1:], wrong[rows][train])
+            chance[test] = fitted.predict_proba(features[rows][test, 1:])[:, 1]
+        return np.array(
+            [
+                log_loss(wrong[rows], chance),
+                roc_auc_score(wrong[rows], chance),
+                normalised_prr(chance, quality[rows]),
+            ]
+        )
+
+    drawn = []
+    for counts in np.concatenate(list(cluster_draws(names, 6))):
+        rows = np.repeat(np.arange(120), counts)
+        drawn.append(measured(full, rows) - measured(base, rows))
+    value = measured(full, np.arange(120)) - measured(base, np.arange(120))
+    for i, interval in enumerate((found.log_loss, found.auroc, found.prr)):
+        expected = (value[i], *np.percentile(np.array(drawn)[:, i], [2.5, 97.5]))
+        assert interval == pytest.approx(expected, abs=4e-3)
+
+
+def test_out_of_fold_chances_never_saw_their_fold():
+    controls, wrong, _, names = world(np.random.default_rng(11), n=100)
+    folds = cluster_folds(wrong, names)
+    counts = np.ones((1, 100))
+    before = _out_of_fold(_smooth(controls), wrong.astype(float), counts, folds)
+    changed = np.where(folds == 0, ~wrong, wrong)
+    after = _out_of_fold(_smooth(controls), changed.astype(float), counts, folds)
+    np.testing.assert_allclose(before[0, folds == 0], after[0, folds == 0])
+    assert np.abs(before - after)[0, folds != 0].max() > 0.01
+
+
+@pytest.mark.parametrize("statistic", [adds_information, stacked_gain])
+def test_what_cannot_be_tested(statistic):
+    controls, wrong, noise, names = world(np.random.default_rng(12), n=60)
+    score = noise[0]
+    with pytest.raises(ValueError, match=r"shape \(n, c\), a column each, got \(60,\)"):
+        statistic(score, controls[:, 0], wrong, names)
+    with pytest.raises(ValueError, match="the same for all answers"):
+        statistic(np.ones(60), controls, wrong, names)
+    with pytest.raises(ValueError, match="5 folds need right and wrong answers"):
+        statistic(score, controls, np.zeros(60, dtype=bool), names)
+    with pytest.raises(ValueError, match="scores has values that are not finite"):
+        statistic(np.where(np.arange(60) == 3, np.nan, score), controls, wrong, names)
+    with pytest.raises(ValueError, match="wrong has 59 values for 60 cluster keys"):
+        statistic(score, controls, wrong[1:], names)
+
+
+def test_the_verdict_follows_the_seed_alone():
+    controls, wrong, noise, names = world(np.random.default_rng(13), n=120)
+    found = [adds_information(noise[0], controls, wrong, names, seed=s) for s in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    # Averaged over partitions, another seed changes little.
+    assert found[2].statistic == pytest.approx(found[0].statistic, abs=0.4)

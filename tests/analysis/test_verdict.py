@@ -1,0 +1,121 @@
+"""Families of comparisons: adjusted p-values against plain loops, levels, and outcomes."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from statsmodels.stats.multitest import multipletests
+
+from lm_polygraph_asmi.analysis import (
+    Comparison,
+    Interval,
+    equivalence,
+    holm,
+    prr_comparisons,
+    prr_intervals,
+    romano_wolf,
+)
+from tests.analysis.simulation import keys, monte_carlo_error
+
+
+def test_holm_is_statsmodels():
+    rng = np.random.default_rng(0)
+    p_values = rng.random(20) ** 3
+    expected = multipletests(p_values, method="holm")[1]
+    np.testing.assert_allclose(holm(p_values), expected)
+    with_gaps = np.insert(p_values, 4, np.nan)
+    found = holm(with_gaps)
+    assert np.isnan(found[4])
+    np.testing.assert_allclose(np.delete(found, 4), expected)
+    assert holm([0.04]) == [0.04]
+
+
+def test_romano_wolf_against_a_loop():
+    rng = np.random.default_rng(1)
+    values = np.array([0.3, -0.1, 0.25, 0.0])
+    drawn = values + rng.normal(size=(300, 4)) @ rng.normal(size=(4, 4)) * 0.1
+    found = romano_wolf(values, drawn)
+    spread = drawn.std(0, ddof=1)
+    left, least, expected = [0, 1, 2, 3], 0.0, {}
+    while left:
+        sizes = {i: abs(values[i]) / spread[i] for i in left}
+        top = max(sizes, key=sizes.get)
+        beaten = 0
+        for row in drawn:
+            beaten += max(abs(row[i] - values[i]) / spread[i] for i in left) >= sizes[top]
+        least = max(least, (1 + beaten) / 301)
+        expected[top] = least
+        left.remove(top)
+    assert found.tolist() == pytest.approx([expected[i] for i in range(4)])
+
+
+def test_romano_wolf_of_one_is_a_bootstrap_test():
+    drawn = np.random.default_rng(2).normal(2, 1, size=20_000)
+    (found,) = romano_wolf([2.0], drawn[:, None])
+    assert found == pytest.approx(2 * norm.sf(2), abs=0.004)
+    assert romano_wolf([0.0], np.zeros((50, 1))) == [1]
+    assert np.isnan(romano_wolf([np.nan, 1.0], np.full((1, 2), np.nan))).all()
+
+
+def test_copies_cost_nothing():
+    """Comparisons that are the same one are not paid for twice, as they are with Holm."""
+    drawn = np.random.default_rng(3).normal(2.3, 1, size=(5000, 1))
+    alone = romano_wolf([2.3], drawn)[0]
+    assert romano_wolf([2.3] * 5, np.repeat(drawn, 5, axis=1)) == pytest.approx([alone] * 5)
+    independent = np.random.default_rng(3).normal(2.3, 1, size=(5000, 5))
+    assert romano_wolf([2.3] * 5, independent)[0] > 3 * alone
+
+
+def test_the_family_keeps_its_level():
+    """Five true nulls at once: one of them is rejected in at most about one case of twenty."""
+    rng, rejected = np.random.default_rng(4), 0
+    for _ in range(300):
+        data = rng.normal(size=(60, 5)) + rng.normal(size=(60, 1))
+        counts = rng.multinomial(60, np.full(60, 1 / 60), size=400)
+        rejected += romano_wolf(data.mean(0), counts @ data / 60).min() < 0.05
+    assert rejected / 300 <= 0.06 + 3 * monte_carlo_error(0.06, 300)
+
+
+def test_equivalence_is_the_90_percent_interval():
+    rng = np.random.default_rng(5)
+    for spread in (0.005, 0.0115, 0.0119, 0.0125, 0.013, 0.03):
+        drawn = rng.normal(0.0, spread, 10_000)
+        low, high = np.percentile(drawn, [5, 95])
+        assert (equivalence(drawn, 0.02) < 0.05) == (-0.02 < low < high < 0.02)
+    assert np.isnan(equivalence([np.nan]))
+
+
+@pytest.mark.parametrize(
+    ("value", "p_value", "p_equivalent", "outcome"),
+    [
+        (0.1, 0.01, 0.9, "better"),
+        (-0.1, 0.01, 0.9, "worse"),
+        (0.01, 0.3, 0.01, "equivalent"),
+        (0.01, 0.3, 0.3, "undecided"),  # an interval that holds zero is no equality
+        (0.01, float("nan"), float("nan"), None),
+    ],
+)
+def test_outcomes(value, p_value, p_equivalent, outcome):
+    assert Comparison(Interval(value, -1, 1), p_value, p_equivalent).outcome == outcome
+
+
+def test_comparisons_share_their_draws_with_intervals():
+    rng = np.random.default_rng(6)
+    quality = rng.random(120)
+    scores = {name: -quality + s * rng.normal(size=120) for name, s in zip("abc", (0.1, 0.4, 2))}  # noqa: B905
+    scores["d"] = scores["a"] * 3
+    pairs = [("a", "b"), ("a", "c"), ("a", "d")]
+    alone, paired = prr_intervals(scores, quality, keys(40, 3), pairs, 500)
+    found, judged = prr_comparisons(scores, quality, keys(40, 3), pairs, 500)
+    assert found == alone
+    assert {pair: c.difference for pair, c in judged.items()} == paired
+    assert judged["a", "c"].outcome == "better"
+    assert judged["a", "d"].outcome == "equivalent"
+    _, other_way = prr_comparisons(scores, quality, keys(40, 3), [("c", "a")], 500)
+    assert other_way["c", "a"].outcome == "worse"
+
+
+def test_without_intervals_there_is_no_outcome():
+    scores = {"a": np.arange(6.0), "b": np.ones(6)}
+    _, judged = prr_comparisons(scores, np.arange(6) % 2, ["one"] * 6, [("a", "b")])
+    assert judged["a", "b"].outcome is None
+    assert prr_comparisons(scores, np.arange(6) % 2, keys(3, 2), [])[1] == {}

@@ -55,8 +55,12 @@ def whole(monkeypatch):
 def test_total_variation():
     p = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
     q = torch.tensor([[0.25, 0.75], [0.0, 1.0]]).log()
-    assert total_variation(p, q).item() == pytest.approx((0.25 + 1) / 2)
-    assert total_variation(p, p).item() == 0
+    assert total_variation(p, q).tolist() == pytest.approx([0.25, 1])
+    assert total_variation(p, p).tolist() == [0, 0]
+    assert check._apart(p, q) == pytest.approx(0.625)
+    # One position of thirty stands out.
+    p, q = (torch.cat([x[1:], p[:1].expand(30, -1)]) for x in (p, q))
+    assert check._apart(p, q) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -361,3 +365,38 @@ def test_an_edit_is_told_places_in_the_whole_sequence():
             assert len(found) == (3 if scope == "all" else 4)
             for states in found[1:]:
                 torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("rounding", "right"), [(0.005, False), (0.02, True)])
+def test_a_deep_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
+    rounding, right, monkeypatch
+):
+    """Measured on the model: the same pass under another attention implementation."""
+    found = {check.UNMASKED: 1e-6, "all heads kept": 0.03, "mask 1": 0.035}
+    tried = []
+
+    def differences(*how):
+        tried.append(how)
+        return found if len(tried) == 1 else dict.fromkeys(found, 0.0)
+
+    monkeypatch.setattr(check, "_differences", differences)
+    monkeypatch.setattr(check, "_rounding", lambda *_: rounding)
+    model = tiny_model("llama").to(torch.bfloat16)
+    subnetwork_log_probs(model, sequence(), PROMPT, 2, masks())
+    assert len(tried) == (1 if right else 2)
+
+
+def test_rounding_is_measured_between_two_attentions():
+    model = tiny_model("llama")
+    with scoring_session(model):
+        unmasked = run_unmasked(model, sequence(), PROMPT, [2])
+        assert check._rounding(model, unmasked) == 0  # 32 bits have a limit of their own
+    half = tiny_model("llama").to(torch.bfloat16)
+    with scoring_session(half):
+        unmasked = run_unmasked(half, sequence(), PROMPT, [2])
+        assert 1e-6 < check._rounding(half, unmasked) < 0.02
+        assert attention_of(half) == "eager"
+    capped = tiny_model("gemma2-softcap").to(torch.bfloat16)
+    with scoring_session(capped):
+        unmasked = run_unmasked(capped, sequence(), PROMPT, [2])
+        assert check._rounding(capped, unmasked) == 0

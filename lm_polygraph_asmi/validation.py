@@ -5,9 +5,13 @@ Imports nothing heavy, so that a refused argument is refused at once.
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 
 SCOPES = ("all", "response")
 """Positions at which heads are masked: every one, or those that predict the response."""
+
+LEVELS = ("sequence", "claim")
+"""What an estimator scores: answers, or the claims in them."""
 
 MASK_SAMPLERS = ("bernoulli", "balanced")
 """How masks are drawn; see `maths.sample_head_masks`."""
@@ -16,12 +20,28 @@ MASK_SAMPLERS = ("bernoulli", "balanced")
 VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Name in `score` -> symbol in tables."""
 
+TOP_K = 64
+"""K where nothing else is asked for: the paper's."""
+
 TAU, BETA = 0.3, 10.0
 """Middle and steepness of Adapt-ASMI's gate where nothing else is asked for: the paper's."""
 
 
+def check_number(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a finite number; a text that reads like one is none."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a whole number."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+
+
 def check_depth(depth: float) -> None:
     """Raise ValueError unless `depth` is a share of the layers in (0, 1)."""
+    check_number("depth", depth)
     if not 0 < depth < 1:
         raise ValueError(
             f"depth must lie in (0, 1), a share of the layers such as 0.6, got {depth}"
@@ -40,14 +60,26 @@ def target_layer(depth: float, num_layers: int) -> int:
     return min(round(depth * num_layers), num_layers - 1)
 
 
-def check_top_k(top_k: int) -> None:
-    """Raise ValueError unless K is at least 1."""
+def check_top_k(top_k: int, vocabulary: int | None = None) -> None:
+    """Raise ValueError unless K is at least 1 and, but for the default, no more than there is.
+
+    Args:
+        vocabulary: tokens of the model, where one is known. The default K may be above it, since
+            nobody chose it: a K above V means V.
+    """
+    check_whole("top_k (K)", top_k)
     if top_k < 1:
         raise ValueError(f"top_k (K) must be at least 1, got {top_k}")
+    if vocabulary is not None and top_k > max(vocabulary, TOP_K):
+        raise ValueError(
+            f"top_k (K) is {top_k}, but the model knows {vocabulary} tokens: the paper takes "
+            f"{TOP_K}, and {vocabulary} would be exact"
+        )
 
 
 def check_num_masks(num_masks: int) -> None:
     """Raise ValueError unless S is at least 2."""
+    check_whole("num_masks (S)", num_masks)
     if num_masks < 2:
         raise ValueError(
             f"num_masks (S) must be at least 2, got {num_masks}: a single subnetwork has no other "
@@ -57,6 +89,7 @@ def check_num_masks(num_masks: int) -> None:
 
 def check_mask_rate(mask_rate: float) -> None:
     """Raise ValueError unless p lies in (0, 1)."""
+    check_number("mask_rate (p)", mask_rate)
     if not 0 < mask_rate < 1:
         raise ValueError(
             f"mask_rate (p) must lie in (0, 1), got {mask_rate}: 0 keeps every head, 1 keeps none"
@@ -65,13 +98,21 @@ def check_mask_rate(mask_rate: float) -> None:
 
 def check_at_least_one(name: str, value: int | None) -> None:
     """Raise ValueError unless `value` is at least 1; None means a default."""
-    if value is not None and value < 1:
+    if value is None:
+        return
+    check_number(name, value)
+    if value < 1:
         raise ValueError(f"{name} must be at least 1 or null, got {value}")
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_level(level: str) -> None:
+    """Raise ValueError unless `level` is one of `LEVELS`."""
+    _check_one_of("level", level, LEVELS)
 
 
 def check_scope(scope: str) -> None:
@@ -104,14 +145,46 @@ def check_settings(
     check_scope(scope)
 
 
+def stop_strings(stop: Sequence[str] | str | None) -> list[str]:
+    """Stop strings as a list; a single text is one of them.
+
+    Raises:
+        ValueError: neither text nor texts, or an empty one, which would end every answer at once.
+    """
+    several = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(several, Sequence) or not all(isinstance(text, str) for text in several):
+        raise ValueError(f"stop must be a text such as '\\n', or a list of texts, got {stop!r}")
+    if "" in several:
+        raise ValueError("an empty stop string would end every answer at once: leave it out")
+    return list(several)
+
+
 def check_scoring(
-    variant: str, num_samples: int, tau: float, beta: float, stop: Sequence[str]
+    variant: str,
+    num_samples: int,
+    tau: float,
+    beta: float,
+    max_new_tokens: int,
+    seed: int,
+    closing_token: bool = True,
+    attention: str | None = None,
 ) -> None:
     """Raise ValueError unless the settings that `score` has besides the masks' are in range."""
     _check_one_of("variant", variant, tuple(VARIANTS))
+    check_whole("num_samples", num_samples)
     if num_samples < 2:
         raise ValueError(f"num_samples must be at least 2, to be compared; got {num_samples}")
-    if not (math.isfinite(tau) and math.isfinite(beta)):
-        raise ValueError(f"tau and beta must be finite, got {tau} and {beta}")
-    if "" in stop:
-        raise ValueError("an empty stop string would end every answer at once: leave it out")
+    check_number("tau", tau)
+    check_number("beta", beta)
+    check_whole("max_new_tokens", max_new_tokens)
+    if max_new_tokens < 1:
+        raise ValueError(
+            f"max_new_tokens must be at least 1, for an answer to score; got {max_new_tokens}"
+        )
+    check_whole("seed", seed)
+    if closing_token not in (True, False):
+        raise ValueError(f"closing_token must be True or False, got {closing_token!r}")
+    if not (attention is None or isinstance(attention, str)):
+        raise ValueError(
+            f"attention must be the name of an implementation such as 'sdpa', got {attention!r}"
+        )

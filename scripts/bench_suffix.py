@@ -31,16 +31,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.model import (
+    layer_at,
     num_heads,
     num_layers,
     readout,
     run_unmasked,
     scoring_session,
     subnetwork_log_probs,
-    target_layer,
     unembedding,
 )
 from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_projection
+from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
 
@@ -159,6 +160,12 @@ class Contenders:
 
     def exact(self) -> Tensor:
         return self._ours("all")
+
+    def exact_checked(self) -> Tensor:
+        """What the first answer of a run costs: the passes, and the whole passes they are held
+        against."""
+        known(self.model).pop("checks", None)
+        return self.exact()
 
     def response(self) -> Tensor:
         return self._ours("response")
@@ -318,7 +325,7 @@ def main(
     masks = maths.sample_head_masks(num_masks, num_heads(model), mask_rate, generator)
     distinct = masks.unique(dim=0)
     to_run = int((~distinct.all(dim=1)).sum())
-    layer = target_layer(depth, num_layers(model))
+    layer = layer_at(model, depth).layer
     console.print(
         f"{name}, {dtype}, {attention} attention: {prompt_tokens} prompt and {response_tokens} "
         f"response tokens, layer {layer} of {num_layers(model)}, p = {mask_rate}, S = {num_masks}, "
@@ -339,6 +346,7 @@ def main(
             "Algorithm 1, batched": contenders.algorithm_1,
             "Algorithm 1, one by one": contenders.algorithm_1_one_by_one,
             "ours, exact": contenders.exact,
+            "ours, exact, with the check": contenders.exact_checked,
             "ours, response": contenders.response,
             f"{SAMPLES} samples": contenders.samples,
             "greedy answer": contenders.greedy,

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Sets up an environment, then checks format, lint and types and runs the tests. Arguments go to
-# pytest: `scripts/test.sh --slow` runs also what takes minutes, `-k NAME` a part.
+# Sets up an environment, then checks format, lint and types and runs the tests in two processes.
+# Arguments go to pytest: `scripts/test.sh --slow` runs also what takes minutes, `-k NAME` a part,
+# `-n 0` all in one process.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh dev
 ruff format --check .
 ruff check .
 mypy
-pytest "$@"
+pytest -n 2 --dist worksteal "$@"

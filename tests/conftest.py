@@ -2,8 +2,20 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+# One thread each, here and in every process a test starts: two processes run the tests side by
+# side, and on a busy machine the threads of a pool wait for one another longer than they work.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    OPENBLAS_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
 
+import gc
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +31,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs --slow"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def modules_are_no_garbage() -> None:
+    """LM-Polygraph collects garbage after every batch: not over all that is imported by now."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A tenth of every bootstrap, for tests of what is made of intervals; --slow takes all.
+
+    Expectations that a test computes with the same functions are thinned with them.
+    """
+    from lm_polygraph_asmi.analysis import clusters, prr
+
+    if request.config.getoption("--slow"):
+        yield
+        return
+    drawn = clusters.cluster_draws
+
+    def few(names: Sequence[str], resamples: int, *seed: int) -> Iterator[np.ndarray]:
+        return drawn(names, resamples // 10, *seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (clusters, prr):
+            patch.setattr(module, "cluster_draws", few)
+        yield
 
 
 @pytest.fixture(scope="session", params=list(CONFIGS))

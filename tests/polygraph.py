@@ -17,7 +17,7 @@ def polygraph_eval(*arguments: str, check: bool = True) -> subprocess.CompletedP
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
     )
-    assert not check or done.returncode == 0, done.stderr[-3000:]
+    assert not check or done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     return done
 
 

@@ -13,7 +13,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import OmegaConf, read_write
 
-from lm_polygraph_asmi._hydra.configs_path import configs_path
+from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.runs.rows import read_rows
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.names import saved_stats

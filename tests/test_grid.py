@@ -9,7 +9,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
-from tests.polygraph import polygraph_eval, polygraph_eval_here
+from tests.polygraph import polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
 
 MODELS = {"asmi_llama2_7b": "llama", "asmi_mistral_7b": "mistral-window"}
@@ -20,7 +20,6 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
     """Two models on two benchmarks in two shards: eight jobs, two at a time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, family in MODELS.items():
         tiny_lm.save(tmp_path / name, family, max_position_embeddings=1024)
     questions = [
@@ -38,7 +37,7 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
         "~generation_params.stop_strings",
         f"cache_path={tmp_path}",
     ]
-    polygraph_eval(
+    polygraph_eval_here(
         "--config-name", "asmi_grid", "--multirun", *overrides,
         f"model={','.join(MODELS)}", f"benchmark={','.join(BENCHMARKS)}",
         "data.num_shards=2", "data.shard=0,1",

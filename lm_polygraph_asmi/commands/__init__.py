@@ -19,7 +19,11 @@ from lm_polygraph_asmi.commands.score import score
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """ASMI for LM-Polygraph: what to do before and after polygraph_eval, and `score`."""
+    """ASMI for LM-Polygraph: what to do before and after polygraph_eval, and `score`.
+
+    Words are completed by the Tab key after `eval "$(_POLYGRAPH_ASMI_COMPLETE=bash_source
+    polygraph_asmi)"`, best kept in ~/.bashrc; for others write zsh_source or fish_source.
+    """
 
 
 for command in (doctor, merge, plan, reference, report, results, score):

@@ -13,20 +13,28 @@ import click
     default=True,
     help="Score two rows with every method, downloading what the run would download.",
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
 @click.argument("overrides", nargs=-1)
-def doctor(config_name: str, config_dir: str | None, run: bool, overrides: tuple[str, ...]) -> None:
+def doctor(
+    config_name: str, config_dir: str | None, run: bool, as_json: bool, overrides: tuple[str, ...]
+) -> None:
     """Say whether a run will work and what it will cost, before it is started.
 
     OVERRIDES are those of polygraph_eval, with one value each: of a sweep, one job is examined. The
     exit status is 1 if something stands in the way.
     """
+    import json
+
     from rich.console import Console
 
     from lm_polygraph_asmi.runs.doctor import diagnose
 
     try:
-        works = diagnose(Console(), config_name, config_dir, overrides, run)
+        console = Console(stderr=True, quiet=True) if as_json else Console()
+        found = diagnose(console, config_name, config_dir, overrides, run)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    if not works:
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+    if not found.works:
         raise SystemExit(1)

@@ -1,5 +1,6 @@
 """`polygraph_asmi plan`: masks and mask rate before a run."""
 
+import json
 from typing import Any
 
 import click
@@ -27,6 +28,7 @@ import click
 @click.option(
     "--point", type=(float, int), help="Mask rate and masks of your own, such as 0.10 16."
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
 def plan(
     heads: int | None,
     layers: int | None,
@@ -35,6 +37,7 @@ def plan(
     pilot: str | None,
     out: str | None,
     point: tuple[float, int] | None,
+    as_json: bool,
 ) -> None:
     """Print the masks S and the mask rate p for a model with so many heads, why, and what it costs.
 
@@ -44,55 +47,22 @@ def plan(
     comparison needs to find such a difference with a power of 0.8.
     """
     from rich.console import Console
-    from rich.table import Table
 
-    from lm_polygraph_asmi.maths import masks_for_coverage, never_masked_heads, operating_point
+    from lm_polygraph_asmi import maths
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
+    from lm_polygraph_asmi.validation import target_layer
 
-    console = Console()
     if (pilot is None) != (prr_difference is None):
         raise click.UsageError("--prr-difference and --pilot go together: one needs the other")
+    if point is not None and (not 0 < point[0] < 1 or point[1] < 1):
+        raise click.BadParameter("wanted a mask rate in (0, 1) and at least one mask")
+    power = None
     if pilot is not None and prr_difference is not None:
-        heads, layers = _show_power(console, pilot, depth, prr_difference, heads, layers)
+        power, of_pilot, used = _power(pilot, depth, prr_difference)
+        heads, layers = heads or used.get("num_heads"), layers or used.get("num_layers")
     if heads is None:
         raise click.UsageError("--heads is missing: H, the number of query heads of a layer")
-    found, chosen = plan_table(heads), operating_point(heads)
-    shown = Table(title=f"{heads} heads, of which {heads // 4} may be masked at once")
-    for column in found:
-        shown.add_column(str(column), justify="right")
-    for row in found.itertuples(index=False):
-        style = "bold" if row[0] == chosen.mask_rate else None if row[4] else "dim"
-        cells = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row]
-        cells[4] = "yes" if row[4] else "no"
-        shown.add_row(*cells, style=style)
-    console.print(shown)
-    console.print(
-        f"Cheapest admissible point: p = {chosen.mask_rate}, S = {chosen.num_masks} (the default "
-        "of the estimators).",
-        highlight=False,
-    )
-    if layers is not None:
-        from lm_polygraph_asmi.maths import flops_ratio
-        from lm_polygraph_asmi.validation import target_layer
-
-        layer = target_layer(depth, layers)
-        ratio = flops_ratio(layers, layer, chosen.num_masks)
-        console.print(
-            f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer amounts to "
-            f"{ratio:.1f} passes through the whole model, {layer} layers once and "
-            f"{layers - layer} once per mask. The scope response costs far less.",
-            highlight=False,
-        )
-    if point is not None:
-        rate, masks = point
-        if not 0 < rate < 1 or masks < 1:
-            raise click.BadParameter("wanted a mask rate in (0, 1) and at least one mask")
-        missed = never_masked_heads(heads, rate, masks)
-        console.print(
-            f"At p = {rate:g}, S = {masks}, {missed:.1f} of {heads} heads are never masked on "
-            f"average; the coverage bound wants {masks_for_coverage(heads, rate)} masks.",
-            highlight=False,
-        )
+    found, chosen = plan_table(heads), maths.operating_point(heads)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
@@ -100,20 +70,96 @@ def plan(
             figures.save(plan_figure(found, heads), out)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"{out} cannot be written: {error}") from error
+    content: dict[str, Any] = {
+        "heads": heads,
+        "tolerated": heads // 4,
+        "mask_rate": chosen.mask_rate,
+        "num_masks": chosen.num_masks,
+        "points": json.loads(found.to_json(orient="records")),
+        "point": None,
+        "cost": None,
+        "power": None if power is None else json.loads(power.to_json(orient="records")),
+    }
+    if point is not None:
+        rate, masks = point
+        content["point"] = {
+            "mask_rate": rate,
+            "num_masks": masks,
+            "heads_never_masked": float(maths.never_masked_heads(heads, rate, masks)),
+            "masks_for_coverage": maths.masks_for_coverage(heads, rate),
+        }
+    if layers is not None:
+        layer = target_layer(depth, layers)
+        content["cost"] = {
+            "layer": layer,
+            "layers": layers,
+            "passes": maths.flops_ratio(layers, layer, chosen.num_masks),
+        }
+    if as_json:
+        click.echo(json.dumps(content, indent=1, allow_nan=False))
+        return
+    console = Console()
+    if power is not None:
+        title = f"To find {prr_difference:g} in PRR with a power of 0.8 at 5 %; {of_pilot}"
+        console.print(_table(power, title))
+        console.print(
+            "From the pilot's standard errors over clusters, taken to fall with the square root "
+            "of their number; the same model, questions and methods.",
+            highlight=False,
+        )
+    _show(console, content, found, depth)
+    if out is not None:
         console.print(f"Figure: {out}", highlight=False)
 
 
-def _show_power(
-    console: Any,
-    pilot: str,
-    depth: float,
-    difference: float,
-    heads: int | None,
-    layers: int | None,
-) -> tuple[int | None, int | None]:
-    """Print what a difference of PRR takes; returns H and L, from the pilot where not given."""
+def _show(console: Any, content: dict[str, Any], found: Any, depth: float) -> None:
+    heads = content["heads"]
+    styles = [
+        "bold" if row[0] == content["mask_rate"] else None if row[4] else "dim"
+        for row in found.itertuples(index=False)
+    ]
+    shown = found.assign(admissible=found["admissible"].map({True: "yes", False: "no"}))
+    title = f"{heads} heads, of which {content['tolerated']} may be masked at once"
+    console.print(_table(shown, title, "{:.2f}", styles))
+    said = [
+        f"Cheapest admissible point: p = {content['mask_rate']}, S = {content['num_masks']} (the "
+        "default of the estimators)."
+    ]
+    if (cost := content["cost"]) is not None:
+        layer, layers = cost["layer"], cost["layers"]
+        said.append(
+            f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer amounts to "
+            f"{cost['passes']:.1f} passes through the whole model, {layer} layers once and "
+            f"{layers - layer} once per mask. The scope response costs far less."
+        )
+    if (own := content["point"]) is not None:
+        said.append(
+            f"At p = {own['mask_rate']:g}, S = {own['num_masks']}, {own['heads_never_masked']:.1f} "
+            f"of {heads} heads are never masked on average; the coverage bound wants "
+            f"{own['masks_for_coverage']} masks."
+        )
+    for line in said:
+        console.print(line, highlight=False)
+
+
+def _table(frame: Any, title: str, number: str = "{:.3f}", styles: Any = None) -> Any:
+    """A data frame for a terminal."""
     from rich.table import Table
 
+    shown = Table(title=title)
+    for column in frame:
+        shown.add_column(str(column), justify="right")
+    for index, row in enumerate(frame.itertuples(index=False)):
+        cells = [
+            number.format(v) if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
+            for v in row
+        ]
+        shown.add_row(*cells, style=styles[index] if styles else None)
+    return shown
+
+
+def _power(pilot: str, depth: float, difference: float) -> tuple[Any, str, dict[str, Any]]:
+    """What a difference of PRR takes, a word on the pilot, and its settings."""
     from lm_polygraph_asmi.report.plan import power_table
     from lm_polygraph_asmi.saved.cells import load_cells
 
@@ -124,20 +170,6 @@ def _show_power(
         found = power_table(cell, difference)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    shown = Table(
-        title=f"To find {difference:g} in PRR with a power of 0.8 at 5 %; pilot: {len(cell)} "
-        f"answers, {len(set(cell.clusters))} clusters, {int(cell.wrong.sum())} errors"
-    )
-    for column in found:
-        shown.add_column(str(column), justify="right")
-    for row in found.itertuples(index=False):
-        shown.add_row(*(f"{v:.3f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int)
-                        else str(v) for v in row))  # fmt: skip
-    console.print(shown)
-    console.print(
-        "From the pilot's standard errors over clusters, taken to fall with the square root of "
-        "their number; the same model, questions and methods.",
-        highlight=False,
-    )
-    used = cell.settings() or {}
-    return heads or used.get("num_heads"), layers or used.get("num_layers")
+    clusters, errors = len(set(cell.clusters)), int(cell.wrong.sum())
+    word = f"pilot: {len(cell)} answers, {clusters} clusters, {errors} errors"
+    return found, word, cell.settings() or {}

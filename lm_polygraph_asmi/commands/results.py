@@ -8,19 +8,34 @@ import click
 @click.option(
     "--together", "as_one", is_flag=True, help="Runs over the same answers, in one table."
 )
-def results(runs: tuple[str, ...], as_one: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
+def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
+    import json
+
     from rich.console import Console
 
-    from lm_polygraph_asmi.report.tables import notes, prr_table
+    from lm_polygraph_asmi.report.tables import notes, prr_rows, prr_table
     from lm_polygraph_asmi.saved.runs import load_run, manager_files, together
 
     console = Console()
     try:
         loaded = [load_run(file) for path in runs for file in manager_files(path)]
         loaded = [together(loaded)] if as_one else loaded
+        for run in loaded:
+            run.check_scored()
     except (FileNotFoundError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+    if as_json:
+        found = [
+            {
+                "run": str(run.path),
+                "metrics": {metric: prr_rows(run, metric) for metric in run.quality},
+            }
+            for run in loaded
+        ]
+        click.echo(json.dumps({"runs": found}, indent=1, allow_nan=False))
+        return
     for run in loaded:
         console.print(f"\n{run.path}", style="dim", highlight=False)
         for metric in run.quality:

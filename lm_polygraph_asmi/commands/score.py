@@ -1,5 +1,7 @@
 """`polygraph_asmi score`: answers from the shell."""
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from lm_polygraph_asmi.validation import (
     VARIANTS,
     check_scoring,
     check_settings,
+    stop_strings,
 )
 
 
@@ -88,6 +91,8 @@ def score(
     from lm_polygraph_asmi.scoring.rows import read_rows, rows_left, score_rows
 
     console, errors = Console(), Console(stderr=True)
+    if not sys.warnoptions:  # those of other libraries, which no user can act on
+        warnings.simplefilter("ignore")
     try:
         _check(settings, stop)
         for file in filter(None, (out, html)):
@@ -112,7 +117,8 @@ def score(
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         unescaped = [text.replace("\\n", "\n") for text in stop]
-        scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+        with errors.status(f"Loading {model}"):
+            scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
         left = rows_left(scorer, rows, Path(out) if out else None)
         if html and len(left) < len(rows):
             raise ValueError(
@@ -120,9 +126,7 @@ def score(
             )
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    if len(left) < len(rows):
-        console.print(f"{len(rows) - len(left)} of {len(rows)} rows are in {out} already.")
-    scores, failed = [], 0
+    scores, failed, odd = [], 0, 0
     found = score_rows(scorer, rows, Path(out) if out else None)
     shown = track(found, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
     for row, result, problem in shown:
@@ -130,6 +134,7 @@ def score(
             failed += 1
             errors.print(f"row {row.number}: {problem}", style="red", markup=False, highlight=False)
             continue
+        odd += bool(result.warnings)
         if html:
             scores.append(result)
         if len(rows) == 1:
@@ -137,6 +142,14 @@ def score(
     if html:
         Path(html).write_text(render(scores, "Fragility of answers"), encoding="utf-8")
         console.print(f"Page: {html}", highlight=False)
+    if len(rows) > 1:
+        counts = {"scored": len(left) - failed, "failed": failed}
+        said = [f"{number} {what}" for what, number in counts.items() if number]
+        if len(left) < len(rows):
+            said.append(f"{len(rows) - len(left)} were in {out} already")
+        if odd:
+            said.append(f"{odd} with warnings")
+        console.print(f"{', '.join(said)}.", highlight=False, soft_wrap=True)
     if failed:
         raise SystemExit(1)
 
@@ -145,5 +158,6 @@ def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     """Refuse settings before anything heavy is imported; the scorer would do so after."""
     point = ("top_k", "num_masks", "mask_rate", "mask_sampler", "scope")
     check_settings([settings["depth"]], *(settings[name] for name in point))
-    own = ("variant", "num_samples", "tau", "beta")
-    check_scoring(**{name: settings[name] for name in own}, stop=stop)
+    own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token")
+    check_scoring(**{name: settings[name] for name in own})
+    stop_strings(stop)

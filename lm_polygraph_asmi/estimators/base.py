@@ -1,6 +1,7 @@
 """What the three estimators share: settings, their check, and the mean over tokens."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.saved.names import at_depth, require
-from lm_polygraph_asmi.validation import check_settings
+from lm_polygraph_asmi.validation import check_level, check_settings
 
 
 class MaskedHeadsEstimator(Estimator):
@@ -49,8 +50,10 @@ class MaskedHeadsEstimator(Estimator):
         scope: str = "all",
         seed: int = 0,
         closing_token: bool = True,
+        level: str = "sequence",
     ) -> None:
         check_settings([depth], top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_level(level)
         self.depth = depth
         self.closing_token = closing_token
         self.expected: dict[str, Any] = {
@@ -61,7 +64,8 @@ class MaskedHeadsEstimator(Estimator):
             "scope": scope,
             "seed": seed,
         }
-        super().__init__(self._dependencies(), "sequence")
+        needed = self._dependencies()
+        super().__init__([*needed, "claims"] if level == "claim" else needed, level)
 
     def _dependencies(self) -> list[str]:
         return [
@@ -79,10 +83,12 @@ class MaskedHeadsEstimator(Estimator):
                 parts.append(f"{labels.get(name, name)}={value}")
         if not self.closing_token:
             parts.append("no closing token")
+        if self.level == "claim":
+            parts.append("claims, experimental")
         return f"{self.symbol} ({', '.join(parts)})"
 
-    def __call__(self, stats: dict[str, Any]) -> np.ndarray:
-        """One score per example of the batch.
+    def __call__(self, stats: dict[str, Any]) -> np.ndarray | list[list[float]]:
+        """One score per example of the batch; at the level of claims, a list of them each.
 
         Raises:
             KeyError: a statistic is missing; the message says which calculator makes it.
@@ -90,18 +96,34 @@ class MaskedHeadsEstimator(Estimator):
         """
         for settings in require(stats, at_depth("asmi_settings", self.depth)):
             self._check_settings(settings)
+        token_scores = self._token_scores(stats)
+        if self.level == "claim":
+            examples = zip(token_scores, require(stats, "claims"), strict=True)
+            by_claim = [[self._of_claim(own, claim) for claim in said] for own, said in examples]
+            self._check_finite([score for scores in by_claim for score in scores])
+            return by_claim
         scores = []
-        for token_scores, closing in zip(
-            self._token_scores(stats), require(stats, "asmi_closing"), strict=True
-        ):
-            leave_out = closing and not self.closing_token and len(token_scores) > 1
-            scores.append(np.mean(token_scores[:-1] if leave_out else token_scores))
+        for own, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
+            leave_out = closing and not self.closing_token and len(own) > 1
+            scores.append(np.mean(own[:-1] if leave_out else own))
+        self._check_finite(scores)
+        return np.array(scores)
+
+    def _of_claim(self, token_scores: np.ndarray, claim: Any) -> float:
+        places = list(claim.aligned_token_ids)
+        if not places or not 0 <= min(places) <= max(places) < len(token_scores):
+            raise ValueError(
+                f"the claim {claim.claim_text!r:.80} names the tokens {places}, but the answer has "
+                f"{len(token_scores)}: claims and scores are of other answers"
+            )
+        return float(np.mean(token_scores[places]))
+
+    def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"{self} would return {scores}: LM-Polygraph would take a NaN for the most "
                 "confident answer, so the run stops here"
             )
-        return np.array(scores)
 
     def _check_settings(self, used: dict[str, Any]) -> None:
         point = operating_point(

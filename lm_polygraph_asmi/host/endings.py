@@ -43,6 +43,18 @@ class Endings:
         """
         return tokens[-1] in self.end_ids or self._ends_stop_string(tokens)
 
+    def without(self, text: str, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> str:
+        """The text of an answer up to what ends it: an end token, or a stop string.
+
+        Args:
+            places: characters of each token in the text.
+        """
+        if tokens[-1] in self.end_ids:
+            return text[: places[-1][0]]
+        if self._ends_stop_string(tokens):
+            return text[: max(text.rindex(stop) for stop in self.stop_strings if stop in text)]
+        return text
+
     def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
         """A generated row as it would have come out of a batch of one.
 

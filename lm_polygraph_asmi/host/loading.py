@@ -1,5 +1,10 @@
 """A model and its tokenizer from a folder, the cache or a hub; errors say what to do."""
 
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,6 +15,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
+
+from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
+
+SMOLLM2 = "smollm2"
+"""Name of the demo's model."""
 
 
 def load_model(
@@ -70,3 +81,41 @@ def load_tokenizer(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+@lru_cache(maxsize=1)  # a notebook calls again and again
+def load_named(
+    name: str, gguf_file: str | None = None, dtype: str = "auto", device_map: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer by name, without progress bars; the last one is kept in memory.
+
+    Args:
+        name: folder, name on a hub, or "smollm2", the demo's.
+        gguf_file: weights in this file of the folder.
+        dtype: "auto", or the name of one of torch's.
+        device_map: as for transformers' `from_pretrained`.
+
+    Raises:
+        OSError: no such model here, in the cache or on the hub.
+        ValueError: no such dtype.
+    """
+    if name == SMOLLM2:
+        name, gguf_file, dtype = str(weights_folder()), GGUF_FILE, "float32"
+    file: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+    with quiet():
+        model = load_model(name, dtype, device_map, attn_implementation=None, **file)
+        return model, load_tokenizer(name, **file)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars, notes and warnings of other libraries; errors are raised as ever."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        # Converting GGUF weights shows a bar that no setting of transformers hides.
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -1,4 +1,4 @@
-"""LM-Polygraph's batches, read safely: exact prompt ids, responses without batch padding."""
+"""LM-Polygraph's models and batches, read safely: the model inside, exact prompt ids."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model import family_of
+from lm_polygraph_asmi.model import plain_model, structure_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -28,7 +28,8 @@ def causal_model(model: "Model") -> PreTrainedModel:
     """The transformers model inside LM-Polygraph's `WhiteboxModel`.
 
     Raises:
-        TypeError: a black-box, encoder-decoder, visual or vLLM model, or an unknown family.
+        TypeError: a black-box, encoder-decoder, visual or vLLM model, or one whose heads cannot be
+            masked.
     """
     kind = getattr(model, "model_type", type(model).__name__)
     if kind != "CausalLM":
@@ -37,8 +38,9 @@ def causal_model(model: "Model") -> PreTrainedModel:
             f"model of type {kind}. Use a WhiteboxModel of type CausalLM: black-box, vLLM and "
             "encoder-decoder models give no access to such layers"
         )
-    family_of(model.model)
-    return model.model
+    found = plain_model(model.model)
+    structure_of(found)
+    return found
 
 
 def check_greedy(model: "Model") -> None:

@@ -57,7 +57,19 @@ class UnionSupport:
     top_probs: Float[Tensor, "S T U"]
 
 
-def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport:
+Ranked = tuple[Float[Tensor, "S T K"], Int[Tensor, "S T K"]]
+"""The most likely tokens of each distribution, falling: log-probabilities and ids."""
+
+
+def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
+    """The `size` most likely tokens, to be shared by all that asks for the first few; at most V."""
+    values, ids = log_probs.topk(min(size, log_probs.shape[-1]), dim=-1)
+    return values, ids
+
+
+def union_support(
+    log_probs: Float[Tensor, "S T V"], top_k: int, by_rank: Ranked | None = None
+) -> UnionSupport:
     """Union of the S top-K sets at each position, and both reductions built on it.
 
     Source: section "Mutual-information uncertainty" of the paper (top-K union with one tail
@@ -66,13 +78,15 @@ def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport
     Args:
         log_probs: natural logarithms over the full vocabulary; minus infinity is probability 0.
         top_k: K, tokens kept per subnetwork and position; a K above V means V.
+        by_rank: `ranked` of at least K tokens, if it is at hand.
 
     Raises:
         ValueError: K below 1.
     """
     check_top_k(top_k)
-    num_masks, num_positions, vocabulary = log_probs.shape
-    kept, kept_ids = log_probs.topk(min(top_k, vocabulary), dim=-1)
+    num_masks, num_positions, _ = log_probs.shape
+    by_rank = by_rank or ranked(log_probs, top_k)
+    kept, kept_ids = (part[..., :top_k] for part in by_rank)
 
     # Sorting the S*K kept ids of a position puts repetitions side by side; the running count of
     # first occurrences is then each token's place in the union.
@@ -98,13 +112,16 @@ def union_support(log_probs: Float[Tensor, "S T V"], top_k: int) -> UnionSupport
 
 
 def top_k_coverage(
-    log_probs: Float[Tensor, "S T V"], sizes: Sequence[int]
+    log_probs: Float[Tensor, "S T V"], sizes: Sequence[int], by_rank: Ranked | None = None
 ) -> Float[Tensor, "S T sizes"]:
     """Mass of each subnetwork's most likely tokens, for every K in `sizes`; a K above V means V.
 
     Source: appendix "Top-K Coverage Analysis" of the paper.
+
+    Args:
+        by_rank: `ranked` of at least the largest size, if it is at hand.
     """
     vocabulary = log_probs.shape[-1]
-    kept = log_probs.topk(min(max(sizes), vocabulary), dim=-1).values.double()
+    kept = (by_rank or ranked(log_probs, max(sizes)))[0].double()
     last = torch.tensor([min(k, vocabulary) - 1 for k in sizes], device=log_probs.device)
     return kept.exp().cumsum(-1)[..., last].clamp_max(1)

@@ -1,18 +1,22 @@
 """Masked-suffix passes over transformers models: no formula lives here."""
 
-from lm_polygraph_asmi.model.families import FAMILIES, Family, family_of
+from lm_polygraph_asmi.model.check import check_replay
+from lm_polygraph_asmi.model.families import FAMILIES, Family
 from lm_polygraph_asmi.model.layers import (
+    Depth,
+    layer_at,
     num_heads,
     num_layers,
-    readout,
     target_layer,
     unembedding,
 )
+from lm_polygraph_asmi.model.notes import model_lock, model_state
+from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
+from lm_polygraph_asmi.model.structure import Structure, family_of, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
-    check_replay,
     run_subnetworks,
     subnetwork_log_probs,
 )
@@ -20,20 +24,27 @@ from lm_polygraph_asmi.model.unmasked import UnmaskedPass, check_scope_runs, run
 
 __all__ = [
     "FAMILIES",
+    "Depth",
     "Family",
+    "Structure",
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
     "check_replay",
     "check_scope_runs",
     "family_of",
+    "layer_at",
+    "model_lock",
+    "model_state",
     "num_heads",
     "num_layers",
+    "plain_model",
     "readout",
     "response_embeddings",
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
+    "structure_of",
     "subnetwork_log_probs",
     "target_layer",
     "unembedding",

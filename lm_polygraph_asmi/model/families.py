@@ -1,7 +1,8 @@
-"""Where each model family keeps the modules that ASMI touches. The only place that knows.
+"""Where some model families keep the modules that ASMI touches.
 
-A new family is one line here. `tests/model/test_families.py` runs every check of the project on
-every entry and fails when a transformers release moves a module.
+All other models are looked at (`structure`); an entry here spares that, or says otherwise.
+`tests/model/test_families.py` runs every check of the project on every entry and fails when a
+transformers release moves a module.
 """
 
 from dataclasses import dataclass
@@ -41,20 +42,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(model: nn.Module) -> Family:
-    """The family of a transformers causal language model.
-
-    Raises:
-        TypeError: a class that is not in `FAMILIES`; the message says what to add.
-    """
-    name = type(model).__name__
-    if name not in FAMILIES:
-        raise TypeError(
-            f"ASMI does not know the model class {name}. Known: {', '.join(sorted(FAMILIES))}. "
-            "If it is a decoder-only transformers model whose attention heads are concatenated "
-            "before one output projection, add an entry, in the model's load script say: "
-            f"lm_polygraph_asmi.model.FAMILIES[{name!r}] = Family(layers='model.layers', "
-            "output_projection='self_attn.o_proj', final_norm='model.norm'); encoder-decoder "
-            "models and models served by vLLM expose no such layers and cannot be scored"
-        )
-    return FAMILIES[name]
+def family_entry(model: nn.Module) -> Family | None:
+    """The entry of a model's class or of the nearest class it is made from; None without one."""
+    named = (FAMILIES.get(kind.__name__) for kind in type(model).__mro__)
+    return next((entry for entry in named if entry is not None), None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PretrainedConfig
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, (B, key-value heads, positions, head width) each, rotated."""
@@ -22,11 +22,27 @@ MASKABLE = ("eager", "sdpa")
 
 
 class KeyValueTap(DynamicCache):
-    """A cache that stores nothing: a function sees each layer's new keys and values and answers."""
+    """A cache that stores no keys and values: a function sees each layer's new ones and answers.
 
-    def __init__(self, answer: Callable[[Tensor, Tensor, int], KeysValues]) -> None:
-        super().__init__()
+    Attributes:
+        length: how many positions it says it holds.
+        asked: whether anyone has wanted to know.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Tensor, Tensor, int], KeysValues],
+        config: PretrainedConfig | None = None,
+    ) -> None:
+        # Made for a config it has room for the states of layers that keep no keys and values.
+        super().__init__(config=config) if config is not None else super().__init__()
         self._answer = answer
+        self.length = 0
+        self.asked = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        self.asked = True
+        return self.length
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -53,6 +69,15 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             del module.forward
         else:
             module.forward = own
+
+
+def _spread(value: Any, rows: int) -> Any:
+    """Tensors of one row, for so many rows."""
+    if isinstance(value, tuple):
+        return tuple(_spread(part, rows) for part in value)
+    if isinstance(value, Tensor) and value.ndim and len(value) == 1:
+        return value.expand(rows, *value.shape[1:])
+    return value
 
 
 @dataclass(frozen=True)
@@ -88,9 +113,30 @@ class LayerCall:
             )
         return hidden, LayerCall(arguments, hidden.shape[1])
 
-    def replay(self, layer: nn.Module, hidden: Tensor) -> Tensor:
-        """Call the layer again on hidden states (B, N, D) of any batch size."""
-        return self._call(layer, hidden, self._with_cache(None))
+    def replay(
+        self,
+        layer: nn.Module,
+        hidden: Tensor,
+        positions: slice | None = None,
+        spread: bool = False,
+    ) -> Tensor:
+        """Call the layer again on hidden states (B, N, D) of any batch size.
+
+        Args:
+            positions: call it on the hidden states (B, n, D) there, if it mixes no positions.
+            spread: give it other arguments for each row too, not one for all of them.
+        """
+        arguments = self._with_cache(None)
+        if positions is not None and positions != slice(None):
+            arguments |= self._at(positions)
+        if spread:
+            arguments = {name: _spread(value, len(hidden)) for name, value in arguments.items()}
+        return self._call(layer, hidden, arguments)
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether the layer was handed a cache."""
+        return any(isinstance(value, KeyValueTap) for value in self.arguments.values())
 
     def keys_values(self, layer: nn.Module, hidden: Tensor, positions: slice) -> KeysValues:
         """What the layer attends to at n positions with hidden states (B, n, D); nothing more."""
@@ -125,7 +171,10 @@ class LayerCall:
         def follow(key: Tensor, value: Tensor, _: int) -> KeysValues:
             return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
 
-        arguments = self._with_cache(KeyValueTap(follow)) | self._at(positions)
+        tap = KeyValueTap(follow)
+        if isinstance(positions, slice):
+            tap.length = positions.start
+        arguments = self._with_cache(tap) | self._at(positions)
         arguments["attention_mask"] = self._mask(allowed.to(hidden.device))
         return self._call(layer, hidden, arguments)
 

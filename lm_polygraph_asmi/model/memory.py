@@ -1,13 +1,14 @@
 """How much fits into memory at once, and what to do when it was too much."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layers import heads_width
+from lm_polygraph_asmi.model.layers import heads_width, num_heads, num_layers
 from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
@@ -22,8 +23,14 @@ def default_budget(*devices: torch.device) -> int:
     512 MiB without a GPU. The one unmasked pass takes what it takes. Larger batches do not make a
     CPU faster, so its figure is small on purpose.
     """
-    free = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
+    free = [_free_bytes(device) for device in devices if device.type == "cuda"]
     return min(free) // 2 if free else CPU_BUDGET
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of a GPU, with the blocks that PyTorch holds of it and nobody uses."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
@@ -35,11 +42,13 @@ def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     config = model.config.get_text_config()
     hidden = config.hidden_size
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    if isinstance(intermediate, Sequence):  # layer by layer
+        intermediate = max(intermediate)
     per_query = 4 * hidden + max(6 * heads_width(model), 4 * intermediate)
     per_query *= model.dtype.itemsize
     if attention_of(model) == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
-        per_query += max(10, 3 * model.dtype.itemsize) * config.num_attention_heads * keys
+        per_query += max(10, 3 * model.dtype.itemsize) * num_heads(model) * keys
     return queries * per_query
 
 
@@ -55,6 +64,28 @@ def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: 
     joined = 4 * known * heads_width(model) * model.dtype.itemsize
     attention_mask = 4 * queries * keys
     return _layer_bytes(model, queries, keys) + joined + attention_mask
+
+
+def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: int) -> int:
+    """Peak bytes of one layer over a batch of responses, with every layer's keys and values."""
+    keys = known + positions
+    cached = 2 * num_layers(model) * heads_width(model) * model.dtype.itemsize * keys
+    return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * cached
+
+
+def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
+    """Peak bytes of reducing one position under `distinct` masks to its statistics.
+
+    Returns:
+        Without the kernel of the agreement, and for each of its rows: there are as many as tokens
+        in the union of the masks' top K.
+    """
+    vocabulary, width = unembedding.shape
+    kept = min(top_k, vocabulary)
+    union = min(distinct * kept, vocabulary)
+    # Distributions; ids sorted for the union; both reductions and what their entropies take.
+    reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
+    return reduced + 8 * union * width, 16 * union
 
 
 def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:

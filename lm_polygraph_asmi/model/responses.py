@@ -7,8 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.families import family_entry
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
-from lm_polygraph_asmi.model.layers import decoder_layers, execution_device, num_layers
+from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
+from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
@@ -21,7 +25,7 @@ def states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Ten
 
     handle = decoder_layers(model)[layer].register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        model.base_model(**inputs)
+        trunk(model)(**inputs)
     except Reached as reached:
         (hidden,) = reached.tensors
         return hidden
@@ -38,8 +42,10 @@ def response_embeddings(
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
     Equals a separate pass over prompt and response each. The prompt runs once and is shared by
-    all responses through its key-value cache, and the layers above L // 2 are not run. Call it
-    inside `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
+    all responses through its key-value cache, and the layers above L // 2 are not run. Models that
+    are not in `FAMILIES` are asked first whether that is so for them (a recurrent state is not
+    shared like keys and values); where it is not, there is a pass for each response. Call it inside
+    `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
 
     Raises:
         ValueError: an empty response, an empty prompt, a sequence beyond the context window, or a
@@ -51,6 +57,51 @@ def response_embeddings(
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
         validate_sequence(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
+    if not ids:
+        raise ValueError("there is no response to embed")
+    if family_entry(model) is not None:
+        return _behind_one_prompt(model, layer, prompt_ids, ids)
+    shared = known(model).setdefault(("shared prompt", attention_of(model)), [])
+    if not shared:
+        shared.append(_can_share(model, layer, prompt_ids, ids))
+    return (_behind_one_prompt if shared[0] else _one_by_one)(model, layer, prompt_ids, ids)
+
+
+def _can_share(
+    model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
+) -> bool:
+    """Whether embeddings behind a shared prompt are those of separate passes."""
+    # Two of other lengths, behind more of a prompt than any response is long.
+    tried = sorted(responses, key=len)[:: max(1, len(responses) - 1)]
+    expected = _one_by_one(model, layer, prompt_ids, tried)
+    try:
+        found = _behind_one_prompt(model, layer, prompt_ids, tried)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError):
+        return False
+    rounding = 1e-4 if model.dtype.itemsize >= 4 else 0.05
+    return bool((found - expected).norm() <= rounding * expected.norm())
+
+
+def _one_by_one(
+    model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
+) -> Float[Tensor, "N D"]:
+    device = execution_device(model.get_input_embeddings())
+    rows = []
+    for response in responses:
+        tokens = torch.cat([prompt_ids.cpu(), response])[None].to(device)
+        hidden = states_entering(model, layer, input_ids=tokens, use_cache=False)
+        if hidden.shape[:2] != tokens.shape:
+            raise ValueError(
+                f"{type(model).__name__} keeps hidden states of shape {tuple(hidden.shape)}: a "
+                "response has no single embedding there, and Adapt-ASMI is not defined"
+            )
+        rows.append(hidden[0, -1].float())
+    return torch.stack(rows)
+
+
+def _behind_one_prompt(
+    model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
+) -> Float[Tensor, "N D"]:
     lengths = torch.tensor([len(response) for response in ids])
     # Right padding needs no mask: under causal attention no token sees what follows it.
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
@@ -60,9 +111,9 @@ def response_embeddings(
     states_entering(
         model, layer, input_ids=prompt_ids[None].to(device), past_key_values=cache, use_cache=True
     )
-    cache.batch_repeat_interleave(len(responses))
+    cache.batch_repeat_interleave(len(ids))
     hidden = states_entering(
         model, layer, input_ids=tokens.to(device), past_key_values=cache, use_cache=True
     )
-    rows = torch.arange(len(responses), device=hidden.device)
+    rows = torch.arange(len(ids), device=hidden.device)
     return hidden[rows, (lengths - 1).to(hidden.device)].float()

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+
+from lm_polygraph_asmi.model.notes import known, notes_of
+
+Setting = list[tuple[PretrainedConfig, str | None]]
+"""What each configuration of a model says of attention."""
 
 
 def attention_of(model: PreTrainedModel) -> str:
@@ -13,7 +18,52 @@ def attention_of(model: PreTrainedModel) -> str:
     return model.config.get_text_config()._attn_implementation
 
 
-def _switch_attention(model: PreTrainedModel, attention: str) -> None:
+def _setting(model: PreTrainedModel) -> Setting:
+    configs = {id(config): config for config in _configs(model)}
+    return [(config, config._attn_implementation) for config in configs.values()]
+
+
+def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
+    yield model.config
+    yield model.config.get_text_config()
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PretrainedConfig):
+            yield config
+
+
+def _apply(setting: Setting) -> None:
+    for config, attention in setting:
+        config._attn_implementation_internal = attention
+
+
+def _switch_attention(model: PreTrainedModel, attention: str) -> Setting:
+    """Switch the text's attention and no other, the second time without transformers' search.
+
+    Returns what `_apply` needs to undo it.
+
+    Raises:
+        ValueError: the model cannot use that implementation.
+    """
+    switches = notes_of(model).switches
+    text = model.config.get_text_config()
+    if attention not in switches:
+        before = _setting(model)
+        try:
+            _ask_for(model, attention)
+            # Layers hold the text's configuration, or, once copied, one like it.
+            kind, now = type(text), attention_of(model)
+            switches[attention] = [
+                (config, now) for config, _ in before if isinstance(config, kind)
+            ]
+        finally:
+            _apply(before)
+    undo = [(config, config._attn_implementation) for config, _ in switches[attention]]
+    _apply(switches[attention])
+    return undo
+
+
+def _ask_for(model: PreTrainedModel, attention: str) -> None:
     reason: Exception | None = None
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         # Some transformers releases switch all the same and drop the soft-capping in silence.
@@ -34,27 +84,39 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> None:
 def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Iterator[None]:
     """Evaluation mode, no gradients and one attention implementation; all undone at the end.
 
-    Undone also after an exception: every module's training flag, the attention implementation.
+    Undone also after an exception: every module's training flag, the attention implementation. One
+    thread at a time is let in per model, the others wait. Sessions of a thread may be nested; the
+    inner one costs next to nothing where it changes nothing. Weights are not to change inside.
     Gradient checkpointing needs no care, since it acts in training mode alone.
 
     Args:
         model: the model to be scored.
         attention: implementation for all passes inside ("sdpa", "eager" ...); None keeps the
-            model's own.
+            model's own, also inside a session that switched it.
 
     Raises:
         ValueError: the model cannot use that implementation.
     """
-    training = [module for module in model.modules() if module.training]
-    original = attention_of(model)
-    try:
-        if attention is not None and attention != original:
-            _switch_attention(model, attention)
-        model.eval()
-        with torch.inference_mode():
-            yield
-    finally:
-        if attention_of(model) != original:
-            model.set_attn_implementation(original)
-        for module in training:
-            module.training = True
+    notes = notes_of(model)
+    with notes.lock:
+        outermost = notes.attention is None
+        training = [module for module in model.modules() if module.training]
+        before = attention_of(model)
+        if outermost:
+            known(model)
+            notes.attention = before or ""
+        wanted = attention or notes.attention or before
+        undo: Setting = []
+        try:
+            if wanted != before:
+                undo = _switch_attention(model, wanted)
+            if training:
+                model.eval()
+            with torch.inference_mode():
+                yield
+        finally:
+            if outermost:
+                notes.attention = None
+            _apply(undo)
+            for module in training:
+                module.training = True

@@ -1,27 +1,22 @@
 """The subnetworks of an example: every distinct mask run once, in pieces that fit into memory."""
 
+import time
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layers import (
-    context_window,
-    execution_device,
-    num_heads,
-    readout,
-)
-from lm_polygraph_asmi.model.memory import (
-    batch_bytes,
-    default_budget,
-    in_chunks,
-    largest_chunk,
-    packed_bytes,
-)
+from lm_polygraph_asmi.model.check import right_way
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layers import context_window, num_heads
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
+from lm_polygraph_asmi.model.perturbation import Edit, without_heads
+from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.suffix import run_suffix
+from lm_polygraph_asmi.model.structure import plain_model
+from lm_polygraph_asmi.model.suffix import Way, run_suffix, ways
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
@@ -42,22 +37,30 @@ class Subnetworks:
         hidden: states after the final norm at the T response positions, one row per distinct mask.
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
+        check_seconds: what comparing with whole passes took, 0 where it had been done before.
     """
 
     hidden: Float[Tensor, "distinct T D"]
     counts: Float[Tensor, " distinct"]
     index: Int[Tensor, " S"]
+    check_seconds: float = 0.0
 
 
-def masks_per_pass(model: PreTrainedModel, unmasked: UnmaskedPass, total: int, budget: int) -> int:
+def masks_per_pass(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    total: int,
+    budget: int,
+    way: Way | None = None,
+) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
-    positions, length = unmasked.predicting.stop, len(unmasked.final_hidden)
-    if unmasked.scope == "all":
-        return largest_chunk(total, lambda n: batch_bytes(model, n, positions), budget)
-    known = unmasked.before.stop
-    longest = min(PACKED_POSITIONS, (context_window(model) or PACKED_POSITIONS) - known)
-    total = min(total, max(1, longest // length))
-    return largest_chunk(total, lambda n: packed_bytes(model, n, length, known), budget)
+    if way is None:
+        way = next(ways(model, unmasked, max(unmasked.targets, default=0)))
+    if way.packed:
+        known = unmasked.before.stop
+        longest = min(PACKED_POSITIONS, (context_window(model) or PACKED_POSITIONS) - known)
+        total = min(total, max(1, longest // len(unmasked.final_hidden)))
+    return largest_chunk(total, lambda n: way.bytes_of(model, unmasked, n), budget)
 
 
 def run_subnetworks(
@@ -66,22 +69,26 @@ def run_subnetworks(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     memory_budget: int | None = None,
+    edit: Edit = without_heads,
 ) -> Subnetworks:
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
-    Heads are masked where the scope of `unmasked` says. Call it inside `scoring_session`, with
-    `layer` among the target layers of `unmasked`. The result does not depend on the budget beyond
-    rounding.
+    What is returned was checked against whole passes, for this example or one like it (see
+    `check`). Heads are masked where the scope of `unmasked` says. Call it in `scoring_session`,
+    with `layer` among the target layers of `unmasked`. The result does not depend on the budget
+    beyond rounding.
 
     Args:
         memory_budget: bytes the passes may use above weights and cached states; by default half of
             the free device memory (on a CPU: 512 MiB). On a CUDA out-of-memory the chunk is halved
             and nothing computed is lost.
+        edit: what a mask changes at the target layer, see `perturbation`.
 
     Raises:
+        RuntimeError: the passes of this model do not give what whole passes give.
         ValueError: masks of the wrong shape, or not of zeros and ones.
     """
-    heads = num_heads(model)
+    heads = num_heads(model, layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
             f"masks must have shape (S, H = {heads}), one column per query head, got "
@@ -94,21 +101,29 @@ def run_subnetworks(
     unmasked_rows = distinct.all(dim=1)
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
+    check_seconds = 0.0
     if not unmasked_rows.all():
         masked = distinct[~unmasked_rows]
         budget = memory_budget or default_budget(*unmasked.devices)
+        together = {
+            way.name: masks_per_pass(model, unmasked, len(masked), budget, way)
+            for way in ways(model, unmasked, layer)
+        }
+        start = time.perf_counter()
+        way = right_way(model, unmasked, layer, masked, together, edit)
+        check_seconds = time.perf_counter() - start
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
-                lambda part: run_suffix(model, unmasked, layer, masked[part]),
+                lambda part: run_suffix(model, unmasked, layer, masked[part], edit, way),
                 len(masked),
-                masks_per_pass(model, unmasked, len(masked), budget),
+                together[way.name],
             )
         )
-    return Subnetworks(hidden, counts.float(), index)
+    return Subnetworks(hidden, counts.float(), index, check_seconds)
 
 
 def subnetwork_log_probs(
-    model: PreTrainedModel,
+    model: nn.Module,
     input_ids: Int[Tensor, " N"],
     prompt_length: int,
     layer: int,
@@ -128,7 +143,8 @@ def subnetwork_log_probs(
     length (LongRoPE, at the one length where it switches).
 
     Args:
-        model: a transformers causal language model of a family in `FAMILIES`; left as found.
+        model: a decoder-only transformers language model, also inside a wrapper of PEFT; left as
+            found.
         input_ids: one unpadded sequence, prompt and response.
         prompt_length: number of prompt tokens, at least 1.
         layer: index of the masked layer, from 0; see `target_layer`.
@@ -138,10 +154,12 @@ def subnetwork_log_probs(
         memory_budget: bytes, see `run_subnetworks`.
 
     Raises:
-        TypeError: an unknown model family.
+        TypeError: a model whose heads cannot be masked; the message says why.
+        RuntimeError: a model whose masked passes do not give what whole passes give (see `check`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
     """
+    model = plain_model(model)
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
@@ -153,30 +171,3 @@ def subnetwork_log_probs(
             in_chunks(lambda part: readout(model, hidden[part]), len(hidden), budget // per_mask)
         )
     return log_probs[subnetworks.index.to(log_probs.device)]
-
-
-def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:
-    """Raise unless replaying the suffix with all heads kept reproduces the model's own logits.
-
-    A cheap guard, once per run, against a model or a transformers release whose layers do more
-    than the family table says. Call it inside `scoring_session`.
-
-    Raises:
-        RuntimeError: the two differ by more than rounding.
-    """
-    keep_all = torch.ones(1, num_heads(model))
-    replayed = readout(model, run_suffix(model, unmasked, layer, keep_all)[0])
-    device = execution_device(model.get_input_embeddings())
-    output = model(
-        input_ids=unmasked.input_ids[None, :-1].to(device), use_cache=False, return_dict=True
-    )
-    ordinary = output.logits[0, unmasked.predicting].float().log_softmax(-1)
-    difference = (replayed - ordinary.to(replayed.device)).abs().max().item()
-    if not difference <= rounding(model.dtype):
-        raise RuntimeError(
-            f"replaying {type(model).__name__} from layer {layer} changes a log-probability by "
-            f"{difference:.3g} nats. A model that computes a row otherwise in another batch, as "
-            "dynamic quantisation does, cannot be scored; else its entry in "
-            "lm_polygraph_asmi.model.FAMILIES does not fit this model or this transformers "
-            "release: please report it"
-        )

@@ -1,56 +1,34 @@
-"""The masked passes: the layers from the target layer on, under head masks, in either scope."""
+"""The masked passes: the layers from the target layer on, under head masks, in either scope.
 
-from collections.abc import Iterator
+There are several ways to the same numbers, from the cheapest to the most general. Which of them a
+model, scope and attention take is found out by `check`, which compares each with whole passes.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layer_call import MASKABLE, replaced_forward
 from lm_polygraph_asmi.model.layers import (
-    attention_module,
     decoder_layers,
     final_norm,
     heads_width,
     num_layers,
-    output_projection,
     query_projection,
+    trunk,
 )
+from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
+from lm_polygraph_asmi.model.perturbation import Edit, perturbed, perturbed_layer, without_heads
 from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
-
-
-def masked_layer(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    layer: int,
-    masks: Shaped[Tensor, "B H"],
-    positions: slice,
-) -> Float[Tensor, "B n D"]:
-    """What the target layer returns at some positions under each mask.
-
-    Its attention is that of the unmasked pass: a mask multiplies the head outputs before the
-    output projection, without rescaling, and nothing in the layer that follows mixes positions.
-    (Under parallel residuals the layer's MLP is the same for all masks too; it is run for each.)
-    """
-    target, module = unmasked.targets[layer], decoder_layers(model)[layer]
-    heads = target.heads[:, positions]
-    mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
-    projection = output_projection(model, layer)
-    masking = projection.register_forward_pre_hook(lambda *_: (heads * mask[:, None, :],))
-
-    def attention(*_: Any, **__: Any) -> tuple[Tensor, None]:
-        return projection(heads), None
-
-    try:
-        with replaced_forward(attention_module(model, layer), attention):
-            hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
-            return unmasked.calls[layer].replay(module, hidden)
-    finally:
-        masking.remove()
 
 
 @contextmanager
@@ -60,44 +38,75 @@ def without_queries(model: PreTrainedModel, layer: int) -> Iterator[None]:
     if projection is None:
         yield
         return
-    width = heads_width(model)
-    with replaced_forward(projection, lambda x: x.new_zeros(()).expand(*x.shape[:-1], width)):
+    width = getattr(projection, "out_features", heads_width(model, layer))
+    with replaced_forward(projection, lambda x, *_: x.new_zeros(()).expand(*x.shape[:-1], width)):
         yield
 
 
 def masked_everywhere(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
 ) -> Float[Tensor, "B T D"]:
-    """Last layer's output at the response positions, heads masked at every position.
+    """Final states, heads masked at every position; the layers above are called again one by one.
 
-    The last layer makes keys and values at all positions and does the rest at T of them.
+    The last layer makes keys and values at all positions and does the rest at T of them; where it
+    keeps none it is run whole.
     """
     last = num_layers(model) - 1
     if layer == last:
-        return masked_layer(model, unmasked, layer, masks, unmasked.predicting)
-    hidden = masked_layer(model, unmasked, layer, masks, slice(None))
+        hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, edit)
+        return final_norm(model)(hidden)
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
     for index in range(layer + 1, last):
         hidden = unmasked.calls[index].replay(decoder_layers(model)[index], hidden)
     call, module = unmasked.calls[last], decoder_layers(model)[last]
     before, predicting = unmasked.before, unmasked.predicting
-    if before.stop == 0 or attention_of(model) not in MASKABLE:
-        return call.replay(module, hidden)[:, predicting]
+    keeps_keys = last in structure_of(model).sites and call.keeps_keys
+    if before.stop == 0 or not keeps_keys or attention_of(model) not in MASKABLE:
+        return final_norm(model)(call.replay(module, hidden)[:, predicting])
     with without_queries(model, last):
         past = call.keys_values(module, hidden[:, before], before)
-    return call.replay_after(
+    hidden = call.replay_after(
         module, hidden[:, predicting], past, predicting, call.allowed(predicting)
     )
+    return final_norm(model)(hidden)
+
+
+def masked_layer_by_layer(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
+) -> Float[Tensor, "B T D"]:
+    """As `masked_everywhere`, the last layer like all others, each row with arguments of its own.
+
+    For layers that want a mask or angles for every row of a batch, or that keep more than keys and
+    values.
+    """
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
+    for index in range(layer + 1, num_layers(model)):
+        module = decoder_layers(model)[index]
+        hidden = unmasked.calls[index].replay(module, hidden, spread=True)
+    return final_norm(model)(hidden[:, unmasked.predicting])
 
 
 def masked_in_response(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
 ) -> Float[Tensor, "B T D"]:
-    """Last layer's output at the response positions, heads masked at these positions alone.
+    """Final states, heads masked at the response positions alone, all masks in one sequence.
 
     Keys and values before them are those of the unmasked pass, so the B subnetworks stand behind
     one another in a single sequence after them, each blind to the others.
     """
-    hidden = masked_layer(model, unmasked, layer, masks, unmasked.predicting)
+    hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, edit)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
     places = torch.arange(unmasked.predicting.start, unmasked.predicting.stop).repeat(copies)
@@ -115,12 +124,158 @@ def masked_in_response(
         hidden = call.replay_after(
             decoder_layers(model)[index], hidden, unmasked.known[index], places, packed[kind]
         )
-    return hidden.reshape(copies, length, width)
+    return final_norm(model)(hidden.reshape(copies, length, width))
+
+
+def whole_passes(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit = without_heads,
+) -> Float[Tensor, "B T D"]:
+    """Final states of whole passes, masks as rows of a batch, through the model's own forward.
+
+    The plainest way, and the judge of all others.
+    """
+    every = torch.arange(unmasked.predicting.stop)
+    places = every[unmasked.predicting] if unmasked.scope == "response" else every
+    device = execution_device(model.get_input_embeddings())
+    tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
+    with perturbed(model, layer, masks, places, edit):
+        output = trunk(model)(input_ids=tokens, use_cache=False)
+    return states_of(output)[:, unmasked.predicting]
+
+
+def _behind_prompt(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
+    at_once: int,
+) -> Float[Tensor, "B T D"]:
+    """Final states of passes over the response positions behind what the model keeps of a prompt.
+
+    The model's own cache (keys and values, recurrent states) is copied for every mask, as in
+    generation, and the masks are rows of a batch.
+
+    Args:
+        at_once: how many positions to run together.
+    """
+    device = execution_device(model.get_input_embeddings())
+    tokens = unmasked.input_ids[None].to(device)
+    if unmasked.before.stop and not unmasked.prompt_caches:
+        output = trunk(model)(input_ids=tokens[:, unmasked.before], use_cache=True)
+        unmasked.prompt_caches.append(output.past_key_values)
+    cache = None
+    if unmasked.before.stop:
+        cache = copy.deepcopy(unmasked.prompt_caches[0])
+        if cache is None:
+            raise NotImplementedError("the model keeps no cache")
+        cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=device))
+    rows = tokens.expand(len(masks), -1)
+    states = []
+    for start in range(unmasked.predicting.start, unmasked.predicting.stop, at_once):
+        part = rows[:, start : min(start + at_once, unmasked.predicting.stop)]
+        with perturbed(model, layer, masks, torch.arange(part.shape[1]), edit, start):
+            output = trunk(model)(input_ids=part, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        states.append(states_of(output))
+    return torch.cat(states, dim=1)
+
+
+def rows_behind_prompt(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
+) -> Float[Tensor, "B T D"]:
+    """`_behind_prompt`, all response positions together."""
+    return _behind_prompt(model, unmasked, layer, masks, edit, unmasked.predicting.stop)
+
+
+def rows_token_by_token(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit,
+) -> Float[Tensor, "B T D"]:
+    """`_behind_prompt`, one position after the other, as text is generated."""
+    return _behind_prompt(model, unmasked, layer, masks, edit, 1)
+
+
+Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Edit], Tensor]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run subnetworks.
+
+    Attributes:
+        name: what it does, for messages.
+        scope: the scope it serves.
+        run: final states (B, T, D) of the subnetworks of masks (B, H).
+        bytes_of: peak memory for so many masks.
+        packed: whether all masks stand behind one another in a single sequence.
+        replays: whether it calls layers again one by one.
+    """
+
+    name: str
+    scope: str
+    run: Run
+    bytes_of: Callable[[PreTrainedModel, UnmaskedPass, int], int]
+    packed: bool = False
+    replays: bool = False
+
+
+def _batch(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
+    return batch_bytes(model, masks, unmasked.predicting.stop)
+
+
+def _packed(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
+    return packed_bytes(model, masks, len(unmasked.final_hidden), unmasked.before.stop)
+
+
+def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
+    return rows_bytes(model, masks, len(unmasked.final_hidden), unmasked.before.stop)
+
+
+WAYS = (
+    Way("the layers above again", "all", masked_everywhere, _batch, replays=True),
+    Way("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
+    Way("whole passes", "all", whole_passes, _batch),
+    Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
+    Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
+    Way("rows token by token", "response", rows_token_by_token, _rows),
+    Way("whole passes", "response", whole_passes, _batch),
+)
+"""Cheapest first in each scope."""
+
+
+def ways(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator[Way]:
+    """Ways that an unmasked pass has what it takes for, cheapest first."""
+    above = range(layer + 1, num_layers(model))
+    for way in WAYS:
+        if way.scope != unmasked.scope or (way.replays and not structure_of(model).chained):
+            continue
+        if way.packed and (
+            unmasked.by_length or not all(index in unmasked.known for index in above)
+        ):
+            continue
+        yield way
 
 
 def run_suffix(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    edit: Edit = without_heads,
+    way: Way | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """States after the final norm at the response positions, all masks in one pass."""
-    run = masked_in_response if unmasked.scope == "response" else masked_everywhere
-    return final_norm(model)(run(model, unmasked, layer, masks))
+    """Final states at the response positions, all masks in one pass, by default the cheapest."""
+    way = way or next(ways(model, unmasked, layer))
+    return way.run(model, unmasked, layer, masks, edit)

@@ -2,25 +2,28 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.families import family_entry
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
     decoder_layers,
-    execution_device,
-    final_norm,
-    heads_width,
+    head_site,
     num_layers,
     output_projection,
-    readout,
+    trunk,
 )
+from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.validation import check_scope
 
 
@@ -50,9 +53,13 @@ class UnmaskedPass:
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
         known: for scope "response", keys and values of the positions before the predicting ones,
-            for every layer above the first target layer.
+            for every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
         final_hidden: states after the final norm at the T positions that predict the response.
+        by_length: whether layers ask the cache how many positions it holds, as those do that scale
+            attention by position themselves.
+        prompt_caches: what the model itself keeps of the positions before the predicting ones,
+            made when it is first asked for.
     """
 
     input_ids: Int[Tensor, " tokens"]
@@ -63,6 +70,8 @@ class UnmaskedPass:
     known: dict[int, KeysValues]
     devices: frozenset[torch.device]
     final_hidden: Float[Tensor, "T D"]
+    by_length: bool = False
+    prompt_caches: list[Any] = field(default_factory=list)
 
     @property
     def before(self) -> slice:
@@ -150,6 +159,8 @@ def run_unmasked(
             raise ValueError(
                 f"layer must be in [0, {total - 1}] for a {total}-layer model, got {layer}"
             )
+        head_site(model, layer)
+    found = structure_of(model)
     first = targets[0] if targets else total
     hidden: dict[int, Tensor] = {}
     heads: dict[int, Tensor] = {}
@@ -161,6 +172,8 @@ def run_unmasked(
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             states, calls[index] = LayerCall.split(module, args, kwargs)
+            if index == first:
+                tap.asked = False  # the model itself may; do layers?
             if index in targets:
                 hidden[index] = states
 
@@ -168,7 +181,9 @@ def run_unmasked(
 
     def record_heads(index: int) -> Callable[[nn.Module, tuple], None]:
         def hook(_: nn.Module, args: tuple) -> None:
-            heads[index] = args[0]
+            # Some families hold all positions of a batch in one axis.
+            if index == max(calls):
+                heads[index] = args[0].reshape(1, -1, args[0].shape[-1])
 
         return hook
 
@@ -180,45 +195,54 @@ def run_unmasked(
             known[index] = key[:, :, before], value[:, :, before]
         return key, value
 
+    # Made for the model's config it also takes what layers keep besides keys and values.
+    config = model.config if family_entry(model) is None else None
+    tap = KeyValueTap(record_known, config)
     with ExitStack() as hooks:
-        for index in range(first, total):
+        for index in range(first, total) if found.chained else ():
             module = decoder_layers(model)[index]
             # First in line: hooks of others run again when the layer is replayed.
             handle = module.register_forward_pre_hook(
                 record_layer(index), with_kwargs=True, prepend=True
             )
             hooks.callback(handle.remove)
-        for index in targets:
+        for index in targets if found.chained else ():
             # Last in line: a mask applies to what the projection gets in the end.
             handle = output_projection(model, index).register_forward_pre_hook(record_heads(index))
             hooks.callback(handle.remove)
-        handle = final_norm(model).register_forward_hook(lambda *call: final.append(call[-1]))
+        handle = trunk(model).register_forward_hook(lambda *call: final.append(states_of(call[-1])))
         hooks.callback(handle.remove)
-        # The base model stops before the output projection, which only T positions need.
-        model.base_model(
-            input_ids=input_ids[None, :-1].to(execution_device(model.get_input_embeddings())),
-            past_key_values=KeyValueTap(record_known),
-            use_cache=True,
-        )
-    width = heads_width(model)
+        ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+        # The trunk stops before the output projection, which only T positions need.
+        if found.chained and found.takes_cache:
+            trunk(model)(input_ids=ids, past_key_values=tap, use_cache=True)
+        else:
+            trunk(model)(input_ids=ids, use_cache=False)
+    if found.chained:
+        _check_heads(model, heads, targets)
+    return UnmaskedPass(
+        input_ids=input_ids,
+        prompt_length=prompt_length,
+        targets={index: TargetInput(hidden[index], heads[index]) for index in hidden},
+        calls=calls,
+        scope=scope,
+        known=known,
+        devices=frozenset(devices) or frozenset([final[0].device]),
+        final_hidden=final[0][0, prompt_length - 1 :],
+        by_length=tap.asked,
+    )
+
+
+def _check_heads(model: PreTrainedModel, heads: dict[int, Tensor], targets: list[int]) -> None:
     for index in targets:
+        site = head_site(model, index)
         if index not in heads:
             raise RuntimeError(
                 f"the output projection of layer {index} was never called as a module: is the "
                 "model compiled? ASMI needs it as transformers loads it"
             )
-        if heads[index].shape[-1] != width:
+        if heads[index].shape[-1] != site.width:
             raise RuntimeError(
                 f"the output projection takes {heads[index].shape[-1]} inputs, the heads make "
-                f"{width}: its path in lm_polygraph_asmi.model.FAMILIES is wrong for this model"
+                f"{site.width}: lm_polygraph_asmi.model.FAMILIES has the wrong path for this model"
             )
-    return UnmaskedPass(
-        input_ids=input_ids,
-        prompt_length=prompt_length,
-        targets={index: TargetInput(hidden[index], heads[index]) for index in targets},
-        calls=calls,
-        scope=scope,
-        known=known,
-        devices=frozenset(devices),
-        final_hidden=final[0][0, prompt_length - 1 :],
-    )

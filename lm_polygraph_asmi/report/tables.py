@@ -1,6 +1,7 @@
 """Rendering of results in a terminal."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -8,16 +9,20 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.names import at_depth, masked_layer
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
 
-def prr_table(run: Run, metric: str) -> Table:
-    """PRR per estimator, best first, for one quality metric of a run.
+def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
+    """PRR per estimator, best first, for one quality metric of a run, as plain values.
 
-    Where clusters are known, also its difference from `MSP` with a 95 % interval over them.
+    Returns:
+        For each `method`: `prr` and its `standard_error` over answers, `auroc` and `augrc` of
+        finding the wrong answers (below `RIGHT`; AUGRC: lower = better); where clusters are known,
+        the difference of PRR from `MSP` with a 95 % interval over them, `minus_msp`, `low` and
+        `high`. None stands for what is not defined.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
@@ -29,27 +34,62 @@ def prr_table(run: Run, metric: str) -> Table:
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, quality, clusters, pairs)
-    table = Table(title=f"PRR over {len(quality)} answers")
+    found = []
+    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
+        row: dict[str, Any] = {
+            "method": name,
+            "prr": _plain(prr.value),
+            "standard_error": _plain(prr.standard_error),
+            "auroc": _plain(area := auroc(scores[name], wrong)),
+            "augrc": None if np.isnan(area) else _plain(augrc(scores[name], wrong)),
+        }
+        if (name, MSP) in differences:
+            difference = differences[name, MSP]
+            row |= {
+                "minus_msp": _plain(difference.value),
+                "low": _plain(difference.low),
+                "high": _plain(difference.high),
+            }
+        found.append(row)
+    return found
+
+
+def _plain(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def prr_table(run: Run, metric: str) -> Table:
+    """`prr_rows` for a terminal."""
+    rows = prr_rows(run, metric)
+    paired = any("minus_msp" in row for row in rows)
+    table = Table(title=f"PRR over {run.finite(metric).sum()} answers")
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
     table.add_column("AUROC", justify="right")
     table.add_column("AUGRC", justify="right")
-    if differences:
+    if paired:
         table.add_column("− MSP [95 % over clusters]", justify="right")
-    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
-        style = "bold" if "ASMI" in name else None
-        undefined = np.isnan(prr.value)
-        value = "undefined" if undefined else f"{prr.value:+.2f}"
-        error = "" if undefined else f"{prr.standard_error:.2f}"
-        found = differences.get((name, MSP))
-        difference = "" if found is None else "undefined" if np.isnan(found.low) else str(found)
-        area = auroc(scores[name], wrong)
-        others = ["undefined", ""] if np.isnan(area) else [f"{area:.2f}"]
-        if not np.isnan(area):
-            others.append(f"{augrc(scores[name], wrong):.3f}")
-        cells = [name, value, error, *others, *([difference] if differences else [])]
-        table.add_row(*cells, style=style)
+
+    def shown(value: float | None, form: str, otherwise: str = "") -> str:
+        return otherwise if value is None else format(value, form)
+
+    for row in rows:
+        undefined = row["prr"] is None
+        cells = [
+            row["method"],
+            shown(row["prr"], "+.2f", "undefined"),
+            "" if undefined else shown(row["standard_error"], ".2f"),
+            shown(row["auroc"], ".2f", "undefined"),
+            shown(row["augrc"], ".3f"),
+        ]
+        if paired and "minus_msp" not in row:
+            cells.append("")
+        elif paired and row["low"] is None:
+            cells.append("undefined")
+        elif paired:
+            cells.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
+        table.add_row(*cells, style="bold" if "ASMI" in row["method"] else None)
     return table
 
 
@@ -73,7 +113,7 @@ def notes(run: Run, metric: str) -> str:
         lines.append("All answers are equally good (or bad): there are no errors to rank.")
     for used in run.settings():
         lines.append(
-            f"ASMI at depth {used['depth']:.0%}: layer {used['layer']} of {used['num_layers']}, "
+            f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."

@@ -10,6 +10,7 @@ from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.latex import latex_tables
 from lm_polygraph_asmi.saved.cells import Cell
+from lm_polygraph_asmi.saved.names import masked_layer
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -97,7 +98,7 @@ def _source(p: dict[str, Any]) -> str:
         file = "/".join(Path(run["file"]).parts[-2:])
         parts.append(f"run {file}, seeds: {seeds or 'not recorded'}")
         parts += [
-            f"ASMI at depth {used['depth']:.1%}: layer {used['layer']} of {used['num_layers']}, "
+            f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
             for used in run["asmi"]

@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.saved.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
@@ -46,6 +46,10 @@ class RunRecord(Callback):
                     "polygraph_eval was stopped before the model was loaded; see above"
                 )
             return
+        # LM-Polygraph collects garbage after every batch: not over the 600 000 objects of imported
+        # modules, which never become any; that alone takes longer than a small model's answer.
+        gc.collect()
+        gc.freeze()
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             # What an earlier run left in this folder counts until this one has results.
@@ -53,6 +57,7 @@ class RunRecord(Callback):
                 write_manifest(manifest, manager)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        gc.unfreeze()
         failed = job_return.status != JobStatus.COMPLETED
         error = None
         try:

@@ -1,12 +1,15 @@
 """Whether a run will work and what it will cost: checks without its model, then two rows of it."""
 
+import inspect
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import diskcache
 import numpy as np
@@ -16,6 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
+from lm_polygraph import generation_metrics
 from lm_polygraph.defaults.register_default_stat_calculators import (
     register_default_stat_calculators,
 )
@@ -28,11 +32,16 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi._hydra.configs_path import configs_path
+from lm_polygraph_asmi._hydra.configs import configs_path, container
 from lm_polygraph_asmi.host import side_models
-from lm_polygraph_asmi.runs import container
-from lm_polygraph_asmi.runs.preflight import Finding, check_config, check_data, count_rows
-from lm_polygraph_asmi.runs.trial import Trial, estimate, try_rows, with_hint
+from lm_polygraph_asmi.runs.preflight import (
+    Finding,
+    check_config,
+    check_data,
+    count_rows,
+    has_own_script,
+)
+from lm_polygraph_asmi.runs.trial import Trial, costs, estimate, try_rows, with_hint
 
 ENOUGH_DISK, LITTLE_DISK = 10**9, 10**8
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -101,7 +110,9 @@ def _check_side_models(config: DictConfig) -> Iterator[Finding]:
 
 def _check_quality(config: DictConfig) -> Iterator[Finding]:
     # Without a choice LM-Polygraph takes all it has.
-    for metric in config.get("generation_metrics") or [{"name": "AlignScore"}]:
+    everything = OmegaConf.create([{"name": "AlignScore"}])
+    for metric in config.get("generation_metrics") or everything:
+        yield from _problems(_metric_problem(container(metric)))
         if metric["name"] == "AlignScore":
             checkpoint = (metric.get("kwargs") or {}).get("ckpt_path", side_models.ALIGN_SCORE)
             yield from _problems(
@@ -110,6 +121,29 @@ def _check_quality(config: DictConfig) -> Iterator[Finding]:
                 side_models.missing_spacy_pipeline(),
                 side_models.missing_punkt(),
             )
+
+
+def _metric_problem(metric: dict[str, Any]) -> str | None:
+    """What keeps a quality metric from being made; LM-Polygraph would say so behind the model."""
+    name, arguments = metric["name"], metric.get("kwargs") or {}
+    kind = getattr(generation_metrics, name, None)
+    if kind is None:
+        return (
+            f"there is no quality metric {name!r}: take one of LM-Polygraph's, such as AlignScore"
+        )
+    ignored = sorted(set(metric) - {"name", "args", "kwargs"})
+    try:
+        inspect.signature(kind).bind(*(metric.get("args") or []), **arguments)
+        problem = None
+    except TypeError as error:
+        problem = str(error)
+    if ignored:
+        said = ", ".join(f"{key}: {metric[key]}" for key in ignored)
+        return (
+            f"LM-Polygraph reads name, args and kwargs of a quality metric, not {said}: write "
+            f"{{name: {name}, kwargs: {{{said}}}}}"
+        )
+    return problem and f"the quality metric {name} cannot be made: {problem}"
 
 
 def _check_model(config: DictConfig) -> Iterator[Finding]:
@@ -125,7 +159,9 @@ def _check_model(config: DictConfig) -> Iterator[Finding]:
         revision=revision,
         gguf_file=gguf_file,
     ):
-        yield Finding(missing, fatal=True)
+        if has_own_script(config):
+            missing += ". The config's own load script may load it otherwise: the two rows tell"
+        yield Finding(missing, fatal=not has_own_script(config))
         return
     needed = side_models.weights_bytes(path, revision)
     on_gpu = arguments.get("device_map") not in (None, "cpu") and torch.cuda.is_available()
@@ -199,14 +235,39 @@ def examine(findings: Iterator[Finding]) -> list[tuple[str, str]]:
     return said or [("ok", "")]
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found of a run.
+
+    Attributes:
+        config: its name.
+        checks: of each thing said: name of the check, state (of `STYLES`), and what to do.
+        cost: what the whole run will take, by two of its rows; empty where none were scored.
+    """
+
+    config: str
+    checks: list[tuple[str, str, str]]
+    cost: dict[str, Any]
+
+    @property
+    def works(self) -> bool:
+        """Whether nothing stands in its way."""
+        return all(state != "problem" for _, state, _ in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        named = [dict(zip(("check", "state", "text"), said, strict=True)) for said in self.checks]
+        return asdict(self) | {"checks": named, "works": self.works}
+
+
 def diagnose(
     console: Console,
     config_name: str,
     config_dir: str | None = None,
     overrides: Sequence[str] = (),
     run: bool = True,
-) -> bool:
-    """Print the report on a run; returns whether nothing stands in its way.
+) -> Diagnosis:
+    """Print the report on a run, and return it.
 
     Args:
         console: where to.
@@ -219,11 +280,11 @@ def diagnose(
     config = compose_run(config_name, config_dir, overrides)
     job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
     report = Table("check", "state", "what to do", title=f"{config_name}{job}")
-    states: set[str] = set()
+    found = Diagnosis(config_name, [], {})
 
     def add(name: str, said: list[tuple[str, str]]) -> None:
         for state, text in said:
-            states.add(state)
+            found.checks.append((name, state, text))
             report.add_row(name, Text(state, STYLES[state]), Text(text))
 
     cost = None
@@ -231,18 +292,20 @@ def diagnose(
         for name, check in CHECKS.items():
             status.update(f"checking: {name}")
             add(name, examine(check(config)))
-            if name == "settings" and "problem" in states:
+            if name == "settings" and not found.works:
                 break  # the others read them
-        if run and "problem" not in states:
+        if run and found.works:
             status.update("scoring two rows with every method")
             folder = ["--config-dir", config_dir] if config_dir else []
             try:
                 trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
                 add("two rows", examine(_check_scores(trial)))
-                cost = estimate(trial, count_rows(config), len(config.get("seed") or [1]))
+                rows, seeds = count_rows(config), len(config.get("seed") or [1])
+                cost = estimate(trial, rows, seeds)
+                found.cost.update(costs(trial, rows, seeds))
             except (RuntimeError, ValueError) as error:
                 add("two rows", [("problem", str(error))])
     console.print(report)
     if cost:
         console.print(cost)
-    return "problem" not in states
+    return found

@@ -12,8 +12,11 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.runs import container
+from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
+
+OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
+"""Scripts that load a model by `load_model_args`; ours with eager attention by default."""
 
 
 class Finding(NamedTuple):
@@ -108,6 +111,14 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
             "asmi.answers do not have: leave them out",
             fatal=True,
         )
+    if reads_maps and attention is None and not loads_eager(config):
+        yield Finding(
+            "LM-Polygraph's own calculators ask for attention maps (output_attentions is true "
+            "unless a config says otherwise), which only eager attention makes, and transformers "
+            "loads models with sdpa where nothing is asked for: set "
+            "model.load_model_args.attn_implementation=eager, or output_attentions=false",
+            fatal=not has_own_script(config),  # which may ask for it
+        )
     if reads_maps and attention not in (None, "eager"):
         yield Finding(
             f"output_attentions is true, but the model is loaded with {attention} attention, which "
@@ -115,6 +126,21 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
             "own passes follow asmi.calculator.attention), or output_attentions=false",
             fatal=True,
         )
+
+
+def has_own_script(config: DictConfig) -> bool:
+    """Whether the model is loaded by a script of the user's, which does what it likes."""
+    script = OmegaConf.select(config, "model.path_to_load_script")
+    return bool(script) and Path(str(script)).name not in (OUR_SCRIPT, HOST_SCRIPT)
+
+
+def loads_eager(config: DictConfig) -> bool:
+    """Whether the model has eager attention though its config does not say which."""
+    if "auto" not in (config.get("stat_calculators") or []):
+        return True  # calculators that were chosen one by one say themselves what they read
+    script = OmegaConf.select(config, "model.path_to_load_script")
+    arguments = OmegaConf.select(config, "model.load_model_args") or {}
+    return Path(str(script)).name == OUR_SCRIPT and "attn_implementation" not in arguments
 
 
 def _check_generation(config: DictConfig) -> Iterator[Finding]:

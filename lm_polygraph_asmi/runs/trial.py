@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
@@ -127,19 +127,30 @@ def batch_times(log: str) -> list[float]:
     return [datetime.fromisoformat(at.replace(",", ".")).timestamp() for at in found]
 
 
-def estimate(trial: Trial, rows: int, seeds: int = 1) -> Table:
-    """What a whole run will take, by two of its rows."""
-    table = Table(title="Estimate from two rows: a rough guide", show_header=False)
-    for phase, seconds in trial.phases.items():
-        table.add_row(phase, f"{seconds:.2f} s a row")
+def costs(trial: Trial, rows: int, seeds: int = 1) -> dict[str, Any]:
+    """What a whole run will take, by two of its rows: seconds, and bytes of memory by device."""
+    found: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": trial.phases}
     if trial.times:
         loading, row = trial.times[0], (trial.times[-1] - trial.times[0]) / ROWS
-        table.add_row("a row, everything counted", f"{row:.2f} s")
-        table.add_row("until the first row", _duration(loading))
+        total = seeds * (loading + rows * row)
+        found |= {"seconds_a_row": row, "seconds_to_first_row": loading, "seconds": total}
+    return found | {"peak_memory_bytes": trial.memory}
+
+
+def estimate(trial: Trial, rows: int, seeds: int = 1) -> Table:
+    """`costs` as a table."""
+    found = costs(trial, rows, seeds)
+    table = Table(title="Estimate from two rows: a rough guide", show_header=False)
+    for phase, seconds in found["phases"].items():
+        table.add_row(phase, f"{seconds:.2f} s a row")
+    if "seconds" in found:
+        table.add_row("a row, everything counted", f"{found['seconds_a_row']:.2f} s")
+        table.add_row("until the first row", _duration(found["seconds_to_first_row"]))
         asked = f"{rows:,} rows" + (f", {seeds} seeds" if seeds > 1 else "")
-        total = _duration(seeds * (loading + rows * row))
-        table.add_row(f"the whole run, {asked}", f"about {total}", style="bold")
-    for device, peak in trial.memory.items():
+        table.add_row(
+            f"the whole run, {asked}", f"about {_duration(found['seconds'])}", style="bold"
+        )
+    for device, peak in found["peak_memory_bytes"].items():
         table.add_row(f"peak of memory, {device}", decimal(peak))
     return table
 

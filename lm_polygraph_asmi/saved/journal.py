@@ -14,6 +14,7 @@ import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import diskcache
 import torch
@@ -128,6 +129,8 @@ def model_key(model: PreTrainedModel) -> dict[str, str]:
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules():
+        if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
+            digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
         with align_module_device(module):  # offloaded weights are fetched one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:
@@ -148,6 +151,26 @@ def model_key(model: PreTrainedModel) -> dict[str, str]:
     }
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     return {"model": digest.hexdigest(), "device": model.device.type}
+
+
+class ModelKeys:
+    """`environment_key` and `model_key` of models as they are now, made again when they change.
+
+    A key reads every weight, so it is kept as long as a cheap state of the model (made by
+    `lm_polygraph_asmi.model.model_state`) stays what it was.
+    """
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, str]]] = (
+            WeakKeyDictionary()
+        )
+
+    def of(self, model: PreTrainedModel, state: int) -> dict[str, str]:
+        """The key of a model in this state."""
+        kept = self._kept.get(model)
+        if kept is None or kept[0] != state:
+            kept = self._kept[model] = state, environment_key() | model_key(model)
+        return kept[1]
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

@@ -42,7 +42,7 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
     """The manifest beside a manager file.
 
     Raises:
-        FileNotFoundError: none there; only runs of the shipped configs write one.
+        FileNotFoundError: none there; runs with the callback `runs.callback.RunRecord` write one.
         ValueError: a damaged one.
     """
     path = manifest_path(manager)
@@ -50,7 +50,7 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path} is missing: only runs with the callback of `asmi_base` write a manifest"
+            f"{path} is missing: only runs with the callback RunRecord write a manifest"
         ) from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"{path} is damaged: {error}") from error

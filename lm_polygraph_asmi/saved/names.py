@@ -97,6 +97,7 @@ class Settings:
         scope: positions at which heads are masked, "all" or "response".
         seed: base seed of the masks.
         attention: attention implementation of all passes.
+        requested_layer: the layer at `depth`, where it has no heads and another is masked.
     """
 
     depth: float
@@ -110,9 +111,18 @@ class Settings:
     scope: str
     seed: int
     attention: str
+    requested_layer: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """By name; `requested_layer` only where it differs from `layer`."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def masked_layer(used: Mapping[str, Any]) -> str:
+    """The masked layer of saved settings in words, and the one asked for where it has no heads."""
+    said = f"layer {used['layer']} of {used['num_layers']}"
+    asked = used.get("requested_layer")
+    return said if asked is None else f"{said} (layer {asked} has no heads)"
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:
@@ -121,6 +131,6 @@ def require(stats: Mapping[str, Any], name: str) -> Any:
         raise KeyError(
             f"statistic {name!r} is missing. Its calculator must stand in `stat_calculators` of "
             "the run, with this name among its `stats` and its depth among `cfg.depths`; see the "
-            "two entries in the README, or `- /stat_calculators: asmi` in the defaults list"
+            "entries in docs/configs.md, or `- /stat_calculators: asmi` in the defaults list"
         )
     return stats[name]

@@ -1,8 +1,11 @@
 """A saved LM-Polygraph run as plain tables."""
 
+import io
 import pickle
 import zipfile
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,15 @@ class Run:
         """(n,) rows where quality and every score are finite: one mask for all methods."""
         return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
+    def check_scored(self) -> None:
+        """Raise ValueError unless there are scores and their quality to compare them with."""
+        if not (self.scores.size and self.quality.size):
+            lacking = "scores" if not self.scores.size else "quality metrics"
+            raise ValueError(
+                f"{self.path} holds no {lacking}: the run ended in an error or was stopped. "
+                "Its log says why; start it again"
+            )
+
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in force, one dictionary per depth."""
         return asmi_settings(self.stats)
@@ -87,17 +99,19 @@ def _content(file: Path) -> dict[str, Any]:
     """What LM-Polygraph saved with `torch.save`.
 
     That is a pickle in a zip file. Read as such it needs no torch, which takes seconds to import,
-    unless there are tensors in it.
+    unless there are tensors in it; and its checksum counts, which torch passes over.
     """
-    try:
+    if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(name) as pickled:
-                return _WithoutTensors(pickled).load()
-    except (_HoldsTensors, zipfile.BadZipFile):  # older releases of torch wrote no zip file
-        import torch
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if len(names) != 1:
+                raise ValueError("it holds no data.pkl")
+            pickled = archive.read(names[0])
+        with suppress(_HoldsTensors):
+            return _WithoutTensors(io.BytesIO(pickled)).load()
+    import torch  # for tensors, and what its older releases wrote
 
-        return torch.load(file, weights_only=False)
+    return torch.load(file, weights_only=False)
 
 
 def load_run(path: str | Path) -> Run:
@@ -122,9 +136,11 @@ def load_run(path: str | Path) -> Run:
             for part in ("estimations", "gen_metrics")
         }
         stats = dict(content["stats"])
+    except (FileNotFoundError, PermissionError):
+        raise
     except (
-        pickle.UnpicklingError, EOFError, RuntimeError, LookupError, TypeError, ValueError,
-        AttributeError,
+        pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError,
+        LookupError, TypeError, ValueError, AttributeError, ImportError,
     ) as error:  # fmt: skip
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
     lengths = {len(values) for table in tables.values() for values in table.values()}

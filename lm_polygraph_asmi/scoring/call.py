@@ -13,28 +13,32 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed
-from lm_polygraph_asmi.model import family_of, scoring_session
-from lm_polygraph_asmi.model.layers import context_window, execution_device
+from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score, tokens_of
 from lm_polygraph_asmi.scoring.text import (
+    Answer,
     Messages,
     Prompt,
     answer_tokens,
+    asked,
     behind_answer,
+    border_warning,
     prompt_tokens,
     spans,
 )
-from lm_polygraph_asmi.validation import BETA, TAU, check_scoring
+from lm_polygraph_asmi.validation import BETA, TAU, TOP_K, check_scoring, stop_strings
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
-
-Answer = str | Sequence[int]
 
 
 class Scorer:
@@ -45,7 +49,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: "PreTrainedModel | Model",
+        model: "PreTrainedModel | Model | str | Path",
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         variant: str = "sem",
@@ -53,7 +57,7 @@ class Scorer:
         scope: str = "all",
         num_masks: int | None = None,
         mask_rate: float | None = None,
-        top_k: int = 64,
+        top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         seed: int = 0,
         closing_token: bool = True,
@@ -66,21 +70,15 @@ class Scorer:
         memory_budget: int | None = None,
         reference: "Reference | str | Path | None" = None,
     ) -> None:
-        self.instruct = False
-        if is_host_model(model):
-            tokenizer = tokenizer or model.tokenizer
-            stop = model.generation_parameters.stop_strings if stop is None else stop
-            self.instruct = bool(getattr(model, "instruct", False))
-            model = causal_model(model)
-        if tokenizer is None:
-            raise ValueError("a transformers model needs its tokenizer: score(model, tokenizer, …)")
-        family_of(model)
-        self.model, self.tokenizer, self.variant, self.depth = model, tokenizer, variant, depth
-        self.stop = [stop] if isinstance(stop, str) else list(stop or [])
-        check_scoring(variant, num_samples, tau, beta, self.stop)
-        self.closing_token, self.num_samples, self.seed = closing_token, num_samples, seed
-        self.tau, self.beta, self.max_new_tokens = float(tau), float(beta), max_new_tokens
-        self.attention = attention
+        self.stop = stop_strings(stop)
+        check_scoring(
+            variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention
+        )
+        if not (reference is None or isinstance(reference, str | Path | Reference)):
+            raise ValueError(
+                "reference must be a Reference, or the path of a saved one or of a finished run; "
+                f"got {reference!r:.80}"
+            )
         self.engine = Engine(
             depths=[depth],
             num_masks=num_masks,
@@ -91,7 +89,37 @@ class Scorer:
             seed=seed,
             attention=attention,
             memory_budget=memory_budget,
+        )  # so far nothing heavy: what is refused is refused at once
+        self.instruct = False
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("a model given by name brings its tokenizer: leave it out")
+            model, tokenizer = load_named(str(model))
+        if is_host_model(model):
+            tokenizer = tokenizer or model.tokenizer
+            if stop is None:
+                self.stop = stop_strings(model.generation_parameters.stop_strings)
+            self.instruct = bool(getattr(model, "instruct", False))
+            model = causal_model(model)
+        model = plain_model(model)
+        structure_of(model)  # refuses what cannot be masked
+        if tokenizer is None or not hasattr(tokenizer, "decode"):
+            got = "" if tokenizer is None else f", got {tokenizer!r:.60}"
+            raise ValueError(
+                f"a transformers model needs its tokenizer: score(model, tokenizer, prompt, "
+                f"answer){got}"
+            )
+        self.model, self.tokenizer, self.variant, self.depth = (
+            model,
+            tokenizer,
+            variant,
+            float(depth),
         )
+        self.closing_token, self.seed = bool(closing_token), int(seed)
+        self.num_samples, self.max_new_tokens = int(num_samples), int(max_new_tokens)
+        self.tau, self.beta = float(tau), float(beta)
+        self.attention = attention
+        self.notes = check_tokenizer(model, tokenizer)
         self.endings = Endings(model, tokenizer, self.stop)
         if isinstance(reference, str | Path):
             reference = Reference.read(reference, variant, depth)
@@ -116,34 +144,41 @@ class Scorer:
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
+        given = prompt
         if self.instruct and isinstance(prompt, str):  # as LM-Polygraph does
-            prompt = [{"role": "user", "content": prompt}]
-        prompt_ids = prompt_tokens(self.tokenizer, prompt)
+            given = [{"role": "user", "content": prompt}]
+        before, said, notes = asked(given, answer)
+        prompt_ids = prompt_tokens(self.tokenizer, before)
         with _undisturbed(self.model):
-            ids = self._answer(prompt, prompt_ids, answer)
+            ids = self._answer(before, prompt_ids, said)
             stats = self.engine.score(self.model, prompt_ids, ids)
-            gate, diversity, responses = self._gate(prompt, prompt_ids, samples)
+            gate, diversity, responses = self._gate(before, prompt_ids, samples)
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
         counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
         tokens = tokens_of(self._at_depth(stats), ids, text, places, gate, self.tokenizer)
         used = stats[at_depth("asmi_settings", self.depth)]
-        warnings = []
-        if isinstance(answer, str) and not text.startswith(answer):
-            warnings.append(
-                f"the tokenizer reads the answer as {text!r}: offsets are those of that text"
-            )
+        content = self.endings.without(text, places, ids)
+        warnings = [*notes, *self.notes]
+        if isinstance(said, str):
+            if not text.startswith(said):
+                warnings.append(
+                    f"The tokenizer reads the answer as {text!r}: offsets are those of that text."
+                )
+            if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, said)):
+                warnings.append(odd)
         if samples is not None and self.variant != "adapt":
-            warnings.append(f'samples are for the variant "adapt": "{self.variant}" needs none')
+            warnings.append(f'Samples are for the variant "adapt": "{self.variant}" needs none.')
         if self.variant == "adapt" and responses < 2:
             warnings.append(
-                "fewer than two sampled answers have a token: the semantic discount is left out"
+                "Fewer than two sampled answers have a token: the semantic discount is left out."
             )
         return Score(
             score=float(np.mean([token.u for token in tokens[counted]])),
             variant=self.variant,
-            prompt=prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
-            answer=text,
+            prompt=before if isinstance(before, str) else [dict(m) for m in before],
+            answer=content if said is None else said if isinstance(said, str) else list(ids),
+            scored_text=text,
             tokens=tuple(tokens),
             counted=len(tokens[counted]),
             msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
@@ -157,6 +192,8 @@ class Scorer:
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
             reference=self.reference,
+            content_end=len(content),
+            answered=bool(content.strip()),
         )
 
     def _own_settings(
@@ -183,8 +220,10 @@ class Scorer:
     ) -> list[int]:
         if answer is None:
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
-        if not isinstance(answer, str | Sequence | np.ndarray | Tensor):
-            raise ValueError(f"an answer is text or token ids, got {type(answer).__name__}")
+        if isinstance(answer, bytes | bytearray) or not isinstance(
+            answer, str | Sequence | np.ndarray | Tensor
+        ):
+            raise ValueError(f"an answer is text or token ids, got {answer!r:.60}")
         if not len(answer):
             raise ValueError(
                 "the answer is empty: there is no token to score. Leave `answer` out to score the "
@@ -291,19 +330,23 @@ def _token_ids(answer: Sequence[int]) -> list[int]:
 
 @contextmanager
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Put back what generation may set: the generation config, the use of a cache."""
-    generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
-    try:
-        yield
-    finally:
-        model.generation_config = generation
-        if use_cache is not None:
-            model.config.use_cache = use_cache
+    """Put back what generation may set: the generation config, the use of a cache.
+
+    Other threads wait meanwhile.
+    """
+    with model_lock(model):
+        generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
+        try:
+            yield
+        finally:
+            model.generation_config = generation
+            if use_cache is not None:
+                model.config.use_cache = use_cache
 
 
 @overload
 def score(
-    model: "PreTrainedModel | Model",
+    model: "PreTrainedModel | Model | str",
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: str | Messages,
     answer: Answer | None = None,
@@ -313,7 +356,7 @@ def score(
 
 @overload
 def score(
-    model: "PreTrainedModel | Model",
+    model: "PreTrainedModel | Model | str",
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Sequence[str] | Sequence[Messages],
     answer: Sequence[Answer | None] | None = None,
@@ -321,25 +364,46 @@ def score(
 ) -> list[Score]: ...
 
 
+# A model that brings its tokenizer: prompt and answer follow at once.
+@overload
 def score(
-    model: "PreTrainedModel | Model",
-    tokenizer: PreTrainedTokenizerBase | None,
-    prompt: Any,
+    model: "Model | str", tokenizer: str | Messages, prompt: Answer | None = None, **settings: Any
+) -> Score: ...
+
+
+@overload
+def score(
+    model: "Model | str",
+    tokenizer: Sequence[str] | Sequence[Messages],
+    prompt: Sequence[Answer | None] | None = None,
+    **settings: Any,
+) -> list[Score]: ...
+
+
+def score(
+    model: Any,
+    tokenizer: Any = None,
+    prompt: Any = None,
     answer: Any = None,
     *,
     samples: Any = None,
     **settings: Any,
-) -> Score | list[Score]:
+) -> Any:
     """How fragile an answer is: score, tokens, and what the score means.
 
     Without `answer` the model's greedy answer is scored. The scores are those of a benchmark run on
     the same token ids with the same settings.
 
+        score(model, tokenizer, prompt, answer)
+        score("smollm2", prompt, answer)
+
     Args:
-        model: a decoder-only transformers model, or LM-Polygraph's `WhiteboxModel` (then
-            `tokenizer` may be None). It is left as it was found.
+        model: a decoder-only transformers model; or LM-Polygraph's `WhiteboxModel`; or the name of
+            a model: a folder, one of a hub's, or "smollm2". It is left as it was found.
+        tokenizer: the model's own. LM-Polygraph's models and names bring theirs: leave it out.
         prompt: a text; or chat messages (a list of dictionaries), which go through the tokenizer's
-            chat template; or a list of either.
+            chat template; or a list of either. The last message of a chat, if it is the
+            assistant's, is the answer.
         answer: text as it follows the prompt, its leading space included, or token ids; a list of
             them for a list of prompts. Text is closed as the model would have: with the first stop
             string, else what ends a turn of the chat template, else the end token. Token ids are
@@ -349,8 +413,8 @@ def score(
         **settings: keyword arguments of `Scorer`:
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
-            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see the
-            README; closing_token: whether the token that ends the answer counts (True);
+            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see
+            docs/configs.md; closing_token: whether the token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
@@ -360,20 +424,40 @@ def score(
         A `Score`, or a list of them for a list of prompts.
 
     Raises:
+        OSError: no model of that name.
         TypeError: a model whose heads cannot be masked, or a quantised output projection.
-        ValueError: an empty prompt or answer, one beyond the context window, settings out of range.
+        ValueError: an empty prompt or answer, one beyond the context window, settings out of range,
+            a tokenizer that is not the model's.
     """
-    scorer = Scorer(model, tokenizer, **settings)
+    brings_tokenizer = isinstance(model, str | Path) or is_host_model(model)
+    if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
+        if not brings_tokenizer:
+            raise ValueError(
+                "the second argument is the model's tokenizer, got a "
+                f"{type(tokenizer).__name__}: score(model, tokenizer, prompt, answer)"
+            )
+        if prompt is not None and answer is not None:
+            raise ValueError("too much: score(model, prompt, answer) where no tokenizer is needed")
+        tokenizer, prompt, answer = None, tokenizer, answer if prompt is None else prompt
     single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")
     prompts = [] if single else list(prompt)
     if single or (prompts and isinstance(prompts[0], Mapping)):
-        return scorer.score(prompt, answer, samples)
+        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples)
     many = len(prompts)
+    for name, given in (("answer", answer), ("samples", samples)):
+        if given is None:
+            continue
+        if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
+            raise ValueError(
+                f"{name} is a single {type(given).__name__}, but there are {many} prompts: give a "
+                "list with one for each, None where the model is to answer"
+            )
+        if len(given) != many:
+            raise ValueError(
+                f"{many} prompts, but {len(given)} in {name}: give a list with one for each, None "
+                "where the model is to answer"
+            )
     answers = [None] * many if answer is None else list(answer)
     sampled = [None] * many if samples is None else list(samples)
-    if isinstance(answer, str) or len(answers) != many or len(sampled) != many:
-        raise ValueError(
-            f"{many} prompts, but {len(answers)} answers and {len(sampled)} sets of samples: for a "
-            "list of prompts give lists of the same length, None where an answer is to be made"
-        )
+    scorer = Scorer(model, tokenizer, **settings)
     return [scorer.score(*row) for row in zip(prompts, answers, sampled, strict=True)]

@@ -21,8 +21,9 @@ from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
     attention_of,
-    check_replay,
     check_scope_runs,
+    layer_at,
+    model_state,
     num_heads,
     num_layers,
     readout,
@@ -30,13 +31,12 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
-    target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
-from lm_polygraph_asmi.validation import check_at_least_one, check_settings
+from lm_polygraph_asmi.validation import TOP_K, check_at_least_one, check_settings, check_top_k
 
 log = logging.getLogger("lm_polygraph")
 
@@ -80,7 +80,7 @@ class Engine:
         depths: Sequence[float] | float = (0.6,),
         num_masks: int | None = None,
         mask_rate: float | None = None,
-        top_k: int = 64,
+        top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         scope: str = "all",
         seed: int = 0,
@@ -89,27 +89,30 @@ class Engine:
         details: bool = False,
         journal: str | None = None,
     ) -> None:
-        depths = (depths,) if isinstance(depths, int | float) else tuple(depths)
+        depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
         check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
         check_at_least_one("memory_budget", memory_budget)
         self.depths = depths
-        self.num_masks, self.mask_rate, self.top_k = num_masks, mask_rate, top_k
-        self.mask_sampler, self.scope, self.seed = mask_sampler, scope, seed
+        # NumPy's numbers pass, and become plain ones.
+        self.num_masks = None if num_masks is None else int(num_masks)
+        self.mask_rate = None if mask_rate is None else float(mask_rate)
+        self.top_k, self.seed = int(top_k), int(seed)
+        self.mask_sampler, self.scope = mask_sampler, scope
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
         self.journal = Journal(journal)
-        self._checked: PreTrainedModel | None = None
-        self._model_key: dict[str, str] | None = None
+        self._keys = ModelKeys()
 
     def settings(self, model: PreTrainedModel, depth: float) -> Settings:
-        """What this calculator uses on a model, derived values filled in."""
-        heads, layers = num_heads(model), num_layers(model)
+        """What it uses on a model, derived values filled in."""
+        at = layer_at(model, depth)
+        heads = num_heads(model, at.layer)
         mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
         return Settings(
             depth=depth,
-            layer=target_layer(depth, layers),
-            num_layers=layers,
+            layer=at.layer,
+            num_layers=num_layers(model),
             num_heads=heads,
             num_masks=num_masks,
             mask_rate=mask_rate,
@@ -118,7 +121,12 @@ class Engine:
             scope=self.scope,
             seed=self.seed,
             attention=self.attention or attention_of(model),
+            requested_layer=None if at.requested == at.layer else at.requested,
         )
+
+    def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
+        """What the journal knows a model by, as the model is now."""
+        return self._keys.of(model, model_state(model)) if self.journal.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
@@ -150,11 +158,10 @@ class Engine:
             ValueError: an empty response, or one beyond the context window.
             FloatingPointError: NaN or infinite logits.
         """
-        if self._model_key is None:
-            self._model_key = environment_key() | model_key(model) if self.journal.kept else {}
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
+        check_top_k(self.top_k, model.config.get_text_config().vocab_size)
         by_depth = {depth: self.settings(model, depth) for depth in self.depths}
-        answer_key = self._model_key | {
+        answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
             "scope": self.scope,
@@ -189,18 +196,22 @@ class Engine:
         self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The pass that serves all depths, and what the unmasked model says of the response."""
-        if self._checked is not model:
-            unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
-            check_replay(model, unmasked, min(layers))
-            self._checked = model
         start = time.perf_counter()
         unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
-        own = unmasked.log_probs(model).double()
         tokens = scored[prompt_length:]
-        of_token = own.gather(-1, tokens.to(own.device)[:, None])[:, 0]
+        hidden = unmasked.final_hidden
+
+        def own(part: slice) -> tuple[Tensor, Tensor]:
+            log_probs = readout(model, hidden[part]).double()
+            of_token = log_probs.gather(-1, tokens[part, None].to(log_probs.device))[:, 0]
+            return entr(log_probs.exp()).sum(-1), of_token
+
+        budget = self.memory_budget or default_budget(hidden.device)
+        chunk = int(budget) // (32 * len(unembedding(model)))
+        entropy, likelihood = map(torch.cat, zip(*in_chunks(own, len(tokens), chunk), strict=True))
         return unmasked, {
-            "asmi_entropy": _numpy(entr(own.exp()).sum(-1)),
-            "asmi_log_likelihood": _numpy(of_token),
+            "asmi_entropy": _numpy(entropy),
+            "asmi_log_likelihood": _numpy(likelihood),
             "asmi_tokens": tokens.numpy().astype(np.int64),
             "asmi_prompt_length": prompt_length,
             # Copying results to NumPy has waited for the device.
@@ -225,15 +236,17 @@ class Engine:
         # few positions at a time.
         weight = unembedding(model)
         distinct, positions = subnetworks.hidden.shape[:2]
-        union = min(distinct * used.top_k, len(weight))
-        bytes_per_position = 16 * distinct * len(weight) + 16 * union**2
+        per_position, per_row = reduction_bytes(distinct, used.top_k, weight)
         budget = self.memory_budget or default_budget(weight.device)
+        union = min(distinct * used.top_k, len(weight))
+        # Where the kernel of a single position is too large, it is made some rows at a time.
+        rows = max(1, min(union, int(budget - per_position) // per_row))
         parts = in_chunks(
             lambda part: self._reduce(
-                readout(model, subnetworks.hidden[:, part]), weight, subnetworks
+                readout(model, subnetworks.hidden[:, part]), weight, subnetworks, rows
             ),
             positions,
-            budget // bytes_per_position,
+            int(budget) // (per_position + rows * per_row),
         )
         joined = {
             name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
@@ -245,7 +258,7 @@ class Engine:
             **joined,
             "asmi_mask_seed": seed,
             "asmi_settings": used.to_dict(),
-            "asmi_seconds": time.perf_counter() - start,
+            "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
 
     def _reduce(
@@ -253,17 +266,21 @@ class Engine:
         log_probs: Float[Tensor, "distinct T V"],
         weight: Float[Tensor, "V D"],
         subnetworks: Subnetworks,
+        kernel_rows: int,
     ) -> dict[str, np.ndarray]:
         """Per-token statistics of a few positions; nothing of size V leaves the device."""
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
-        support = maths.union_support(log_probs, self.top_k)
+        by_rank = maths.ranked(log_probs, max(self.top_k, *COVERAGE_AT))
+        support = maths.union_support(log_probs, self.top_k, by_rank)
         found = maths.disagreement(support, counts)
-        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT)
+        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {
             "asmi_mi": found.mutual_information,
-            "asmi_agreement": maths.agreement_on_support(support, weight.to(device), counts),
+            "asmi_agreement": maths.agreement_on_support(
+                support, weight.to(device), counts, kernel_rows
+            ),
             "asmi_entropy_of_mean": found.entropy_of_mean,
             "asmi_mean_entropy": found.mean_entropy,
             "asmi_tail_mass": share @ support.tail,

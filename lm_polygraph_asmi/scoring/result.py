@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
-from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part
+from lm_polygraph_asmi.scoring.division import Span, divide, span_of
+from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part, visible
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.validation import VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CONTROL = {"\n": "⏎", "\t": "⇥"}
-"""How characters that do not print are shown; any other as �."""
+NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
 BARS = " ▁▂▃▄▅▆▇█"
 BOUNDARY = (
     "A check of faithfulness for answers that should come from the given context. For closed-book "
@@ -33,8 +34,9 @@ class Token:
     """One token of a scored answer.
 
     Attributes:
-        text: its characters, answer[start:end]; empty where a character goes on in the next token.
-        start, end: character offsets in the answer.
+        text: its characters, scored_text[start:end]; empty where a character goes on in the next
+            token.
+        start, end: character offsets in `Score.scored_text`.
         id: token id.
         mi: MI_t, nats.
         agreement: A_t, in [0, 1].
@@ -113,7 +115,10 @@ class Score:
         score: mean of u over the counted tokens, nats, 0 to ln S; higher = more fragile.
         variant: "asmi", "sem" or "adapt".
         prompt: text or messages.
-        answer: as text, special and closing tokens included; offsets of tokens refer to it.
+        answer: as it was given, text or token ids; or the model's own as text, without what ends
+            it.
+        scored_text: what was scored, special and closing tokens included; offsets of tokens refer
+            to it.
         tokens: all of them.
         counted: so many of them, from the first, make up the score.
         msp: negative log-likelihood of the answer under the unmasked model, nats.
@@ -124,12 +129,16 @@ class Score:
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
         reference: the run that gives the number a meaning, None without.
+        content_end: characters of `scored_text` before what ends the answer.
+        answered: False where there is nothing but what ends an answer.
+        offsets: of parts that the caller chose, see `with_spans`; None divides the answer itself.
     """
 
     score: float
     variant: str
     prompt: str | list[dict[str, Any]]
-    answer: str
+    answer: str | list[int]
+    scored_text: str
     tokens: tuple[Token, ...]
     counted: int
     msp: float
@@ -140,6 +149,9 @@ class Score:
     seconds: float
     warnings: tuple[str, ...]
     reference: Reference | None
+    content_end: int | None = None
+    answered: bool = True
+    offsets: tuple[tuple[int, int], ...] | None = None
 
     def __float__(self) -> float:
         return self.score
@@ -161,14 +173,46 @@ class Score:
         """Mean MI_t of the answer's tokens, nats: how far masking moved the model at all."""
         return float(np.mean([token.mi for token in self.tokens]))
 
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The answer's parts: sentences, lines of code, items of lists; or those of `offsets`.
+
+        What ends the answer is part of none. The paper finds its effect for whole answers: these
+        numbers are not validated.
+        """
+        places = self.offsets
+        if places is None:
+            content = self.scored_text[: self.content_end]
+            places = tuple(divide(content))
+        return tuple(span_of(self.scored_text, *place, self.tokens) for place in places)
+
+    def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Score":
+        """The same score with parts of one's own, by characters of `scored_text`.
+
+        Raises:
+            ValueError: offsets outside the text, or no token between them.
+        """
+        found = replace(self, offsets=tuple((int(start), int(end)) for start, end in offsets))
+        assert found.spans is not None  # refused here, if at all
+        return found
+
+    @property
+    def parts(self) -> tuple[Span, ...]:
+        """`spans` where they say more than the score of the whole: two of them, or chosen ones."""
+        return self.spans if self.offsets is not None or len(self.spans) > 1 else ()
+
     @property
     def _compared(self) -> dict[str, Any]:
         return self.settings | {"variant": self.variant, "model": self.model}
 
     @property
     def _yardstick(self) -> Reference | None:
-        """The reference run, unless it is of another score."""
-        if self.reference is None or self.reference.other_settings(self._compared):
+        """The reference run, unless it is of another score, or there is no answer to judge."""
+        if (
+            not self.answered
+            or self.reference is None
+            or self.reference.other_settings(self._compared)
+        ):
             return None
         return self.reference
 
@@ -199,7 +243,12 @@ class Score:
             f"{self.symbol}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
             f"fragile), the mean over {self.counted} tokens."
         ]
-        if self.reference is None:
+        if not self.answered:
+            said.append(
+                "No verdict: the model answered nothing. The number is that of the token that ends "
+                "an answer, where an answer should stand."
+            )
+        elif self.reference is None:
             said.append(
                 "No verdict: without a reference run of this model on such questions, nobody "
                 "knows which way this number points. On small models it has been seen to rank "
@@ -234,6 +283,7 @@ class Score:
         own = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
         own["reference"] = None if self.reference is None else self.reference.name
         return own | {
+            "spans": [asdict(span) for span in self.parts],
             "unit": "nats",
             "highest": self.highest,
             "percentile": self.percentile,
@@ -260,8 +310,7 @@ class Score:
         shaded, bars = Text(), Text(style="red")
         for token in self.tokens:
             # Line breaks would part the two lines, and other control characters steer a terminal.
-            shown = "".join(c if c.isprintable() else CONTROL.get(c, "�") for c in token.text)
-            text = Text(shown)
+            text = Text(visible(token.text))
             if token.shade > 0.05:
                 red = round(255 - 100 * token.shade)
                 rest = round(235 - 200 * token.shade)
@@ -289,3 +338,18 @@ class Score:
             table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
                           f"{token.vote:.0%}", Text(other + share))  # fmt: skip
         yield table
+        if self.parts:
+            yield Text(f"Parts of the answer. {NOT_VALIDATED}")
+            table = Table("part", "u", "MI", "entropy", "perplexity", "else", box=None,
+                          header_style="dim")  # fmt: skip
+            for span in self.parts:
+                other = (
+                    ""
+                    if span.alternative is None
+                    else f"{visible(span.alternative)} for {visible(span.instead_of or '·')} "
+                    f"{span.alternative_share:.0%}"
+                )
+                table.add_row(Text(visible(span.text)), f"{span.u:.4f}", f"{span.mi:.4f}",
+                              f"{span.entropy:.3f}", f"{span.perplexity:.2f}",
+                              Text(other))  # fmt: skip
+            yield table

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     """A line of the input.
 
     Attributes:
-        number: from 0.
+        number: of its line, from 1, blank ones counted: what an editor shows.
         content: `prompt`, and if given `answer`, `samples` and more, which is passed through;
             or, where the line cannot be read, `error` alone.
     """
@@ -40,9 +40,9 @@ def read_rows(path: str | Path) -> list[Row]:
     """
     text = Path(path).read_text(encoding="utf-8")
     if Path(path).suffix.lower() not in (".jsonl", ".ndjson"):
-        return [Row(0, {"prompt": text.removesuffix("\n")})]
-    lines = (line for line in text.split("\n") if line.strip())
-    return [Row(number, _parsed(line)) for number, line in enumerate(lines)]
+        return [Row(1, {"prompt": text.removesuffix("\n")})]
+    lines = enumerate(text.split("\n"), start=1)
+    return [Row(number, _parsed(line)) for number, line in lines if line.strip()]
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def score_rows(
                 error = str(failure) or repr(failure)
         if score is not None and out is not None:
             own = {"row": row.number, "key": key_of(scorer, row)}
-            line = json.dumps(own | row.content | score.to_dict())
+            line = json.dumps(own | score.to_dict() | row.content)  # what was given stays
             with out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         yield row, score, error

@@ -1,7 +1,8 @@
 """From text to token ids and back, with character offsets that rebuild an answer exactly."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -11,11 +12,83 @@ from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
+Answer = str | Sequence[int]
 
 UNFINISHED = "\ufffd"
 """What a decoder puts where a character has not got all of its bytes yet."""
 CONTEXT = 4
 """Tokens of the prompt that are decoded along: some tokenizers drop a space at the very start."""
+
+
+UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+"""Scripts that put no space between words, by the first word of their characters' names."""
+OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
+"""Characters that an answer may follow without a space."""
+
+
+class Asked(NamedTuple):
+    """A prompt and its answer, told apart.
+
+    Attributes:
+        prompt: text, or messages whose content is text, up to the answer.
+        answer: None where the model is to make one.
+        notes: what was understood in a way that the caller should know.
+    """
+
+    prompt: Prompt
+    answer: Answer | None
+    notes: tuple[str, ...]
+
+
+def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
+    """What is to be scored: of a chat that ends in the assistant's message, that message.
+
+    Raises:
+        ValueError: content other than text, an answer given twice, or an answer without text.
+    """
+    if isinstance(prompt, str) or not _are_messages(prompt):
+        return Asked(prompt, answer, ())
+    messages = [{**message, **_as_text(message)} for message in prompt]
+    if not messages or messages[-1].get("role") != "assistant":
+        return Asked(messages, answer, ())
+    if answer is not None:
+        raise ValueError(
+            "the chat ends in the assistant's message and an answer is given besides: which of "
+            "them is to be scored? Leave one out"
+        )
+    *before, last = messages
+    if not (isinstance(last.get("content"), str) and last["content"]):
+        raise ValueError(
+            "the chat ends in a message of the assistant that holds no text: there is nothing to "
+            "score. Leave it out to score the model's own answer"
+        )
+    if not before:
+        raise ValueError("the chat holds the assistant's message alone: give the user's before it")
+    return Asked(
+        before, last["content"], ("The chat's last message, the assistant's, was scored.",)
+    )
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
+    """Content given in parts as one text: not every template knows parts."""
+    parts = message.get("content")
+    if not isinstance(parts, list | tuple):
+        return {}
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(
+                f"a message holds a part of the type {kind!r}: only text can be scored, such as "
+                "{'type': 'text', 'text': '...'}"
+            )
+        texts.append(text)
+    return {"content": "".join(texts)}
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Tensor, " P"]:
@@ -25,8 +98,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
         ValueError: neither text nor messages; messages without a chat template or that it refuses;
             a prompt without a token.
     """
-    messages = isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)
-    if not (isinstance(prompt, str) or messages):
+    if not (isinstance(prompt, str) or _are_messages(prompt)):
         raise ValueError(
             "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
             f"'...'}}; got {prompt!r:.80}"
@@ -66,6 +138,50 @@ def answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: st
         if both[: len(before)] == before:
             return both[len(before) :]
     return tokenizer(answer, add_special_tokens=False)["input_ids"]
+
+
+def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:
+    """What is odd between a text prompt and its answer, and what to write; None if nothing is.
+
+    A score is that of certain tokens: "8" and " 8" are others.
+    """
+    before = tokenizer(prompt)["input_ids"]
+    if tokenizer(prompt + answer)["input_ids"][: len(before)] != before:
+        stripped = prompt.rstrip(" ")
+        advice = (
+            f"end the prompt without its last space, and write the answer as {_start(' ' + answer)}"
+            if stripped != prompt
+            else "end the prompt where a word ends, and write the space before the answer as its "
+            "first character"
+        )
+        return (
+            "The tokenizer would join the end of the prompt and the start of the answer into one "
+            f"token; they were scored apart, as no model would write them: {advice}."
+        )
+    if (
+        _spaced(prompt[-1:])
+        and prompt[-1] not in OPENING
+        and _spaced(answer[0])
+        and (answer[0].isalnum())
+    ):
+        return (
+            f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
+            f"Where one belongs between them, write the answer as {_start(' ' + answer)}: that is "
+            "another token, and another score."
+        )
+    return None
+
+
+def _start(text: str) -> str:
+    """A text as it would be written in Python; of a long one its start."""
+    return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"
+
+
+def _spaced(character: str) -> bool:
+    """Whether words are spaced where this character stands, and it is no space itself."""
+    if not character or character.isspace():
+        return False
+    return not unicodedata.name(character, "").startswith(UNSPACED)
 
 
 def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[int]:

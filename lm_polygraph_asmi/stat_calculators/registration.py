@@ -18,7 +18,10 @@ OPTIONS = ("attention", "memory_budget", "journal", "details")
 
 
 def available_stat_calculators(
-    estimators: Sequence[Estimator], output_attentions: bool = False, **options: Any
+    estimators: Sequence[Estimator],
+    output_attentions: bool = False,
+    sentence_claims: bool = False,
+    **options: Any,
 ) -> list[StatCalculatorContainer]:
     """What `UEManager(available_stat_calculators=...)` needs for a list of estimators.
 
@@ -27,6 +30,8 @@ def available_stat_calculators(
             ASMI are read from them.
         output_attentions: whether greedy decoding returns attention maps; RAUQ needs it, and eager
             attention.
+        sentence_claims: whether claims, for estimators of that level, are sentences; else
+            LM-Polygraph's extractor asks a chat model for them.
         **options: further settings of the masked-heads calculator, of `OPTIONS`.
 
     Raises:
@@ -62,8 +67,16 @@ def available_stat_calculators(
         stats=list(DIVERSITY),
         dependencies=["sample_tokens"],
     )
+    claims = StatCalculatorContainer(
+        name="SentenceClaimsCalculator",
+        builder="lm_polygraph_asmi.stat_calculators.sentence_claims",
+        cfg=OmegaConf.create({}),
+        stats=["claims", "claim_texts_concatenated", "claim_input_texts_concatenated"],
+        dependencies=["greedy_texts", "greedy_tokens"],
+    )
     return [
         *register_default_stat_calculators("Whitebox", output_attentions=output_attentions),
         masked_heads,
         diversity,
+        *([claims] if sentence_claims else []),
     ]

@@ -14,8 +14,8 @@ from transformers import DynamicCache
 
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.saved.journal import Journal, environment_key, model_key, tokenizer_key
+from lm_polygraph_asmi.model import attention_of, model_state, structure_of
+from lm_polygraph_asmi.saved.journal import Journal, ModelKeys, tokenizer_key
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
@@ -37,7 +37,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     def __init__(self, samples_n: int = 10, seed: int = 0, journal: str | None = None) -> None:
         super().__init__(samples_n)
         self.seed, self.journal = seed, Journal(journal)
-        self._model_key: dict[str, Any] | None = None
+        self._keys = ModelKeys()
 
     def __call__(
         self,
@@ -51,10 +51,8 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _row(self, text: str, model: Model, max_new_tokens: int) -> dict[str, Any]:
-        if self._model_key is None:
-            self._model_key = self._identify(model) if self.journal.kept else {}
         prompt = model.tokenize([text])["input_ids"][0].tolist()
-        key = self._model_key | {
+        key = (self._identify(model) if self.journal.kept else {}) | {
             "prompt": prompt,
             "samples": self.samples_n,
             "seed": self.seed,
@@ -73,13 +71,11 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
             self.journal.put(key, row)
         return row
 
-    @staticmethod
-    def _identify(model: Model) -> dict[str, Any]:
+    def _identify(self, model: Model) -> dict[str, Any]:
         """All that governs generation but the prompt."""
         transformer = causal_model(model)
         return {
-            **environment_key(),
-            **model_key(transformer),
+            **self._keys.of(transformer, model_state(transformer)),
             **tokenizer_key(model.tokenizer),
             "attention": attention_of(transformer),
             "generation": vars(model.generation_parameters),
@@ -93,8 +89,10 @@ class _BehindPrompt:
 
     def __init__(self, model: Model, prompt: Int[Tensor, "1 P"]) -> None:
         self._model = model
-        self._cache = DynamicCache()
-        if prompt.shape[1] > 1:  # generation itself runs the last token
+        found = structure_of(causal_model(model))
+        # Layers without keys and values keep a state of their own: there the prompt runs again.
+        self._cache = DynamicCache() if len(found.sites) == found.num_layers else None
+        if self._cache is not None and prompt.shape[1] > 1:  # generation itself runs the last token
             with torch.no_grad():
                 model.model(prompt[:, :-1], past_key_values=self._cache, logits_to_keep=1)
 
@@ -102,6 +100,8 @@ class _BehindPrompt:
         return getattr(self._model, name)
 
     def generate(self, **arguments: Any) -> Any:
+        if self._cache is None:
+            return self._model.generate(**arguments)
         return self._model.generate(past_key_values=deepcopy(self._cache), **arguments)
 
 

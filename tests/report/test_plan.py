@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -55,6 +57,15 @@ def test_plan_in_the_terminal(tmp_path):
     assert figure.stat().st_size > 10_000
     assert CliRunner().invoke(main, ["plan", "--heads", "3"]).exit_code == 2
     assert CliRunner().invoke(main, ["plan", "--heads", "32", "--point", "1.5", "9"]).exit_code == 2
+
+
+def test_plan_as_json():
+    command = ["plan", "--heads", "32", "--json", "--point", "0.10", "16"]
+    content = json.loads(CliRunner().invoke(main, command).stdout)
+    assert (content["mask_rate"], content["num_masks"]) == maths.operating_point(32)
+    assert content["point"]["heads_never_masked"] == pytest.approx(5.9, abs=0.05)
+    assert len(content["points"]) == len(plan_table(32))
+    assert {"p": 0.15, "S": 40, "admissible": True}.items() <= content["points"][14].items()
 
 
 @pytest.mark.parametrize(("layers", "ratio"), [(36, 16.2), (32, 16.8)])

@@ -31,6 +31,8 @@ from lm_polygraph_asmi.report.exhibits.mechanism import case_study
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 SEM = "Sem-ASMI (60%, K=64)"
 
 

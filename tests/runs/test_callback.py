@@ -201,11 +201,26 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
         held.append([o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)])
 
     monkeypatch.setattr(RunRecord, "on_job_end", hold)
+    gc.unfreeze()  # else models of other tests are not counted
     gc.collect()
     before = [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
     with pytest.raises(RuntimeError, match="no more"):
         run()
     assert len(held[1]) == len(before)
+
+
+def test_what_is_imported_is_no_garbage_while_a_job_runs(run, monkeypatch):
+    frozen, score = [], Perplexity.__call__
+
+    def count(self, stats):
+        frozen.append(gc.get_freeze_count())
+        return score(self, stats)
+
+    monkeypatch.setattr(Perplexity, "__call__", count)
+    gc.unfreeze()
+    run("data.limit=2")
+    assert min(frozen) > 100_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_doubtful_setting_is_said_and_does_not_stop_the_run(run, capsys):

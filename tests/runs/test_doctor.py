@@ -1,5 +1,6 @@
 """What the doctor says of runs that would fail, and one that works."""
 
+import json
 from collections import namedtuple
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import side_models
 from lm_polygraph_asmi.runs import doctor, trial
 from lm_polygraph_asmi.runs.doctor import CHECKS, compose_run, examine
+from lm_polygraph_asmi.runs.preflight import check_config
 from lm_polygraph_asmi.runs.trial import Trial
 from tests import tiny_lm
 
@@ -155,6 +157,65 @@ def test_a_side_model_that_no_method_needs(overrides):
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (
+            "{name: RougeMetric, rouge_name: rougeL}",
+            "write {name: RougeMetric, kwargs: {rouge_name: rougeL}}",
+        ),
+        ("{name: RougeMetric}", "RougeMetric cannot be made: missing a required argument"),
+        ("{name: RougeMetric, kwargs: {rogue: rougeL}}", "RougeMetric cannot be made: "),
+        ("{name: RougMetric}", "there is no quality metric 'RougMetric'"),
+    ],
+)
+def test_quality_metrics_that_cannot_be_made(overrides, metric, message):
+    """LM-Polygraph would say so once the model is loaded."""
+    state, text = said("quality metric", [*overrides, f"generation_metrics=[{metric}]"])
+    assert state == "problem"
+    assert message in text
+
+
+def test_a_quality_metric_with_its_arguments_by_name(overrides):
+    metrics = "generation_metrics=[{name: RougeMetric, kwargs: {rouge_name: rougeL}}]"
+    assert said("quality metric", [*overrides, metrics]) == ("ok", "")
+
+
+def test_a_load_script_of_ones_own(elsewhere, overrides):
+    """It may find weights where no check would: only ours and the host's are known."""
+    (elsewhere / "weights").mkdir()
+    missing = {"model__path": str(elsewhere / "weights")}
+    state, text = said("model", overrides, **missing)
+    assert state == "problem"
+    own = {"model__path_to_load_script": "/some/folder/my_gguf.py"}
+    assert said("model", overrides, **missing, **own) == (
+        "warning",
+        f"{text}. The config's own load script may load it otherwise: the two rows tell",
+    )
+
+
+def test_auto_wants_attention_maps(overrides):
+    auto = {"output_attentions": True, "stat_calculators": ["auto"]}
+    script = "model__path_to_load_script"
+    arguments = "model__load_model_args__attn_implementation"
+    default = {script: "model/default_causal.py"}
+    for changed, state in (
+        ({}, "ok"),
+        ({arguments: None}, "problem"),
+        (default | {arguments: None}, "problem"),
+        (default, "ok"),
+        (default | {arguments: None, "output_attentions": False}, "ok"),
+        ({script: "mine.py", arguments: None}, "warning"),
+    ):
+        found, text = said("settings", overrides, **(auto | changed))
+        assert found == state, changed
+        assert state == "ok" or "attn_implementation=eager, or output_attentions=false" in text
+    config = compose_run("asmi_offline", None, overrides)
+    del config.model.load_model_args.attn_implementation
+    config.output_attentions = True
+    assert list(check_config(config)) == []  # our script asks for eager attention by itself
+
+
 @pytest.mark.parametrize("metrics", ["[{name: AlignScore}]", "[]"])
 def test_what_align_score_lacks(overrides, monkeypatch, metrics):
     for name in ("align_score", "align_score_roberta", "punkt"):
@@ -215,6 +276,29 @@ def test_scores_that_are_not_finite(overrides, monkeypatch):
     shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_offline", *overrides])
     assert shown.exit_code == 0
     assert "warning │ scores that are not finite from Perplexity; LM-Polygraph" in shown.output
+
+
+def test_as_json(overrides, monkeypatch):
+    scores = pd.DataFrame({"ASMI": [0.1, 0.2]})
+    trial = Trial(scores, [1.0, 3.0, 5.0], {"asmi": 0.5}, {"main": 7})
+    monkeypatch.setattr(doctor, "try_rows", lambda *_: trial)
+    arguments = ["doctor", "--config-name", "asmi_offline", "--json", *overrides]
+    shown = CliRunner().invoke(main, arguments)
+    assert shown.exit_code == 0
+    content = json.loads(shown.stdout)
+    assert (content["works"], content["config"]) == (True, "asmi_offline")
+    names = [check["check"] for check in content["checks"]]
+    assert names == [*CHECKS, "two rows"]
+    assert content["cost"] == {
+        "rows": 3, "seeds": 1, "phases": {"asmi": 0.5}, "seconds_a_row": 2.0,
+        "seconds_to_first_row": 1.0, "seconds": 7.0, "peak_memory_bytes": {"main": 7},
+    }  # fmt: skip
+    shown = CliRunner().invoke(main, [*arguments, "subsample_eval_dataset=1"])
+    assert shown.exit_code == 1
+    content = json.loads(shown.stdout)
+    assert content["works"] is False
+    (problem,) = (check for check in content["checks"] if check["state"] == "problem")
+    assert "the run has a single row" in problem["text"]
 
 
 def test_two_rows_that_fail(overrides, monkeypatch):

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,38 @@ def test_unfinished_run(tmp_path):
     code, text = show(save(tmp_path, scores=(0.1, 0.2)))
     assert code == 1
     assert "is incomplete" in text
+
+
+@pytest.mark.parametrize(
+    ("emptied", "lacking"),
+    [(("estimations", "gen_metrics"), "scores"), (("gen_metrics",), "quality metrics")],
+)
+def test_a_run_that_crashed(tmp_path, emptied, lacking):
+    """LM-Polygraph saves what it has when it dies: a file without a score."""
+    file = save(tmp_path)
+    content = torch.load(file, weights_only=False)
+    content |= {part: {} for part in emptied} | {"stats": {"input_texts": list("abcd")}}
+    torch.save(content, file)
+    code, text = show(file)
+    assert code == 1
+    assert f"holds no {lacking}" in text
+
+
+def test_as_json(tmp_path):
+    file = save(tmp_path)
+    shown = CliRunner().invoke(main, ["results", "--json", str(file)])
+    assert shown.exit_code == 0
+    (run,) = json.loads(shown.stdout)["runs"]
+    assert run["run"] == str(file)
+    ((metric, rows),) = run["metrics"].items()
+    assert metric == "Rouge_rougeL"
+    assert [row["method"] for row in rows] == ["ASMI (60%, K=64)", "Perplexity"]
+    assert rows[0]["prr"] == pytest.approx(1)
+    assert 0 <= rows[1]["standard_error"] < 2
+    undefined = save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0))
+    shown = CliRunner().invoke(main, ["results", "--json", str(undefined)])
+    (run,) = json.loads(shown.stdout)["runs"]
+    assert {row["prr"] for row in run["metrics"]["Rouge_rougeL"]} == {None}
 
 
 def test_a_run_that_stopped_between_two_rows(tmp_path):

@@ -1,7 +1,6 @@
 """The page of a score: whatever it shows is text, and it is readable in light and dark."""
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.page import render
+from lm_polygraph_asmi.scoring.page import pieces, render, visible
+from tests.scoring import pages as hard
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_result import judged
 
@@ -57,7 +57,7 @@ def nasty(found):
 def test_everything_is_escaped(found, nasty):
     page = render(nasty, NASTY)
     tags = {tag for tag, _ in Elements(page).tags}
-    expected = {tag for tag, _ in Elements(render([judged(found)], "title")).tags}
+    expected = {tag for tag, _ in Elements(render([judged(found)] * 2, "title")).tags}
     assert tags == expected
     assert "script" not in tags
     assert not any("onload" in attributes for _, attributes in Elements(page).tags)
@@ -71,14 +71,15 @@ def test_it_loads_nothing(nasty):
     page = render(nasty, "title")
     for tag, attributes in Elements(page).tags:
         assert tag not in ("script", "link", "img", "iframe", "object", "base", "form")
-        assert not {"src", "href", "srcset", "action"} & set(attributes)
+        assert not {"src", "srcset", "action"} & set(attributes)
+        assert attributes.get("href", "#").startswith("#")  # a place on this page
     assert not re.search(r"https?:|url\(|@import|//", page.replace(NASTY, ""))
 
 
 def test_both_colour_schemes(found):
     page = found.to_html()
     assert '<meta name="color-scheme" content="light dark">' in page
-    assert page.count("@media (prefers-color-scheme: dark)") == 2
+    assert page.count("color-scheme: light dark") == 2  # the cards' and the page's
     assert page.startswith("<!DOCTYPE html>")
     assert '<meta charset="utf-8">' in page
     assert "<title>Fragility of an answer</title>" in page
@@ -88,38 +89,56 @@ def test_both_colour_schemes(found):
 def test_readable_without_colour(found):
     """Bars stand under the tokens, and a table has every number."""
     page = found.to_html()
-    bars = re.findall(r"border-bottom-width: ([\d.]+)em", page)
-    assert bars == [f"{0.4 * token.shade:.2f}" for token in found.tokens]
-    assert len(set(bars)) > 2
-    rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
-    assert len(rows) == len(found.tokens)
-    for row, token in zip(rows, found.tokens, strict=True):
-        for number in (f"{token.u:.4f}", f"{token.mi:.4f}", f"{token.agreement:.3f}",
-                       f"{token.entropy:.3f}", f"{token.log_likelihood:.3f}",
-                       f"{100 * token.vote:.0f} %"):  # fmt: skip
-            assert f"<td>{number}</td>" in row
-        if token.alternative is not None:
-            assert f"({100 * token.alternative_share:.0f} %)" in row
-    text = Elements(page).text
-    for line in found.verdict:
-        assert line in text
-    assert page.count("⏎") > 1  # the line break, beside the legend
-    assert ">·</span>" in page  # bytes of a character that is not complete
+    tips = re.findall(r'role="tooltip" dir="ltr">(.*?)</span>', page, re.DOTALL)
+    own = pieces(found.tokens)
+    assert len(tips) == len(own) < len(found.tokens)  # the bytes of the kite share one
+    for tip, piece in zip(tips, own, strict=True):
+        for token in piece.tokens:
+            assert f"u {token.u:.4f} nats" in tip
+            assert f"{100 * token.vote:.0f} % of the masks keep this token" in tip
+            assert f"probability {np.exp(token.log_likelihood):.3f}" in tip
+            share = f"{100 * token.alternative_share:.0f} % would say"
+            assert token.alternative is None or share in tip
+        assert ("no other choice" in tip) == any(t.alternative is None for t in piece.tokens)
+    # Tokens are reached by keyboard, too; as are the prompt and the tables, which may scroll.
+    assert page.count('tabindex="0"') == len(own) + 2 + bool(found.parts)
 
 
-def test_shades_and_tips(found):
-    page = found.to_html()
-    shades = re.findall(r"rgba\(var\(--heat\), ([\d.]+)\)", page)
-    assert shades == [f"{0.65 * token.shade:.2f}" for token in found.tokens]
-    tips = re.findall(r'role="tooltip">(.*?)</span>', page, re.DOTALL)
-    for tip, token in zip(tips, found.tokens, strict=True):
-        assert f"u {token.u:.4f} nats" in tip
-        assert f"{100 * token.vote:.0f} % of the masks keep this token" in tip
-        assert f"probability {np.exp(token.log_likelihood):.3f}" in tip
-        share = f"{100 * token.alternative_share:.0f} % would say"
-        assert (share in tip) == (token.alternative is not None)
-    # Tokens are reached by keyboard, too.
-    assert page.count('tabindex="0"') == len(found.tokens)
+def test_signs_are_not_parted(model, tokenizer):
+    for text, whole in (
+        ("👩‍🚀 ok", "👩‍🚀"),
+        ("x👍🏽", "👍🏽"),
+        ("e\u0301!", "e\u0301"),
+        ("🇳🇴", "🇳🇴"),
+    ):
+        own = pieces(score(model, tokenizer, PROMPT, text, num_masks=4).tokens)
+        assert whole in [piece.text.strip() for piece in own]
+        assert "".join(piece.text for piece in own) == text + "</s>"
+        assert max(len(piece.tokens) for piece in own) > 1
+        assert all(piece.shade == max(t.shade for t in piece.tokens) for piece in own)
+    ids = tokenizer("🪁", add_special_tokens=False)["input_ids"][:2]
+    (piece,) = pieces(score(model, tokenizer, PROMPT, ids, num_masks=4).tokens)
+    assert len(piece.tokens) == 2  # a character that is never finished
+
+
+def test_characters_that_steer(found):
+    nasty = "a\u202eb\u2066c\x07d\u200be\x1b[31m"
+    token = replace(found.tokens[0], text=nasty, alternative=nasty)
+    page = replace(found, tokens=(token,), scored_text=nasty, content_end=8).to_html()
+    assert page.count("a�b�c�d�e�[31m") >= 3
+    for character in "\u202e\u2066\x07\u200b\x1b":
+        assert character not in page
+    assert visible("می\u200cخواهم 👩\u200d🚀 \ta") == "می\u200cخواهم 👩\u200d🚀 ⇥a"
+
+
+def test_code_in_a_fixed_width(model, tokenizer):
+    answer = " So:\n```\nx = 1\n```\nand `y` | z.\n| a | b |\n"
+    own = pieces(score(model, tokenizer, PROMPT, answer, num_masks=4).tokens)
+    code = "".join(piece.text for piece in own if piece.code)
+    for part in ("x = 1", "`y`", "| a | b |"):
+        assert part in code
+    for part in ("So:", "and", "z."):
+        assert part not in code
 
 
 def test_the_mark_belongs_to_the_answer(found):
@@ -137,25 +156,27 @@ def test_in_a_notebook(found):
     tags = [tag for tag, _ in Elements(part).tags]
     assert not {"html", "head", "body", "meta", "title"} & set(tags)
     assert tags.count("section") == tags.count("style") == 1
-    assert tags.count("tr") == len(found.tokens) + 1
+    assert tags.count("tr") == len(found.tokens) + 1 + bool(found.parts) * (len(found.parts) + 1)
     # Styles of a notebook's own are left alone.
     selectors = re.findall(r"([^{}]+)\{", re.search(r"<style>(.*?)</style>", part, re.DOTALL)[1])
-    assert all(".asmi" in selector or "@media" in selector for selector in selectors)
+    assert all(".asmi" in selector or "@media" in selector for selector in selectors), selectors
 
 
 def test_several_answers_on_a_page(found):
     page = render([found, judged(found)], "two")
-    assert page.count('<section class="asmi">') == 2
+    assert page.count('<section class="asmi" id="answer-') == 2
+    assert page.count(found.verdict[-1]) == 1  # what all of them say is said once
+    assert page.count(found.verdict[1]) == 1  # and what one says, with it
+    assert page.count("Point at a token") == 1
+    text = Elements(page).text
+    assert "2 answers" in text
+    assert f"probability of error {judged(found).error_probability:.2f}, confident but" in text
     assert page.count("<style>") == 2  # the cards', once, and the page's
 
 
 @pytest.fixture(scope="module")
 def browser():
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for path in map(shutil.which, names) if path), None)
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    return found
+    return hard.browser() or pytest.skip("no Chromium is installed")
 
 
 @pytest.fixture
@@ -188,8 +209,8 @@ def test_in_a_browser(found, nasty, opened):
         shown = Elements(elements)
         assert "<title>Fragility</title>" in elements  # no script of an answer ran
         assert shown.text.count(NASTY) == Elements(page).text.count(NASTY)
-        tokens = sum(len(one.tokens) for one in (found, *nasty))
-        assert sum(a.get("class") == "token" for _, a in shown.tags) == tokens
+        own = sum(len(pieces(one.tokens)) for one in (found, *nasty))
+        assert sum("--s" in a.get("style", "") for _, a in shown.tags) == own + 5  # the legend's
         assert picture.std() > 0.05  # something is written
         # Shaded tokens are redder than their surroundings.
         assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() > 0.002
@@ -201,8 +222,9 @@ def test_in_a_browser(found, nasty, opened):
 def test_shades_are_seen(found, opened):
     """The same page without fragility has no red in it."""
     still = replace(found, tokens=tuple(replace(token, u=0.0) for token in found.tokens))
+    legend = re.compile(r'<p class="legend">.*?</p>', re.DOTALL)  # which has all shades
     for dark in (False, True):
-        _, picture, _ = opened(still.to_html(), dark)
+        _, picture, _ = opened(legend.sub("", still.to_html()), dark)
         assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
 
 

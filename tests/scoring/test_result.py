@@ -173,7 +173,7 @@ def test_to_df(found):
     table = found.to_df()
     assert list(table.columns) == [field.name for field in fields(Token)]
     assert len(table) == len(found.tokens)
-    assert "".join(table["text"]) == found.answer
+    assert "".join(table["text"]) == found.scored_text
     assert table["u"].mean() == pytest.approx(float(found))
 
 

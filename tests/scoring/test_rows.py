@@ -57,14 +57,14 @@ def calls(monkeypatch):
 def test_rows_of_a_file(tmp_path):
     lines = [ROWS[0], "", "  ", "{not json", '["a list"]', {"answer": "no prompt"}, ROWS[1]]
     found = read_rows(write(tmp_path / "in.jsonl", lines))
-    assert [row.number for row in found] == list(range(5))
+    assert [row.number for row in found] == [1, 4, 5, 6, 7]  # as an editor counts
     assert found[0].content == ROWS[0]
     assert found[4].content == ROWS[1]
     assert "not JSON" in found[1].content["error"]
     assert found[2].content == found[3].content == {"error": 'wanted an object with a "prompt"'}
     odd = {"prompt": "a\u2028b\x85c\n"}  # line breaks to Python, not to JSON lines
     assert read_rows(write(tmp_path / "odd.jsonl", [json.dumps(odd, ensure_ascii=False)])) == [
-        Row(0, odd)
+        Row(1, odd)
     ]
 
 
@@ -75,7 +75,7 @@ def test_names_of_json_lines(tmp_path, name):
 
 def test_a_prompt_as_text(tmp_path):
     (tmp_path / "prompt.txt").write_text("Passage\n\nWho?\n\n")
-    assert read_rows(tmp_path / "prompt.txt") == [Row(0, {"prompt": "Passage\n\nWho?\n"})]
+    assert read_rows(tmp_path / "prompt.txt") == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
 
 
 def test_what_is_written(scorer, model, tokenizer, tmp_path):
@@ -92,7 +92,9 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
         assert float(alone) == line["score"]
         assert (line["row"], line["prompt"]) == (number, row["prompt"])
     assert (lines[0]["id"], lines[0]["gold"]) == ("q1", ["Brask"])
-    assert lines[0]["answer"] == " Brask</s>"
+    assert (lines[0]["answer"], lines[0]["scored_text"]) == (" Brask", " Brask</s>")
+    assert lines[2]["answer"] == [7, 8]
+    assert lines[1]["scored_text"].startswith(lines[1]["answer"])
 
 
 def test_samples_of_a_row(model, tokenizer):
@@ -156,7 +158,7 @@ def test_bad_rows_stop_nothing(scorer, calls, tmp_path):
     found = list(score_rows(scorer, rows, out))
     assert [one is None for _, one, _ in found] == [True] * len(BAD) + [False]
     assert all(problem for _, _, problem in found[:-1])
-    assert [line["row"] for line in written(out)] == [len(BAD)]
+    assert [line["row"] for line in written(out)] == [len(BAD) + 1]
     # They are tried again, since somebody may have mended them.
     calls.clear()
     assert len(list(score_rows(scorer, rows, out))) == len(BAD)
@@ -182,10 +184,11 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
     done = command("--prompt-file", source, "--out", out, "--html", page, "--depth", "0.9")
     assert done.exit_code == 1
-    assert "row 1: not JSON" in done.stderr
-    assert "row 4: the answer is empty" in done.stderr
+    assert "row 2: not JSON" in done.stderr
+    assert "row 5: the answer is empty" in done.stderr
     assert "Scoring" in done.stderr
-    assert [line["row"] for line in written(out)] == [0, 2, 3]
+    assert done.stdout.rstrip().endswith("3 scored, 2 failed.")
+    assert [line["row"] for line in written(out)] == [1, 3, 4]
     expected = score(model, tokenizer, PROMPT, " Brask", depth=0.9)
     assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
     assert page.read_text(encoding="utf-8").count('<section class="asmi">') == 3
@@ -195,8 +198,8 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     again = command("--prompt-file", source, "--out", out, "--depth", "0.9")
     assert again.exit_code == 0
     assert calls == [ROWS[1]["prompt"]]
-    assert "3 of 4 rows are in" in again.stdout
-    assert sorted(line["row"] for line in written(out)) == [0, 1, 2, 3]
+    assert again.stdout.rstrip().endswith(f"1 scored, 3 were in {out} already.")
+    assert sorted(line["row"] for line in written(out)) == [1, 2, 3, 4]
 
 
 def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
@@ -214,7 +217,7 @@ def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
     stopped = command("--prompt-file", source, "--answer", " Brask", "--stop", "\\n", "--out",
                       tmp_path / "out.jsonl")  # fmt: skip
     assert stopped.exit_code == 0
-    assert written(tmp_path / "out.jsonl")[0]["answer"] == " Brask\n"
+    assert written(tmp_path / "out.jsonl")[0]["scored_text"] == " Brask\n"
 
 
 def test_command_with_a_chat_template(command, tmp_path):
@@ -222,7 +225,7 @@ def test_command_with_a_chat_template(command, tmp_path):
     source.write_text(PROMPT)
     refused = command("--prompt-file", source, "--chat")
     assert refused.exit_code == 1
-    assert "row 0: the prompt is a list of messages" in refused.stderr
+    assert "row 1: the prompt is a list of messages" in refused.stderr
     whitebox = tiny_lm.whitebox()
     whitebox.model.save_pretrained(tmp_path / "chat")
     tokenizer = tiny_lm.tokenizer()
@@ -347,7 +350,7 @@ def test_an_answer_of_another_type(scorer):
     rows = [Row(0, {"prompt": PROMPT, "answer": 7})]
     ((_, score, error),) = score_rows(scorer, rows)
     assert score is None
-    assert error == "an answer is text or token ids, got int"
+    assert error == "an answer is text or token ids, got 7"
 
 
 def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import MambaConfig, MambaForCausalLM
 
 import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
@@ -28,7 +28,7 @@ KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
 def numbers(found):
     """All that a score consists of, seconds apart."""
     return [
-        float(found), found.msp, found.diversity, found.gate, found.answer, found.settings,
+        float(found), found.msp, found.diversity, found.gate, found.scored_text, found.settings,
         [vars(token) for token in found.tokens],
     ]  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
             found = scorer.score(prompt, ids, stats["sample_tokens"][row])
             np.testing.assert_allclose(float(found), expected[row], rtol=1e-9)
             assert [token.id for token in found.tokens] == ids
-            assert found.answer == ending.tokenizer.decode(ids)
+            assert found.scored_text == ending.tokenizer.decode(ids)
             dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
             assert found.counted == len(ids) - dropped
             gate = {"asmi": 0, "sem": 1, "adapt": found.gate}[variant]
@@ -212,31 +212,32 @@ def test_a_list_of_prompts(model, tokenizer):
     samples = [[" a", " b"], [" Brask", " 1931"]]
     both = score(model, tokenizer, TEXTS[:2], [[5], [6]], samples=samples, variant="adapt")
     assert both[0].diversity != both[1].diversity
-    for answers in (["one"], "on"):
-        with pytest.raises(ValueError, match=r"2 prompts, but .* lists of the same length"):
-            score(model, tokenizer, TEXTS[:2], answers)
+    with pytest.raises(ValueError, match="2 prompts, but 1 in answer: give a list"):
+        score(model, tokenizer, TEXTS[:2], ["one"])
+    with pytest.raises(ValueError, match="answer is a single str, but there are 2 prompts"):
+        score(model, tokenizer, TEXTS[:2], "on")
 
 
 def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
     model = whitebox().model
-    assert score(model, tokenizer, PROMPT, " Brask").answer == " Brask</s>"
-    assert score(model, tokenizer, PROMPT, " Brask</s>").answer == " Brask</s>"
-    assert score(model, tokenizer, PROMPT, " Brask", stop="\n").answer == " Brask\n"
-    assert score(model, tokenizer, PROMPT, " Brask\n", stop="\n").answer == " Brask\n"
+    assert score(model, tokenizer, PROMPT, " Brask").scored_text == " Brask</s>"
+    assert score(model, tokenizer, PROMPT, " Brask</s>").scored_text == " Brask</s>"
+    assert score(model, tokenizer, PROMPT, " Brask", stop="\n").scored_text == " Brask\n"
+    assert score(model, tokenizer, PROMPT, " Brask\n", stop="\n").scored_text == " Brask\n"
     bare = score(model, tokenizer, PROMPT, " Brask", closing_token=False)
-    assert (bare.answer, bare.counted) == (" Brask", len(bare.tokens))
+    assert (bare.scored_text, bare.counted) == (" Brask", len(bare.tokens))
     # Token ids are scored as they are.
-    assert score(model, tokenizer, PROMPT, [7, 8]).answer == tokenizer.decode([7, 8])
+    assert score(model, tokenizer, PROMPT, [7, 8]).scored_text == tokenizer.decode([7, 8])
     assert score(model, tokenizer, PROMPT, np.array([7, 8])).counted == 2
     # Chat models name several end tokens, in no useful order; the tokenizer's ends their turns.
     model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
-    assert score(model, tokenizer, PROMPT, " Brask").answer == " Brask</s>"
-    assert score(model, tokenizer, PROMPT, " Brask<s>").answer == " Brask<s>"
+    assert score(model, tokenizer, PROMPT, " Brask").scored_text == " Brask</s>"
+    assert score(model, tokenizer, PROMPT, " Brask<s>").scored_text == " Brask<s>"
     nameless = deepcopy(tokenizer)
     nameless.eos_token = None
-    assert score(model, nameless, PROMPT, " Brask").answer == " Brask<s>"
+    assert score(model, nameless, PROMPT, " Brask").scored_text == " Brask<s>"
     model.generation_config.eos_token_id = None
-    assert score(model, nameless, PROMPT, " Brask").answer == " Brask"
+    assert score(model, nameless, PROMPT, " Brask").scored_text == " Brask"
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_settings_of_the_gate(model, tokenizer):
     assert found.settings.items() >= gate.items()
     json.dumps(found.to_dict(), allow_nan=False)
     assert "tau" not in score(model, tokenizer, PROMPT, " Brask").settings
-    for wrong, message in (({"num_samples": 1}, "at least 2"), ({"tau": math.nan}, "be finite")):
+    for wrong, message in (({"num_samples": 1}, "at least 2"), ({"tau": math.nan}, "be a number")):
         with pytest.raises(ValueError, match=message):
             score(model, tokenizer, PROMPT, " Brask", variant="adapt", **wrong)
 
@@ -270,10 +271,10 @@ def test_a_stop_string_within_an_answer_does_not_end_it(model, tokenizer):
     for closing_token in (True, False):
         settings = {"stop": "\n", "closing_token": closing_token}
         found = score(model, tokenizer, PROMPT, " Brask\n Nadia", **settings)
-        assert found.answer == " Brask\n Nadia" + "\n" * closing_token
+        assert found.scored_text == " Brask\n Nadia" + "\n" * closing_token
         assert found.counted == len(found.tokens)
         closed = score(model, tokenizer, PROMPT, " Brask\n Nadia\n", **settings)
-        assert closed.answer == " Brask\n Nadia\n"
+        assert closed.scored_text == " Brask\n Nadia\n"
         assert closed.counted == len(closed.tokens) - (not closing_token)
 
 
@@ -324,7 +325,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
 def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
     found = score(model, tokenizer, PROMPT, [5, 6], variant="adapt", samples=samples)
     (warning,) = found.warnings
-    assert "fewer than two sampled answers have a token" in warning
+    assert "Fewer than two sampled answers have a token" in warning
     assert found.verdict[-2] == warning
     assert found.diversity == 1
     plain = score(model, tokenizer, PROMPT, [5, 6], variant="asmi")
@@ -401,7 +402,7 @@ def test_a_model_split_over_devices(model, tokenizer, tmp_path):
         split(ids)
         before = state(split)
         found = score(split, tokenizer, PROMPT, **settings)
-        assert found.answer == expected.answer
+        assert found.scored_text == expected.scored_text
         assert float(found) == pytest.approx(float(expected), abs=1e-6)
         assert state(split) == before
         split(ids).logits.sum().backward()  # weights that were fetched are ordinary ones
@@ -494,9 +495,9 @@ def test_refusals(model, tokenizer):
         score(model, None, PROMPT)
     with pytest.raises(ValueError, match=r"context window 256: there is no room for an answer"):
         score(model, tokenizer, PROMPT * 60)
-    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(TypeError, match="BloomForCausalLM"):
-        score(bloom, tokenizer, PROMPT)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
+    with pytest.raises(TypeError, match="MambaForCausalLM has no attention heads"):
+        score(mamba, tokenizer, PROMPT)
 
 
 def test_a_prompt_that_nearly_fills_the_window(model, tokenizer):

@@ -156,10 +156,10 @@ def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
     with_chat = deepcopy(sentencepiece)
     with_chat.chat_template = CHAT
     found = score(model, with_chat, MESSAGES, "Brask")
-    assert found.answer == " Brask</s>"
-    check_cover(found.answer, [(token.start, token.end) for token in found.tokens])
+    assert found.scored_text == " Brask</s>"
+    check_cover(found.scored_text, [(token.start, token.end) for token in found.tokens])
     (warning,) = found.warnings
-    assert "the tokenizer reads the answer as ' Brask</s>'" in warning
+    assert "The tokenizer reads the answer as ' Brask</s>'" in warning
     assert warning in found.verdict
     assert not score(model, sentencepiece, PROMPT, " Brask").warnings
 
@@ -178,16 +178,18 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     ids = answer_tokens(tokenizer, prompt, answer)
     assert ids == tokenizer(answer, add_special_tokens=False)["input_ids"]
     found = score(model, tokenizer, prompt, answer)
-    assert found.answer == answer + "</s>"
+    assert found.scored_text == answer + "</s>"
     assert [token.id for token in found.tokens] == [*ids, 2]
-    assert not found.warnings
+    (warning,) = found.warnings
+    assert "would join the end of the prompt and the start of the answer" in warning
+    assert "end the prompt where a word ends" in warning
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_tokens_of_a_score(model, tokenizer, answer):
     found = score(model, tokenizer, PROMPT, answer)
     closed = answer if answer.endswith("</s>") else answer + "</s>"
-    assert found.answer == closed
+    assert found.scored_text == closed
     assert "".join(token.text for token in found.tokens) == closed
     assert all(token.text == closed[token.start : token.end] for token in found.tokens)
     by_ids = score(model, tokenizer, PROMPT, [token.id for token in found.tokens])
@@ -205,7 +207,7 @@ def test_chat(model, chat):
     as_text._tokenizer.post_processor = None  # the text below has its BOS
     assert float(found) == float(score(model, as_text, written, " Brask"))
     assert found.prompt == MESSAGES
-    assert found.answer == " Brask</s>"
+    assert found.scored_text == " Brask</s>"
     both = score(model, chat, [MESSAGES, MESSAGES], [" Brask", None], max_new_tokens=3)
     assert float(both[0]) == float(found)
     assert len(both[1].tokens) == 3
@@ -259,7 +261,7 @@ def test_messages_that_cannot_be_read(model, tokenizer, chat):
 def test_prompts_of_special_tokens_and_none(model, tokenizer):
     found = score(model, tokenizer, "<s></s>", " Brask")
     assert prompt_tokens(tokenizer, "<s></s>").tolist() == [1, 1, 2]
-    assert found.answer == " Brask</s>"
+    assert found.scored_text == " Brask</s>"
     assert prompt_tokens(tokenizer, "").tolist() == [1]
     assert len(score(model, tokenizer, "", max_new_tokens=2).tokens) == 2
     plain = deepcopy(tokenizer)

@@ -283,12 +283,12 @@ def test_models_without_reachable_heads_are_refused_at_once(kind):
         load_stat_calculator({}, environment)
 
 
-def test_unknown_family_is_refused_at_once():
-    from transformers import BloomConfig, BloomForCausalLM
+def test_a_model_without_heads_is_refused_at_once():
+    from transformers import MambaConfig, MambaForCausalLM
 
-    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
-    environment = SimpleNamespace(model=SimpleNamespace(model_type="CausalLM", model=bloom))
-    with pytest.raises(TypeError, match="BloomForCausalLM"):
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
+    environment = SimpleNamespace(model=SimpleNamespace(model_type="CausalLM", model=mamba))
+    with pytest.raises(TypeError, match="MambaForCausalLM has no attention heads"):
         load_stat_calculator({}, environment)
 
 

@@ -192,7 +192,7 @@ def coverage(cells: Sequence[Cell]) -> Items:
         information = cell.saved("asmi_mi", at_operating_depth=True)
         if not saved or not information:
             raise Unavailable("asmi_coverage or asmi_mi not saved")
-        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved))
+        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), COVERAGE_AT)
         return [
             {"cell": cell.label, "tokens": band}
             | {f"K = {name}" if name in COVERAGE_AT else str(name): v for name, v in row.items()}

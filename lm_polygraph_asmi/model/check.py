@@ -1,0 +1,264 @@
+"""Is what the masked passes return right? Compared with whole passes before it is believed.
+
+A model, or a release of transformers, may do more than its structure shows: bias attention by
+position, share keys between layers, compute a row otherwise in another batch. So the first time a
+model is scored at a layer, in a scope, with an attention implementation, some of the very masks of
+the run are run as they will be, in batches or packed sequences of the same width, and compared with
+whole forward passes of the model itself whose heads are masked by a hook; and the final states
+with the model's own logits. It is done again when a sequence is clearly longer than any checked
+before, or has passed another number in the model's configuration (a window, a chunk, a length at
+which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken,
+where none is right the model is refused. It costs up to five passes over the sequence and one piece
+of the run.
+"""
+
+import logging
+import re
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layers import num_heads
+from lm_polygraph_asmi.model.memory import in_chunks
+from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.perturbation import Edit, without_heads
+from lm_polygraph_asmi.model.readout import own_logits, readout
+from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.suffix import Way, ways, whole_passes
+from lm_polygraph_asmi.model.unmasked import UnmaskedPass
+
+log = logging.getLogger("lm_polygraph")
+
+LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
+LIMIT_16_BITS = 2e-2
+"""Largest total variation, mean over masks and the response, that rounding explains.
+
+Measured: correct passes of tiny models stay below 1e-5 in 32 bits and 2e-3 in 16; on SmolLM2-135M,
+30 layers, 2e-6 in 32 bits, and in bfloat16 1e-3 where rows of a batch are compared, 6e-3 to 2e-2
+where a packed sequence is. Errors seen make 3e-3 to 0.6.
+"""
+SINGLE = 3.0
+"""In 16 bits a single mask may differ by so many limits."""
+SAME_STATES = 0.1
+"""The final states are those of the same pass: their readout may differ by this part of one."""
+LONGER, WIDER = 1.25, 2.0
+"""How much longer or wider than what was checked calls for another check."""
+CHECKED_ROWS = 3
+
+_NO_LENGTH = re.compile(
+    r"^(num|n)_|_(id|ids|dim|rank|index)$|hidden|intermediate|vocab|embd|ffn|heads|experts|layers"
+)
+"""Names of numbers in configurations that no position is compared with."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a check reached: tokens, keys in one sequence, rows, and the regimes of the first."""
+
+    tokens: int
+    keys: int
+    rows: int
+    regime: tuple[int, int]
+
+    def covers(self, other: "Extent") -> bool:
+        return (
+            self.regime == other.regime
+            and other.tokens <= LONGER * self.tokens
+            and other.keys <= LONGER * self.keys
+            and other.rows <= WIDER * self.rows
+        )
+
+
+def limit(dtype: torch.dtype) -> float:
+    """Largest mean total variation between two ways to the same distributions."""
+    return LIMITS.get(dtype, LIMIT_16_BITS)
+
+
+UNMASKED = "the unmasked model"
+
+
+def _excess(found: dict[str, float], dtype: torch.dtype) -> str | None:
+    """What is more than rounding among differences by name; None if nothing is."""
+    most = limit(dtype)
+    rows = {name: value for name, value in found.items() if name != UNMASKED}
+    worst = max(rows, key=lambda name: rows[name])
+    if not found[UNMASKED] <= max(SAME_STATES * most, LIMITS[torch.float32]):
+        return f"total variation {found[UNMASKED]:.2g} ({UNMASKED})"
+    single = most if dtype in LIMITS else SINGLE * most
+    if not (sum(rows.values()) <= most * len(rows) and rows[worst] <= single):
+        return f"total variation {rows[worst]:.2g} ({worst})"
+    return None
+
+
+def total_variation(
+    p: Float[Tensor, "*rows T V"], q: Float[Tensor, "*rows T V"]
+) -> Float[Tensor, "*rows"]:
+    """Half the sum of |p - q|, mean over the positions; from log-probabilities."""
+    return (p.exp() - q.to(p.device).exp()).abs().sum(-1).mean(-1) / 2
+
+
+def _numbers(config: PretrainedConfig) -> Iterator[int]:
+    """Numbers in a configuration that a position may be compared with."""
+
+    def walk(name: str, value: Any) -> Iterator[int]:
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield from walk(str(key), part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                yield from walk(name, part)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        elif 1 < value < 2**31 and not _NO_LENGTH.search(name):
+            yield int(value)
+
+    yield from walk("", config.to_dict())
+
+
+def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, way: Way, rows: int) -> Extent:
+    facts = known(model)
+    if "lengths" not in facts:
+        facts["lengths"] = sorted(set(_numbers(model.config)))
+    tokens, length = unmasked.predicting.stop, len(unmasked.final_hidden)
+    keys = unmasked.before.stop + rows * length if way.packed else tokens
+    # A number n sets in at position n, or one later.
+    regime = tuple(bisect(facts["lengths"], reached - 1) for reached in (tokens, keys))
+    return Extent(tokens, keys, rows, (regime[0], regime[1]))
+
+
+def _differences(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "S H"],
+    together: int,
+    way: Way,
+    edit: Edit,
+) -> dict[str, float]:
+    """Total variation of what a way returns from what whole passes do, by what was compared."""
+    ones = torch.ones(1, masks.shape[1], dtype=masks.dtype)
+    pack = torch.cat([ones, masks[: max(1, together - 1)]])
+    states = torch.cat(
+        in_chunks(
+            lambda part: way.run(model, unmasked, layer, pack[part], edit), len(pack), together
+        )
+    )
+    device = execution_device(model.get_input_embeddings())
+    ids = unmasked.input_ids[None, :-1].to(device)
+    own = own_logits(model, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
+    found = {
+        UNMASKED: total_variation(own, unmasked.log_probs(model)).item(),
+        "all heads kept": total_variation(own, readout(model, states[0])).item(),
+    }
+    chosen = torch.linspace(1, len(pack) - 1, min(CHECKED_ROWS, len(pack) - 1)).long().unique()
+    for row in chosen.tolist():
+        whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], edit)[0])
+        found[f"mask {row} of {len(pack)}"] = total_variation(
+            whole, readout(model, states[row])
+        ).item()
+    return found
+
+
+def right_way(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "S H"],
+    together: "dict[str, int]",
+    edit: Edit = without_heads,
+) -> Way:
+    """The cheapest way to run these masks that was seen to be right; see the module's docstring.
+
+    Call it inside `scoring_session`.
+
+    Args:
+        together: by name of a way, how many masks it is to run at once.
+
+    Raises:
+        RuntimeError: none is right; the message says by how much each is wrong.
+    """
+    checks = known(model).setdefault("checks", {})
+    attention = attention_of(model)
+    reasons = []
+    for way in ways(model, unmasked, layer):
+        refused = checks.get((unmasked.scope, attention, way.name))
+        if refused is None:
+            refused = _check(model, unmasked, layer, masks, together[way.name], way, edit, checks)
+        if refused is None:
+            return way
+        reasons.append(f"{way.name}: {refused}")
+    raise RuntimeError(
+        f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
+        f"{unmasked.scope!r}, {attention} attention, do not give what whole passes give "
+        f"({'; '.join(reasons)}). A model that computes a row otherwise in another batch, as "
+        "dynamic quantisation does, cannot be scored; else please report it"
+    )
+
+
+def _check(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "S H"],
+    together: int,
+    way: Way,
+    edit: Edit,
+    checks: dict[Any, Any],
+) -> str | None:
+    """Why a way is not to be taken; None if it was checked far enough, now or before."""
+    attention = attention_of(model)
+    extent = _extent(model, unmasked, way, min(together, len(masks)))
+    kind = getattr(edit, "__qualname__", type(edit).__name__)  # not each closure by itself
+    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
+    if any(before.covers(extent) for before in reached):
+        return None
+    try:
+        found = _differences(model, unmasked, layer, masks, together, way, edit)
+    except (torch.OutOfMemoryError, FloatingPointError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        excess = _excess(found, model.dtype)
+        if excess is None:
+            reached.append(extent)
+            return None
+        reason = excess
+    checks[unmasked.scope, attention, way.name] = reason
+    log.warning(
+        "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
+        type(model).__name__,
+        way.name,
+        way.scope,
+        reason,
+    )
+    return reason
+
+
+def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:
+    """Raise unless the cheapest way, with all heads kept, reproduces the model's own logits.
+
+    `run_subnetworks` checks more, and by itself. Call it inside `scoring_session`.
+
+    Raises:
+        RuntimeError: the two differ by more than rounding.
+    """
+    way = next(ways(model, unmasked, layer))
+    keep_all = torch.ones(2, num_heads(model, layer))
+    found = _differences(model, unmasked, layer, keep_all, 2, way, without_heads)
+    excess = _excess(found, model.dtype)
+    if excess is not None:
+        raise RuntimeError(
+            f"replaying {type(model).__name__} from layer {layer} changes its distributions: "
+            f"{excess}. A model that computes a row otherwise "
+            "in another batch, as dynamic quantisation does, cannot be scored; else its entry in "
+            "lm_polygraph_asmi.model.FAMILIES does not fit this model or this transformers "
+            "release: please report it"
+        )

@@ -1,0 +1,94 @@
+"""From final states to log-probabilities, through the model's own forward method.
+
+Whatever a model does behind its final states (scales, soft caps, multipliers) it does itself: the
+trunk is made to return the states, the rest is the model's. The product with the unembedding keeps
+32 bits where the model has 16.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import align_module_device
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from lm_polygraph_asmi.model.layer_call import replaced_forward
+from lm_polygraph_asmi.model.layers import trunk
+
+VOCABULARY_PART = 2**13
+"""Rows of the unembedding that are widened to 32 bits at once."""
+
+
+class _Returned(BaseModelOutputWithPast):
+    """What a trunk returned: final states, and nothing of all else a family may ask for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def wide_product(
+    states: Float[Tensor, "*batch D"], weight: Float[Tensor, "V D"], bias: Tensor | None
+) -> Float[Tensor, "*batch V"]:
+    """states @ weight.T + bias of 16-bit numbers, added up and returned in float32."""
+    rows = states.reshape(-1, states.shape[-1])
+    if rows.is_cuda and "out_dtype" in (torch.mm.__doc__ or ""):
+        product = torch.mm(rows, weight.T, out_dtype=torch.float32)
+    else:
+        wide = rows.float()
+        product = wide.new_empty(len(rows), len(weight))
+        for start in range(0, len(weight), VOCABULARY_PART):
+            part = slice(start, start + VOCABULARY_PART)
+            torch.mm(wide, weight[part].float().T, out=product[:, part])
+    if bias is not None:
+        product += bias.float()
+    return product.reshape(*states.shape[:-1], -1)
+
+
+@contextmanager
+def wide_logits(model: PreTrainedModel) -> Iterator[None]:
+    """Let the unembedding of a 16-bit model return float32 for a while."""
+    projection = model.get_output_embeddings()
+    # Only a plain matrix: adapters and quantised modules do more when they are called.
+    if type(projection) is not nn.Linear:
+        yield
+        return
+
+    def forward(states: Tensor) -> Tensor:
+        with align_module_device(projection):
+            weight, bias = projection.weight, projection.bias
+        if states.dtype.itemsize != 2 or weight.dtype != states.dtype:
+            return nn.functional.linear(states, weight, bias)
+        return wide_product(states.to(weight.device), weight, bias)
+
+    with replaced_forward(projection, forward):
+        yield
+
+
+def own_logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
+    """Logits of an ordinary forward pass, 32 bits wide."""
+    with wide_logits(model):
+        return model(**inputs, use_cache=False, return_dict=True).logits.float()
+
+
+def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+    """Natural log-probabilities, in float32, of final states (those that passed the final norm).
+
+    Raises:
+        FloatingPointError: NaN or infinite logits.
+    """
+    states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
+    tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    with replaced_forward(trunk(model), lambda *_, **__: _Returned(last_hidden_state=states)):
+        logits = own_logits(model, input_ids=tokens)
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError(
+            f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "
+            "overflows where bfloat16 and float32 do not: load the model in one of these"
+        )
+    return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)

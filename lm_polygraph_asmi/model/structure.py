@@ -1,0 +1,518 @@
+"""Where a model keeps what ASMI touches: from the family table, or seen in one short pass.
+
+What is looked for is what the method needs and nothing else: a stack of layers that run once each,
+one behind the other; in each of them the softmax over keys, one row of probabilities per head, and
+behind it the projection whose input is the concatenated head outputs; the module whose output is
+what the unembedding gets. Names of classes and modules are not asked. A pass of a dozen tokens
+shows all of it; a few more show that no token sees what follows it and that each head has a block
+of the projection's input to itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.families import Family, family_entry
+from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
+from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.session import attention_of, scoring_session
+
+TOKENS = 13
+"""Length of the pass that is looked at; no model has as many heads."""
+
+
+@dataclass(frozen=True)
+class HeadSite:
+    """The heads of one layer.
+
+    Attributes:
+        projection: path from the layer to the projection whose input is the concatenated heads.
+        heads: H, how many query heads there are.
+        width: of the projection's input, H times the width of a head's output.
+        attention: path from the layer to the module that returns what the projection returns; None
+            where no module does, and the attention must be run for its heads to be replaced.
+        returns: how many things that module returns in a tuple, the projected heads first; 0 where
+            it returns these alone.
+    """
+
+    projection: str
+    heads: int
+    width: int
+    attention: str | None
+    returns: int = 2
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Paths of the modules that ASMI touches, from the model on.
+
+    Attributes:
+        trunk: the module whose first output is the final states, what the logits are made of.
+        layers: the list of decoder layers.
+        final_norm: the module between the last layer and the end of the trunk; None without one.
+        sites: by index of the layer, the heads of the layers that have any.
+        num_layers: L, layers with and without heads.
+        takes_cache: whether the trunk takes a cache that is given to it, and computes the same.
+        chained: whether a layer's output is the next one's input and nothing happens in between,
+            so that layers can be called again one by one.
+    """
+
+    trunk: str
+    layers: str
+    final_norm: str | None
+    sites: Mapping[int, HeadSite]
+    num_layers: int
+    chained: bool = True
+    takes_cache: bool = True
+
+
+def plain_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a wrapper of PEFT, its adapters in place; others as they are.
+
+    Raises:
+        TypeError: an adapter that adds tokens to the prompt, or no transformers model at all.
+    """
+    if hasattr(model, "get_base_model"):
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            raise TypeError(
+                f"{type(model).__name__} puts learned tokens in front of the prompt: positions "
+                "are then not those of the token ids. ASMI takes adapters inside the layers (LoRA)"
+            )
+        model = model.get_base_model()  # type: ignore[operator]
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"ASMI masks heads inside a transformers model, got {type(model).__name__}: a compiled "
+            "or wrapped model shows no layers, give it as transformers loads it"
+        )
+    return model
+
+
+def structure_of(model: PreTrainedModel) -> Structure:
+    """The structure of a model, found once and again when its modules or weights change.
+
+    Raises:
+        TypeError: a model whose heads cannot be masked; the message says what was found and not.
+    """
+    facts = known(model)
+    entry = family_entry(model)
+    key = ("structure", entry)
+    if key not in facts:
+        facts[key] = _find(model) if entry is None else _from_table(model, entry)
+    found: Structure = facts[key]
+    return found
+
+
+def _from_table(model: PreTrainedModel, family: Family) -> Structure:
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    attention, _, _ = family.output_projection.rpartition(".")
+    layers = model.get_submodule(family.layers)
+    assert isinstance(layers, nn.ModuleList)
+    sites = {
+        index: HeadSite(family.output_projection, heads, width, attention)
+        for index in range(len(layers))
+    }
+    return Structure(model.base_model_prefix, family.layers, family.final_norm, sites, len(layers))
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """Where the model keeps what ASMI touches: its entry in `FAMILIES`, or what was found.
+
+    Raises:
+        TypeError: a model whose heads cannot be masked; the message says what was found and not.
+    """
+    entry = family_entry(model)
+    if entry is not None:
+        return entry
+    found = structure_of(model)
+    site = next(iter(found.sites.values()))
+    return Family(found.layers, site.projection, found.final_norm or "")
+
+
+@dataclass
+class _Call:
+    """One call of a module in the recorded pass; tensors are kept, so that places stay theirs."""
+
+    module: nn.Module
+    order: int
+    inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+    output: Any = None
+    stack: tuple[nn.Module, ...] = ()
+
+    @property
+    def entering(self) -> Tensor | None:
+        given = (*self.inputs, *self.keywords.values())
+        return next((value for value in given if isinstance(value, Tensor)), None)
+
+    @property
+    def leaving(self) -> Tensor | None:
+        return first_tensor(self.output)
+
+
+@dataclass
+class _Softmax:
+    """One softmax over keys: how many heads, when, and inside which modules."""
+
+    heads: int
+    order: int
+    stack: tuple[nn.Module, ...]
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every softmax over keys; may raise what one head takes in by half."""
+
+    def __init__(self, trace: "_Trace", head: int | None = None) -> None:
+        super().__init__()
+        self.trace, self.head = trace, head
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if not isinstance(found, Tensor):
+            return found
+        if name not in ("scaled_dot_product_attention", "softmax"):
+            return found
+        if name == "softmax" and found.shape[-1] < TOKENS:  # over something else than keys
+            return found
+        rows = found.shape[:-1]
+        # (1, H, tokens) or, batch and heads in one axis, (H, tokens)
+        if rows[-1] != TOKENS or len(rows) not in (2, 3) or (len(rows) == 3 and rows[0] != 1):
+            return found
+        heads = rows[-2]
+        if len(rows) == 2 and heads == 1:  # a router's choice among experts looks like this
+            return found
+        self.trace.softmax(heads)
+        if self.head is not None and self.head < heads:
+            scale = torch.ones(heads, 1, 1, device=found.device, dtype=found.dtype)
+            scale[self.head] = 1.5
+            found = found * scale
+        return found
+
+
+class _Trace:
+    """What is called in a pass, in order, and where in it heads weigh keys."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self.softmaxes: list[_Softmax] = []
+        self._stack: list[_Call] = []
+        self._clock = 0
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def softmax(self, heads: int) -> None:
+        stack = tuple(call.module for call in self._stack)
+        self.softmaxes.append(_Softmax(heads, self._tick(), stack))
+
+    def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        stack = tuple(call.module for call in self._stack)
+        call = _Call(module, self._tick(), args, kwargs, stack=stack)
+        self.calls.append(call)
+        self._stack.append(call)
+
+    def leave(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        while self._stack and self._stack[-1].module is not module:
+            self._stack.pop()
+        if self._stack:
+            self._stack.pop().output = output
+
+    @contextmanager
+    def watching(self, root: nn.Module, head: int | None = None) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for module in root.modules():
+                for handle in (
+                    module.register_forward_pre_hook(self.enter, with_kwargs=True),
+                    module.register_forward_hook(self.leave, with_kwargs=True),
+                ):
+                    hooks.callback(handle.remove)
+            hooks.enter_context(_Watch(self, head))
+            yield
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The first tensor of what a module returned."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    if isinstance(output, Sequence) and not isinstance(output, str):
+        return next((found for part in output if (found := first_tensor(part)) is not None), None)
+    return None
+
+
+def states_of(output: Any) -> Tensor:
+    """The final states in what a trunk returned: its first tensor."""
+    found = first_tensor(output)
+    if found is None:
+        raise RuntimeError(f"a pass returned no tensor, but {type(output).__name__}")
+    return found
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors are one: the same numbers in the same place, or copied elsewhere."""
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.device == b.device:
+        return a.data_ptr() == b.data_ptr()
+    return torch.equal(a.cpu(), b.cpu())
+
+
+def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
+    """Token ids of a short text without any special token."""
+    config = model.config.get_text_config(decoder=True)
+    special: set[int] = set()
+    for part in (model.config, config):
+        for name, value in part.to_dict().items():
+            if name.endswith(("token_id", "token_index", "token_ids")):
+                special |= set(value if isinstance(value, list) else [value])
+    usual = [token for token in range(min(config.vocab_size, 200)) if token not in special]
+    return torch.tensor([usual[(7 * i + 3) % len(usual)] for i in range(TOKENS)])
+
+
+def _find(model: PreTrainedModel) -> Structure:
+    """Find the structure in short passes; see the module's docstring."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder model: ASMI masks heads of decoders alone")
+    if model.get_output_embeddings() is None:
+        raise TypeError(f"{name} has no unembedding that transformers knows of, and so no logits")
+    trace = _Trace()
+    # Other implementations show no softmax.
+    attention = None if attention_of(model) in MASKABLE else "eager"
+    with scoring_session(model, attention):
+        tokens = _ordinary_tokens(model)[None]
+        tokens = tokens.to(execution_device(model.get_input_embeddings()))
+        try:
+            with trace.watching(model):
+                model(input_ids=tokens, use_cache=False, return_dict=True)
+        except Exception as error:
+            raise TypeError(
+                f"{name} does not run on token ids alone ({type(error).__name__}: {error}), and "
+                "ASMI scores texts alone"
+            ) from error
+        found = _read(model, trace)
+        _check_causal(model, found, tokens)
+        _check_heads(model, found, trace)
+        return replace(found, takes_cache=_takes_cache(model, found, tokens))
+
+
+def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
+    """Paths from the recorded calls."""
+    name = type(model).__name__
+    calls: dict[nn.Module, list[_Call]] = {}
+    for call in trace.calls:
+        calls.setdefault(call.module, []).append(call)
+    if not trace.softmaxes:
+        raise TypeError(
+            f"{name} has no attention heads that ASMI could mask: no softmax over keys was seen in "
+            "a pass (its layers are linear attention, state spaces or recurrences; or attention "
+            "runs in a kernel that shows nothing: then load it with attn_implementation='eager')"
+        )
+    path, stack = _stack_of_layers(model, trace, calls)
+    names = path.split(".")
+    around = (".".join(names[:depth]) for depth in range(1, len(names)))
+    once = (part for part in around if len(calls.get(model.get_submodule(part), [])) == 1)
+    trunk_path = next(once, "")
+    if not trunk_path:
+        raise TypeError(
+            f"{name}: a stack of {len(stack)} layers with heads was found at {path!r}, but no "
+            "module around it that returns the final states once"
+        )
+    final = calls[model.get_submodule(trunk_path)][0].leaving
+    layer_calls = [calls[layer][0] for layer in stack]
+    chained = all(_same(before.leaving, after.entering) for before, after in pairwise(layer_calls))
+    chained &= all(
+        call.entering is not None
+        and call.leaving is not None
+        and call.entering.shape == call.leaving.shape
+        and call.entering.shape[:2] == (1, TOKENS)
+        and call.entering.ndim == 3
+        for call in layer_calls
+    )
+    norm_path = None
+    if not _same(layer_calls[-1].leaving, final):
+        inside = set(stack.modules())
+        last = layer_calls[-1].order
+        makers = [
+            call
+            for call in trace.calls
+            if call.order > last
+            and call.module not in inside
+            and _same(call.leaving, final)
+            and _same(call.entering, layer_calls[-1].leaving)
+        ]
+        if makers:
+            norm_path = _path_of(model, makers[-1].module)
+        else:
+            chained = False
+    sites = {}
+    for index, layer in enumerate(stack):
+        site = _site(layer, trace)
+        if site is not None:
+            sites[index] = site
+    if not sites:
+        raise TypeError(
+            f"{name}: layers with a softmax over keys were found at {path!r}, but behind it no "
+            "projection whose input is the concatenated head outputs"
+        )
+    return Structure(trunk_path, path, norm_path, sites, len(stack), chained)
+
+
+def _stack_of_layers(
+    model: PreTrainedModel, trace: _Trace, calls: Mapping[nn.Module, list[_Call]]
+) -> tuple[str, nn.ModuleList]:
+    """The outermost list of modules inside which heads weigh keys."""
+    name = type(model).__name__
+    weighing = {module for softmax in trace.softmaxes for module in softmax.stack}
+    lists = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and any(part in weighing for part in module)
+    ]
+    outermost = [
+        (path, module)
+        for path, module in lists
+        if not any(path.startswith(other + ".") for other, _ in lists)
+    ]
+    if len(outermost) != 1:
+        seen = ", ".join(f"{path!r} ({len(module)})" for path, module in outermost) or "none"
+        raise TypeError(
+            f"{name}: ASMI needs one stack of layers with attention heads, found {seen}"
+        )
+    path, stack = outermost[0]
+    times = [len(calls.get(layer, [])) for layer in stack]
+    orders = [calls[layer][0].order for layer in stack if layer in calls]
+    if set(times) != {1} or orders != sorted(orders):
+        raise TypeError(
+            f"{name}: the {len(stack)} layers at {path!r} do not run once each in their order "
+            f"(calls: {times}), so that masking one of them is not one place of the model"
+        )
+    return path, stack
+
+
+def _path_of(root: nn.Module, module: nn.Module) -> str:
+    return next(path for path, found in root.named_modules() if found is module)
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module multiplies with a matrix, as projections do."""
+    if isinstance(module, nn.Embedding):
+        return False
+    weight = getattr(module, "weight", None)
+    return hasattr(module, "in_features") or (isinstance(weight, Tensor) and weight.ndim == 2)
+
+
+def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
+    """The heads of a layer: its softmax, and the projection behind it."""
+    softmaxes = [softmax for softmax in trace.softmaxes if layer in softmax.stack]
+    if not softmaxes:
+        return None
+    softmax = softmaxes[-1]
+    inside = [call for call in trace.calls if layer in call.stack]
+    projections = [call for call in inside if _multiplies(call.module)]
+    earlier = [call.entering for call in projections if call.order < softmax.order]
+    for call in projections:
+        heads = call.entering
+        if call.order < softmax.order or heads is None or heads.ndim < 2:
+            continue
+        if any(_same(heads, other) for other in earlier):  # a gate, beside the heads
+            continue
+        if heads.shape[-1] % softmax.heads or heads.shape[:-1].numel() != TOKENS:
+            return None
+        around = [
+            outer
+            for outer in inside
+            if outer.module in call.stack
+            and outer.module in softmax.stack
+            and outer.order < softmax.order
+            and _same(outer.leaving, call.leaving)
+        ]
+        outer = around[0] if around else None
+        returned = outer.output if outer else None
+        return HeadSite(
+            projection=_path_of(layer, call.module),
+            heads=softmax.heads,
+            width=heads.shape[-1],
+            attention=_path_of(layer, outer.module) if outer else None,
+            returns=len(returned) if isinstance(returned, tuple) else 0,
+        )
+    return None
+
+
+def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> None:
+    trunk = model.get_submodule(found.trunk)
+    other = tokens.clone()
+    other[0, -1] = tokens[0, 0]
+    first, second = (
+        states_of(trunk(input_ids=ids, use_cache=False))[0, :-1].float() for ids in (tokens, other)
+    )
+    rounding = 1e-3 if model.dtype.itemsize >= 4 else 0.1
+    if not (first - second).abs().max() <= rounding * first.abs().max():
+        raise TypeError(
+            f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "
+            "is configured (is_decoder is perhaps false), and teacher forcing is not its generation"
+        )
+
+
+def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor) -> bool:
+    trunk = model.get_submodule(found.trunk)
+    tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
+    plain = states_of(trunk(input_ids=tokens, use_cache=False))
+    try:
+        tapped = states_of(trunk(input_ids=tokens, past_key_values=tap, use_cache=True))
+    except Exception:  # caches of a model's own refuse others in any way
+        return False
+    return bool((plain - tapped).norm() <= 1e-2 * plain.norm())
+
+
+def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> None:
+    """Raise unless what one head takes in changes its own block of the projection's input."""
+    layers = model.get_submodule(found.layers)
+    for index, site in found.sites.items():
+        layer = layers[index]  # type: ignore[index]
+        (called,) = [call for call in trace.calls if call.module is layer]
+        projection = layer.get_submodule(site.projection)
+        inputs: list[Tensor] = []
+        handle = projection.register_forward_pre_hook(
+            lambda _, args, to=inputs: to.append(args[0].float().reshape(TOKENS, -1))
+        )
+        try:
+            for head in (None, 0, site.heads - 1):
+                with _Trace().watching(layer, head):
+                    layer(*called.inputs, **called.keywords)
+        finally:
+            handle.remove()
+        if len(inputs) != 3:
+            raise TypeError(
+                f"{type(model).__name__}: what takes the heads of layer {index}, "
+                f"{site.projection!r}, is called {len(inputs) // 3} times in it: no single place "
+                "where heads could be masked"
+            )
+        plain, *raised = inputs
+        for head, changed in zip((0, site.heads - 1), raised, strict=True):
+            before, after = (x.reshape(TOKENS, site.heads, -1) for x in (plain, changed))
+            own = (after - before)[:, head].norm(dim=-1).mean()
+            # A norm over all heads scales the others' blocks; it does not turn them.
+            along = (after * before).sum(-1, keepdim=True) / before.square().sum(-1, keepdim=True)
+            turned = (after - along * before).norm(dim=-1).mean(0)
+            turned[head] = 0
+            if not own > 2 * turned.max():
+                raise TypeError(
+                    f"{type(model).__name__}: at layer {index}, head {head} of {site.heads} has no "
+                    f"block of the input of {site.projection!r} to itself: heads are mixed before "
+                    "they are projected, and masking blocks would not mask heads"
+                )

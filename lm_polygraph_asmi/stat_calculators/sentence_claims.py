@@ -1,0 +1,79 @@
+"""Claims without a judge: each sentence of an answer is one. Experimental.
+
+LM-Polygraph's own extractor asks a chat model. Where there is none, this entry of a config's
+`stat_calculators` takes its place, behind `auto`:
+
+    - name: SentenceClaimsCalculator
+      builder: lm_polygraph_asmi.stat_calculators.sentence_claims
+      cfg: {}
+      stats: [claims, claim_texts_concatenated, claim_input_texts_concatenated]
+      dependencies: [greedy_texts, greedy_tokens]
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm_polygraph.stat_calculators import StatCalculator
+from lm_polygraph.stat_calculators.extract_claims import Claim
+from lm_polygraph.utils.model import Model
+
+from lm_polygraph_asmi.saved.names import require
+from lm_polygraph_asmi.scoring.division import divide
+from lm_polygraph_asmi.scoring.text import spans
+
+STATS = ["claims", "claim_texts_concatenated", "claim_input_texts_concatenated"]
+
+
+class SentenceClaimsCalculator(StatCalculator):
+    """Sentences, lines of code and items of lists as LM-Polygraph's claims.
+
+    A claim's tokens are those with a character in it. Nothing is left out: a sentence that is not
+    finished is a claim, too.
+    """
+
+    @staticmethod
+    def meta_info() -> tuple[list[str], list[str]]:
+        return list(STATS), ["greedy_texts", "greedy_tokens"]
+
+    def __call__(
+        self,
+        dependencies: Mapping[str, Any],
+        texts: list[str],
+        model: Model,
+        max_new_tokens: int = 100,
+    ) -> dict[str, list[Any]]:
+        """`claims` of each answer; all of them in one list, and the input of each."""
+        answers = require(dependencies, "greedy_texts")
+        tokens = require(dependencies, "greedy_tokens")
+        claims = [
+            _claims(model.tokenizer, answer, ids)
+            for answer, ids in zip(answers, tokens, strict=True)
+        ]
+        return {
+            "claims": claims,
+            "claim_texts_concatenated": [claim for own in claims for claim in own],
+            "claim_input_texts_concatenated": [
+                text for text, own in zip(texts, claims, strict=True) for _ in own
+            ],
+        }
+
+
+def _claims(tokenizer: Any, answer: str, ids: list[int]) -> list[Claim]:
+    """Claims of one answer; `answer` is the host's text, without the end token."""
+    text, places = spans(tokenizer, [], ids)
+    text = text[: len(answer)] if text.startswith(answer) else text
+    found = []
+    for start, end in divide(text):
+        own = [
+            number
+            for number, (first, last) in enumerate(places)
+            if first < end and max(last, first + 1) > start
+        ]
+        if own:
+            found.append(Claim(text[start:end], text[start:end], own))
+    return found
+
+
+def load_stat_calculator(*_: Any) -> SentenceClaimsCalculator:
+    """Builder named in a config's `stat_calculators` entry."""
+    return SentenceClaimsCalculator()

@@ -1,0 +1,363 @@
+"""No number without a comparison: what the check sees, when it is made, and what it remembers."""
+
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.model import (
+    attention_of,
+    check,
+    model_state,
+    plain_model,
+    readout,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+    subnetwork_log_probs,
+    suffix,
+)
+from lm_polygraph_asmi.model.check import limit, total_variation
+from lm_polygraph_asmi.model.memory import default_budget
+from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
+from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.validation import SCOPES
+from tests.families import tiny_model
+from tests.registry import tiny_class
+
+PROMPT = 11
+
+
+def masks(number: int = 6) -> torch.Tensor:
+    return sample_head_masks(number, 4, 0.4, torch.Generator().manual_seed(0))
+
+
+def sequence(length: int = 17) -> torch.Tensor:
+    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """Counts the whole passes that the check compares with."""
+    counted = []
+
+    def counting(model, unmasked, *rest):
+        counted.append(len(unmasked.input_ids))
+        return whole_passes(model, unmasked, *rest)
+
+    monkeypatch.setattr(check, "whole_passes", counting)
+    return counted
+
+
+def test_total_variation():
+    p = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
+    q = torch.tensor([[0.25, 0.75], [0.0, 1.0]]).log()
+    assert total_variation(p, q).item() == pytest.approx((0.25 + 1) / 2)
+    assert total_variation(p, p).item() == 0
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_it_is_made_once_and_again_for_longer_sequences(whole, scope):
+    model = tiny_model("llama")
+    for length, made in (
+        (17, True),
+        (17, False),
+        (18, False),
+        (24, True),
+        (24, False),
+        (12, False),
+    ):
+        whole.clear()
+        subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks(), scope=scope)
+        assert bool(whole) is made, length
+        assert set(whole) <= {length}
+
+
+def test_it_is_made_where_a_number_of_the_configuration_is_passed(whole):
+    """A window of 20 tokens: one more token is not clearly longer, but another regime."""
+    model = tiny_model("mistral-window", sliding_window=20)
+    for length, made in ((20, True), (21, False), (22, True), (23, False)):
+        whole.clear()
+        subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
+        assert bool(whole) is made, length
+
+
+def test_it_is_made_for_every_layer_scope_and_attention(whole):
+    model = tiny_model("llama")
+    for layer, scope, attention in ((2, "all", None), (1, "all", None), (1, "response", None),
+                                    (1, "response", "sdpa")):  # fmt: skip
+        whole.clear()
+        how = {"scope": scope, "attention": attention}
+        subnetwork_log_probs(model, sequence(), PROMPT, layer, masks(), **how)
+        assert whole
+        whole.clear()
+        subnetwork_log_probs(model, sequence(), PROMPT, layer, masks(), **how)
+        assert not whole
+
+
+def test_it_is_made_anew_when_the_model_has_changed(whole):
+    model = tiny_model("llama")
+    subnetwork_log_probs(model, sequence(), PROMPT, 2, masks())
+    whole.clear()
+    with torch.no_grad():
+        model.model.layers[3].mlp.down_proj.weight.mul_(1.5)
+    subnetwork_log_probs(model, sequence(), PROMPT, 2, masks())
+    assert whole
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("wrong_row", [0, 1, -1])
+def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
+    """The dearer way takes over, and gives the true numbers."""
+    model = tiny_model("llama")
+    expected = subnetwork_log_probs(
+        tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope
+    )
+
+    def spoilt(run):
+        def run_wrong(*args):
+            found = run(*args).clone()
+            if len(found) > 1:
+                found[wrong_row] += 0.3
+            return found
+
+        return run_wrong
+
+    ways = [replace(way, run=spoilt(way.run)) if way.replays else way for way in WAYS]
+    monkeypatch.setattr(suffix, "WAYS", ways)
+    found = subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_an_error_that_sets_in_with_length_is_seen(monkeypatch):
+    model = tiny_model("llama")
+
+    def run_wrong(model, unmasked, *rest):
+        found = suffix.masked_everywhere(model, unmasked, *rest)
+        return found + 0.3 * (len(unmasked.input_ids) > 30)
+
+    monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
+    for length in (17, 40):
+        found = subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
+        expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_refused(scope):
+    model = tiny_model("llama")
+    model.model.layers[3].mlp.register_forward_hook(
+        lambda _, args, output: output * (1 + 0.2 * args[0].shape[:-1].numel())
+    )
+    with pytest.raises(RuntimeError, match=r"do not give what whole passes give.*total variation"):
+        subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
+    with pytest.raises(RuntimeError, match="do not give what whole passes give"):
+        Engine(scope=scope, num_masks=6, mask_rate=0.4).score(
+            model, sequence()[:PROMPT], sequence()[PROMPT:].tolist()
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_logit_scale_that_is_ignored_is_seen_in_16_bits(dtype, monkeypatch):
+    """0.9 on the logits of a confident model: within 0.5 nats, far outside rounding."""
+    model = tiny_class("CohereForCausalLM", logit_scale=0.9).to(dtype)
+    ids = sequence()
+    subnetwork_log_probs(model, ids, PROMPT, 1, masks())  # as it is, it is scored
+    room = sys.modules["lm_polygraph_asmi.model.readout"]
+    own = room.own_logits
+    monkeypatch.setattr(room, "own_logits", lambda *args, **inputs: own(*args, **inputs) / 0.9)
+    other = tiny_class("CohereForCausalLM", logit_scale=0.9).to(dtype)
+    with pytest.raises(RuntimeError, match="the unmasked model"):
+        subnetwork_log_probs(other, ids, PROMPT, 1, masks())
+
+
+def test_16_bits_stay_far_below_the_limit():
+    for name in ("llama", "qwen3-qk-norm", "gpt2"):
+        model = tiny_model(name).to(torch.bfloat16)
+        with scoring_session(model):
+            for scope in SCOPES:
+                unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
+                way = next(suffix.ways(model, unmasked, 2))
+                found = check._differences(
+                    model, unmasked, 2, masks(), 4, way, suffix.without_heads
+                )
+                assert max(found.values()) < limit(torch.bfloat16) / 2, (name, scope, found)
+
+
+def test_the_unembedding_of_16_bits_is_read_out_in_32():
+    model = tiny_model("llama").to(torch.bfloat16)
+    hidden = torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = (hidden.double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    with scoring_session(model):
+        found = readout(model, hidden)
+        rounded = model.lm_head(hidden).float().log_softmax(-1)
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 1e-5 < 1e-3 < (rounded - expected).abs().max()
+
+
+def test_adapters_switched_off_are_another_model_to_the_journal(tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    engine, model = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path)), plain_model(adapted)
+    with_adapter = scores(engine, model)
+    with adapted.disable_adapter():
+        without = scores(engine, model)
+    assert without == pytest.approx(scores(engine, tiny_model("llama")), abs=1e-5)
+    assert scores(engine, model) == with_adapter != without
+
+
+# ------------------------------------------------------------------ state
+
+
+def scores(engine: Engine, model) -> list[float]:
+    example = engine.score(model, sequence()[:PROMPT], sequence()[PROMPT:].tolist())
+    return [*example["asmi_log_likelihood"].tolist(), *example["asmi_mi_d60"].tolist()]
+
+
+def test_two_models_through_one_engine_with_a_journal(tmp_path):
+    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    first, second = tiny_model("llama"), tiny_model("llama-tied")
+    found = [scores(engine, model) for model in (first, second, first)]
+    fresh = [scores(Engine(num_masks=6, mask_rate=0.4), model) for model in (first, second)]
+    assert found == [*fresh, fresh[0]]
+    assert fresh[0] != fresh[1]
+
+
+def test_weights_changed_in_place_are_another_model_to_the_journal(tmp_path):
+    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    model = tiny_model("llama")
+    before = scores(engine, model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1.3)
+    after = scores(engine, model)
+    assert after != before
+    assert after == scores(Engine(num_masks=6, mask_rate=0.4), model)
+
+
+def test_the_state_of_a_model():
+    model = tiny_model("llama")
+    states = [model_state(model)]
+    assert model_state(model) == states[0]
+    model(input_ids=sequence()[None])
+    assert model_state(model) == states[0]
+    with torch.no_grad():
+        model.lm_head.weight[3, 2] = 0
+    states.append(model_state(model))
+    model.model.layers[0].mlp.down_proj = torch.nn.Linear(48, 32, bias=False)
+    states.append(model_state(model))
+    model.load_state_dict(model.state_dict())
+    states.append(model_state(model))
+    model.to(torch.bfloat16)
+    states.append(model_state(model))
+    assert len(set(states)) == 5
+
+
+def test_threads_wait_for_one_another():
+    """Two attention implementations, two scopes: each result is that of a thread alone."""
+    model = tiny_model("llama")
+    how = [{"scope": scope, "attention": a} for scope in SCOPES for a in ("eager", "sdpa")]
+    expected = [subnetwork_log_probs(model, sequence(), PROMPT, 1, masks(), **h) for h in how]
+    wrong: list[object] = []
+
+    def work(which: int) -> None:
+        for turn in range(12):
+            place = (which + turn) % len(how)
+            try:
+                found = subnetwork_log_probs(model, sequence(), PROMPT, 1, masks(), **how[place])
+                if not torch.equal(found, expected[place]):
+                    wrong.append(how[place])
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert attention_of(model) == "eager"
+
+
+def test_a_vision_part_keeps_its_attention():
+    model = tiny_class("Gemma3ForConditionalGeneration")
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    vision, text = model.config.vision_config, model.config.text_config
+    assert (vision._attn_implementation, text._attn_implementation) == ("sdpa", "eager")
+    with scoring_session(model, "sdpa"):
+        assert (vision._attn_implementation, text._attn_implementation) == ("sdpa", "sdpa")
+    assert (vision._attn_implementation, text._attn_implementation) == ("sdpa", "eager")
+    vision._attn_implementation_internal = "eager"
+    for _ in range(2):  # the second switch goes without transformers
+        with scoring_session(model, "sdpa"):
+            assert vision._attn_implementation == "eager"
+            assert text._attn_implementation == "sdpa"
+    assert (vision._attn_implementation, text._attn_implementation) == ("eager", "eager")
+
+
+def test_sessions_may_be_nested():
+    model = tiny_model("llama").train()
+    with scoring_session(model, "sdpa"):
+        with scoring_session(model):  # the model's own
+            assert attention_of(model) == "eager"
+        assert attention_of(model) == "sdpa"
+        with scoring_session(model, "sdpa"):
+            assert not model.training
+        assert not model.training
+    assert attention_of(model) == "eager"
+    assert all(module.training for module in model.modules())
+
+
+def test_free_memory_counts_blocks_that_pytorch_holds_unused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
+    assert default_budget(torch.device("cuda", 0)) == 700
+
+
+def test_the_seconds_of_the_check_are_told_apart():
+    model = tiny_model("llama")
+    with scoring_session(model):
+        unmasked = run_unmasked(model, sequence(), PROMPT, [2])
+        first, second = (run_subnetworks(model, unmasked, 2, masks()) for _ in range(2))
+    assert first.check_seconds > 10 * second.check_seconds
+
+
+def test_what_is_more_than_rounding():
+    """In 16 bits a single mask may round far; all masks, or the same states, may not."""
+    half, single = torch.bfloat16, torch.float32
+
+    def excess(unmasked, *rows, dtype=half):
+        named = {f"mask {i}": value for i, value in enumerate(rows)}
+        return check._excess({check.UNMASKED: unmasked, **named}, dtype)
+
+    assert excess(1e-4, 0.001, 0.05, 0.001) is None
+    assert "mask 1" in excess(1e-4, 0.001, 0.07, 0.001)
+    assert "mask 2" in excess(1e-4, 0.02, 0.02, 0.03)
+    assert "unmasked" in excess(0.01, 0.001, 0.001)
+    assert "mask 0" in excess(1e-6, 1e-3, dtype=single)
+    assert "mask 0" in excess(1e-6, float("nan"), dtype=single)
+    assert excess(1e-6, 1e-5, dtype=single) is None
+
+
+def test_an_edit_is_told_places_in_the_whole_sequence():
+    """Whichever way the passes are run: here heads shrink with their distance from the start."""
+
+    def fading(heads, masks, positions):
+        masked = suffix.without_heads(heads, masks, positions)
+        return heads + (masked - heads) * (positions / 20)[:, None].to(heads)
+
+    model = tiny_model("llama")
+    with scoring_session(model):
+        for scope in SCOPES:
+            unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
+            found = [
+                way.run(model, unmasked, 2, masks(), fading)
+                for way in suffix.ways(model, unmasked, 2)
+            ]
+            assert len(found) == (3 if scope == "all" else 4)
+            for states in found[1:]:
+                torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)

@@ -1,0 +1,270 @@
+"""Models that no table names: one tiny representative of each kind, against whole passes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.model import (
+    layer_at,
+    num_heads,
+    response_embeddings,
+    scoring_session,
+    structure_of,
+    subnetwork_log_probs,
+)
+from lm_polygraph_asmi.model.layers import heads_width
+from lm_polygraph_asmi.saved.names import masked_layer
+from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.validation import SCOPES
+from tests import reference
+from tests.families import tiny_model
+from tests.registry import tiny_class
+from tests.tiny_lm import tokenizer
+
+FOLDER = "ASMI_MODEL_FOLDER"
+
+# Class, what its configuration gets, the layer to mask and where its output projection is; written
+# out, so that what is found cannot agree with itself alone.
+O_PROJ = "model.layers.{}.self_attn.o_proj"
+KINDS = {
+    "mixture": ("MixtralForCausalLM", {}, 1, O_PROJ),
+    "sinks": ("GptOssForCausalLM", {}, 1, O_PROJ),
+    "latent attention": ("DeepseekV3ForCausalLM", {"v_head_dim": 16}, 1, O_PROJ),
+    "indexed attention": ("DeepseekV32ForCausalLM", {}, 1, O_PROJ),
+    "ALiBi": ("MptForCausalLM", {}, 1, "transformer.blocks.{}.attn.out_proj"),
+    "ALiBi, residual inside": (
+        "BloomForCausalLM", {}, 1, "transformer.h.{}.self_attention.dense",
+    ),
+    "local layers": ("GPTNeoForCausalLM", {}, 1, "transformer.h.{}.attn.attention.out_proj"),
+    "chunks": ("Llama4ForCausalLM", {}, 1, O_PROJ),
+    "parallel residual": ("GPTJForCausalLM", {}, 1, "transformer.h.{}.attn.out_proj"),
+    "logit scale": ("CohereForCausalLM", {"logit_scale": 0.5}, 1, O_PROJ),
+    "multipliers": (
+        "GraniteForCausalLM",
+        {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+        1,
+        O_PROJ,
+    ),
+    "gated hybrid": ("Qwen3_5ForCausalLM", {}, 1, O_PROJ),
+    "gated hybrid mixture": ("Qwen3_5MoeForCausalLM", {}, 1, O_PROJ),
+    "Mamba hybrid": ("JambaForCausalLM", {}, 1, O_PROJ),
+    "Mamba hybrid, shared layer": (
+        "ZambaForCausalLM", {}, 1, "model.layers.{}.shared_transf.self_attn.o_proj",
+    ),
+    "convolution hybrid": ("Lfm2ForCausalLM", {}, 1, "model.layers.{}.self_attn.out_proj"),
+    "widths by layer": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}, 1, O_PROJ),
+    "shared keys and values": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, 0, O_PROJ),
+    "multimodal wrapper": (
+        "Gemma3ForConditionalGeneration", {}, 1, "model.language_model.layers.{}.self_attn.o_proj",
+    ),
+    "norm behind the embedding": ("NanoChatForCausalLM", {}, 1, O_PROJ),
+    "norm inside the heads": ("BitNetForCausalLM", {"hidden_size": 64}, 1, O_PROJ),
+    "decoder of a translator": (
+        "BartForCausalLM", {}, 1, "model.decoder.layers.{}.self_attn.out_proj",
+    ),
+    "no cache": ("OpenAIGPTLMHeadModel", {}, 1, "transformer.h.{}.attn.c_proj"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def kind(request):
+    """A model of each kind in turn, with the layer to mask and its projection."""
+    name, overrides, layer, projection = KINDS[request.param]
+    return tiny_class(name, **overrides), layer, projection.format(layer)
+
+
+def masks() -> torch.Tensor:
+    return sample_head_masks(5, 4, 0.4, torch.Generator().manual_seed(2))
+
+
+def sequence(length: int, seed: int = 7) -> torch.Tensor:
+    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def whole_passes(model, projection, ids, prompt, scope) -> torch.Tensor:
+    axis = 0 if type(model.get_submodule(projection)).__name__ == "Conv1D" else 1
+    return reference.subnetwork_log_probs(model, projection, axis, ids, prompt, masks(), scope)
+
+
+def apart(p: torch.Tensor, q: torch.Tensor) -> float:
+    """Total variation at the worst position."""
+    return (p.exp() - q.exp()).abs().sum(-1).max().item() / 2
+
+
+def test_every_kind_equals_whole_passes(kind):
+    """Short before long: a window, a chunk or a scale sets in only in the second."""
+    model, layer, projection = kind
+    if "shared_transf" in projection:
+        pytest.skip("two layers share the projection: the script of the table takes them apart")
+    for scope in SCOPES:
+        for prompt, response in ((2, 2), (11, 9)):
+            ids = sequence(prompt + response)
+            found = subnetwork_log_probs(model, ids, prompt, layer, masks(), scope=scope)
+            expected = whole_passes(model, projection, ids, prompt, scope)
+            assert apart(found, expected) < 1e-4, (scope, prompt, response)
+            assert apart(expected, expected[:1].expand_as(expected)) > 1e-3
+
+
+def test_structure_of_the_kinds(kind):
+    model, layer, projection = kind
+    found = structure_of(model)
+    site = found.sites[layer]
+    assert f"{found.layers}.{layer}.{site.projection}" == projection
+    assert num_heads(model, layer) == 4
+    weight = model.get_submodule(projection).weight
+    assert heads_width(model, layer) == site.width in weight.shape
+
+
+def test_embeddings_of_every_kind(kind):
+    """Hidden states of whole passes, also where a recurrent state stands behind the prompt."""
+    model, _, _ = kind
+    ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15], [4, 4, 4]]
+    with scoring_session(model):
+        found = response_embeddings(model, ids, answers)
+    middle = structure_of(model).num_layers // 2
+    for row, answer in zip(found, answers, strict=True):
+        whole = torch.cat([ids, torch.tensor(answer)])[None]
+        states = []
+        handle = model.get_submodule(structure_of(model).layers)[middle].register_forward_pre_hook(
+            lambda _, args, kwargs, to=states: to.append((args or (kwargs["hidden_states"],))[0]),
+            with_kwargs=True,
+        )
+        with torch.no_grad():
+            model(input_ids=whole, use_cache=False)
+        handle.remove()
+        torch.testing.assert_close(row, states[0][0, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_hybrids_mask_the_nearest_layer_with_heads():
+    model = tiny_class(
+        "Qwen3_5ForCausalLM",
+        num_hidden_layers=10,
+        layer_types=["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"] * 3
+        + ["full_attention"] + ["linear_attention"] * 2,
+    )  # fmt: skip
+    assert list(structure_of(model).sites) == [3, 7]
+    found = {depth: layer_at(model, depth) for depth in (0.1, 0.45, 0.5, 0.6, 0.95)}
+    assert {depth: (at.requested, at.layer) for depth, at in found.items()} == {
+        0.1: (1, 3),
+        0.45: (4, 3),
+        0.5: (5, 3),  # as far from 7: the lower of two
+        0.6: (6, 7),
+        0.95: (9, 7),
+    }
+    used = Engine(depths=[0.5, 0.6], num_masks=5, mask_rate=0.4).settings(model, 0.5).to_dict()
+    assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
+    with pytest.raises(ValueError, match=r"layer 4 .* has no attention heads.*3, 7"):
+        subnetwork_log_probs(model, sequence(9), 4, 4, masks())
+
+
+@pytest.mark.parametrize("name", ["MambaForCausalLM", "RwkvForCausalLM"])
+def test_models_without_heads_are_refused_with_that_reason(name):
+    with pytest.raises(TypeError, match=rf"{name} has no attention heads"):
+        structure_of(tiny_class(name))
+
+
+def test_a_decoder_that_sees_what_follows_is_refused():
+    with pytest.raises(TypeError, match="attend to what follows"):
+        structure_of(tiny_class("BertLMHeadModel", is_decoder=False))
+
+
+def test_heads_that_are_mixed_before_the_projection_are_refused():
+    """Differential attention subtracts one head's output from another's."""
+    with pytest.raises(TypeError, match="heads are mixed"):
+        structure_of(tiny_class("DiffLlamaForCausalLM"))
+
+
+def test_a_projection_that_is_used_twice_in_a_layer_is_refused():
+    with pytest.raises(TypeError, match=r"ProphetNetForCausalLM.*is called \d times"):
+        structure_of(tiny_class("ProphetNetForCausalLM"))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
+    words = tokenizer()
+    model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
+    how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
+    found = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
+    again = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
+    assert found.score == again.score
+    assert 0 < found.score < 2
+    assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)
+
+
+class Mine(LlamaForCausalLM):
+    """What anybody may do to a model they load."""
+
+
+def test_a_plain_subclass_is_its_base_class():
+    model = tiny_model("llama")
+    mine = Mine(model.config).eval()
+    mine.load_state_dict(model.state_dict())
+    ids = sequence(17)
+    found, expected = (subnetwork_log_probs(m, ids, 11, 2, masks()) for m in (mine, model))
+    assert torch.equal(found, expected)
+
+
+def test_adapters():
+    """LoRA on the output projection counts; a learned prompt is refused."""
+    peft = pytest.importorskip("peft")
+    base = tiny_model("llama")
+    lora = peft.LoraConfig(r=4, target_modules=["o_proj", "q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    merged = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    merged.load_state_dict(adapted.state_dict())
+    merged = merged.merge_and_unload()
+    ids = sequence(17)
+    for scope in SCOPES:
+        found, expected, plain = (
+            subnetwork_log_probs(m, ids, 11, 2, masks(), scope=scope)
+            for m in (adapted, merged, base)
+        )
+        assert apart(found, expected) < 1e-5
+        assert apart(found, plain) > 1e-2
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(TypeError, match="learned tokens"):
+        subnetwork_log_probs(peft.get_peft_model(tiny_model("llama"), prompt), ids, 11, 2, masks())
+
+
+TABLE = Path(__file__).parents[2] / "scripts" / "model_table.py"
+
+
+@pytest.mark.slow
+def test_no_class_of_the_registry_is_silently_wrong(tmp_path):
+    out = tmp_path / "table.md"
+    run = subprocess.run([sys.executable, TABLE, "--out", out], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = out.read_text().splitlines()
+    right = [
+        line for line in lines if line.startswith("| `") and line.split("|")[2].startswith(" right")
+    ]
+    in_response = [line for line in right if line.split("|")[3].startswith(" right")]
+    assert len(right) >= 100
+    assert len(in_response) >= 85
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder with a model")
+def test_real_weights_equal_whole_passes():
+    """Any model that transformers loads from a folder, in both scopes."""
+    model = AutoModelForCausalLM.from_pretrained(os.environ[FOLDER], dtype=torch.float32).eval()
+    found = structure_of(model)
+    layer = layer_at(model, 0.6).layer
+    projection = f"{found.layers}.{layer}.{found.sites[layer].projection}"
+    heads = num_heads(model, layer)
+    drawn = sample_head_masks(3, heads, 0.2, torch.Generator().manual_seed(0))
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(100, min(vocabulary, 30_000), (90,))
+    for scope in SCOPES:
+        fast = subnetwork_log_probs(model, ids, 80, layer, drawn, scope=scope, attention="sdpa")
+        with scoring_session(model, "sdpa"):
+            slow = reference.subnetwork_log_probs(model, projection, 1, ids, 80, drawn, scope)
+        assert apart(fast, slow) < 1e-4
+        assert apart(slow, slow[:1].expand_as(slow)) > 1e-3

@@ -1,0 +1,192 @@
+"""A tiny random model of every class in transformers' registry of causal language models.
+
+Sizes are known by the names that configurations give them; what remains stands in `OVERRIDES`, one
+line a class. Weights of norms are random too, or a norm that is skipped or applied twice would pass
+unseen.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 32, 61
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(
+        ("vocab_size", "vocab_size_per_layer_input", "input_vocab_size", "n_vocab"), VOCABULARY
+    ),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "dim_model", "embedding_size", "word_embed_proj_dim",
+         "input_embedding_size", "output_embedding_size", "emb_dim", "attention_hidden_size",
+         "lru_width"), WIDTH,
+    ),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers",
+         "decoder_layers", "num_encoder_layers", "num_decoder_layers"), LAYERS,
+    ),
+    **dict.fromkeys(
+        ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
+         "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
+         "swa_num_attention_heads", "attention_heads"), HEADS,
+    ),
+    **dict.fromkeys(
+        ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups",
+         "linear_num_key_heads", "num_global_key_value_heads"), 2,
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "dff",
+         "dim_ff", "d_inner", "ffn_hidden_size", "intermediate_size_mlp", "feed_forward_size",
+         "dense_intermediate_size", "shared_intermediate_size"), 48,
+    ),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size",
+         "moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"), 16,
+    ),
+    **dict.fromkeys(
+        ("head_dim", "v_head_dim", "attention_head_dim", "attention_head_size", "swa_head_dim",
+         "dim_head", "d_head", "kv_channels", "linear_key_head_dim", "linear_value_head_dim",
+         "linear_head_dim", "index_head_dim", "d_kv", "rotary_dim", "swa_v_head_dim"), 8,
+    ),
+    "global_head_dim": 16, "linear_num_value_heads": HEADS, "linear_num_heads": HEADS,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "index_n_heads": 2, "index_topk": 1024, "o_lora_rank": 8, "o_groups": 2,
+    "hidden_size_per_layer_input": 8, "laurel_rank": 4, "gated_norm_rank": 4,
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4
+    ),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2
+    ),
+    "n_group": 1, "topk_group": 1, "num_expert_group": 1, "topk_method": "greedy",
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_num_heads": 4, "mamba_head_dim": 16,
+    "mamba_headdim": 16, "n_mamba_heads": 2, "mamba_d_state": 8, "ssm_state_size": 8,
+    "state_size": 8, "mamba_dt_rank": 4, "time_step_rank": 4, "mamba_chunk_size": 8,
+    "mamba_expand": 2, "mamba_n_groups": 2, "mamba_ngroups": 2, "n_groups": 2, "chunk_size": 8,
+    "sliding_window": 5, "window_size": 5, "local_attention": 6, "sliding_window_size": 5,
+    "attention_window_size": 5, "attention_chunk_size": 6, "floor_scale": 8,
+    "max_position_embeddings": 256, "n_positions": 256, "max_seq_len": 256, "n_ctx": 256,
+    "max_sequence_length": 256,
+    "adapter_rank": 4, "router_hidden_size": 16, "first_k_dense_replace": 1, "num_dense_layers": 1,
+    "prompt_length": 4, "query_pre_attn_scalar": 8,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "is_decoder": True,
+    "is_encoder_decoder": False, "use_cache": True,
+    "audio_config": None,
+}  # fmt: skip
+
+KEEP = object()
+"""In place of a value: the configuration's own."""
+
+# What a name does not tell.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
+    "CohereCompassForCausalLM": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    },
+    "DbrxForCausalLM": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}},
+    "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
+    "Gemma4UnifiedAssistantForCausalLM": {"text_config": {"num_kv_shared_layers": 0}},
+    "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "Mamba2ForCausalLM": {"num_heads": 8},
+    "Qwen4ExpForCausalLM": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": 8, "ngram_size": 2,
+        "ngram_vocab_size_base": 64, "split_ngram_parts": 1, "heads_per_ngram": 2,
+        "make_ngram_vocab_size_divisible_by": 4,
+    },
+    "RecurrentGemmaForCausalLM": {"block_types": ["recurrent", "attention"]},
+    "ZambaForCausalLM": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "attention_head_dim": 16, "attention_hidden_size": 64,
+    },
+    "Zamba2ForCausalLM": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 16,
+        "attention_hidden_size": 64, "mamba_headdim": 32,
+        "num_mem_blocks": 1, "num_key_value_heads": HEADS,
+    },
+    "Dots1ForCausalLM": {"n_shared_experts": 1},
+    "Dots3NoteForCausalLM": {"num_key_value_heads": HEADS},
+    "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
+    "MiniCPM3ForCausalLM": {"dim_model_base": 16},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
+    "ReformerModelWithLMHead": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (16, 16)},
+    "XmodForCausalLM": {"languages": ("en_XX",), "default_language": "en_XX"},
+    "ZayaForCausalLM": {"num_experts_per_tok": 1},
+}  # fmt: skip
+
+
+def classes() -> Iterator[tuple[str, type[PretrainedConfig], type[PreTrainedModel]]]:
+    """Name, configuration class and model class of every class in the registry, each once."""
+    seen = set()
+    for config in MODEL_FOR_CAUSAL_LM_MAPPING:
+        found = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+        for model in found if isinstance(found, tuple) else (found,):
+            if model.__name__ not in seen:
+                seen.add(model.__name__)
+                own = model.config_class  # of the text alone, where a class has several
+                yield model.__name__, own if isinstance(own, type) else config, model
+
+
+def shrunk(config: type[PretrainedConfig], own: Mapping[str, Any]) -> PretrainedConfig:
+    """A tiny configuration of a class; its parts, such as the text's, are shrunk alike."""
+    default = config()
+    parts = {
+        name: part
+        for name in config.sub_configs or {}
+        if isinstance(part := getattr(default, name, None), PretrainedConfig)
+    }
+    names = {
+        name
+        for name in default.to_dict().keys() | getattr(config, "__annotations__", {}).keys()
+        if not isinstance(getattr(config, name, None), property)
+    }
+    values = {name: SIZES[name] for name in names & SIZES.keys()}
+    if "qk_rope_head_dim" in names:  # latent attention: keys are made for every head
+        values["num_key_value_heads"] = HEADS
+        if "head_dim" in names:
+            values["head_dim"] = SIZES["qk_rope_head_dim"]
+    if "layer_types" in names and getattr(default, "layer_types", None):
+        values["layer_types"] = spread(default.layer_types)
+    if "mlp_layer_types" in names and getattr(default, "mlp_layer_types", None):
+        values["mlp_layer_types"] = spread(default.mlp_layer_types)
+    for name, part in parts.items():
+        values[name] = shrunk(type(part), own.get(name, {}))
+    values |= {name: value for name, value in own.items() if name not in parts}
+    return config(**{name: value for name, value in values.items() if value is not KEEP})
+
+
+def spread(kinds: list[str]) -> list[str]:
+    """LAYERS kinds of layer in which each of a model's kinds comes, the last one first."""
+    distinct = list(dict.fromkeys(reversed(kinds)))
+    return [distinct[(i + 1) % len(distinct)] for i in range(LAYERS)]
+
+
+def tiny_class(name: str, attention: str = "eager", **overrides: Any) -> PreTrainedModel:
+    """The tiny random model of one class."""
+    config, model = next((config, model) for known, config, model in classes() if known == name)
+    return tiny(config, model, attention, overrides)
+
+
+def tiny(
+    config: type[PretrainedConfig],
+    model: type[PreTrainedModel],
+    attention: str = "eager",
+    overrides: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """A random model in float32 and evaluation mode, with weights large enough to disagree."""
+    torch.manual_seed(0)
+    made = shrunk(config, OVERRIDES.get(model.__name__, {}) | dict(overrides or {}))
+    found = model._from_config(made, attn_implementation=attention).float()
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.25)
+            elif "norm" in name.lower() or "ln_" in name.lower():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return found.eval()

@@ -1,0 +1,115 @@
+"""Pages that are hard to show, measured in a browser: nothing beyond the border, nothing hidden."""
+
+import re
+
+import pytest
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.scoring.page import pieces, render
+from tests.scoring.conftest import PROMPT
+from tests.scoring.pages import TEXTS, browser, measure, spread
+from tests.scoring.test_result import judged
+from tests.tiny_lm import whitebox
+
+pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is installed")
+
+DARK, LIGHT = (f"--blink-settings=preferredColorScheme={number}" for number in (0, 1))
+FORCED = ("--force-high-contrast", "--enable-features=ForcedColors")
+
+
+@pytest.fixture(scope="module")
+def scores(tokenizer):
+    model = whitebox(max_position_embeddings=1100).model
+    settings = {"scope": "response", "num_masks": 4, "mask_rate": 0.3}
+    return {
+        name: spread(score(model, tokenizer, PROMPT, " " + text, **settings))
+        for name, text in TEXTS.items()
+    }
+
+
+def check(found, own, width):
+    """Nothing sticks out, every token is reached, and each one's tip stands below it."""
+    assert found["width"] == width
+    assert found["page"] <= width
+    assert found["out"] == []
+    assert found["overlong"] == 0
+    assert found["tokens"] == found["reached"] == found["tips"] == found["low"] == own
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_answer(scores, tmp_path, name, width):
+    one = scores[name]
+    found = measure(one.to_html(), tmp_path, width, LIGHT)
+    check(found, len(pieces(one.tokens)), width)
+    assert found["lines"] == 1 + TEXTS[name].count("\n")
+    assert found["tops"] >= TEXTS[name].count("\n") + 1
+    first, second = found["direction"]
+    assert (first > second) == (name == "arabic")
+    assert any(found["fonts"]) == (name == "code")
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_five_answers(scores, tmp_path, width):
+    several = [judged(scores["long"]), *list(scores.values())[1:]]
+    found = measure(render(several, "five"), tmp_path, width, DARK)
+    check(found, sum(len(pieces(one.tokens)) for one in several), width)
+    numbers = {str(1 + place): float(one) for place, one in enumerate(several)}
+    assert found["order"]["by-score"] == sorted(numbers, key=lambda n: -numbers[n])
+    assert found["order"]["by-verdict"][0] == "1"  # the one with a verdict, which is a bad one
+
+
+def luminance(colour):
+    """WCAG 2.2, relative luminance of a colour, over black."""
+    parts = [float(part) for part in re.findall(r"[\d.]+", colour)][:3]
+    scale = 1 if colour.startswith("color(") else 255
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in (part / scale for part in parts)
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def over(colour, paper):
+    """A half transparent colour on an opaque one."""
+    *top, alpha = [float(part) for part in re.findall(r"[\d.]+", colour)]
+    scale = 255 if colour.startswith("color(") else 1
+    below = [float(part) for part in re.findall(r"[\d.]+", paper)][:3]
+    mixed = [scale * a * alpha + b * (1 - alpha) for a, b in zip(top, below, strict=True)]
+    return f"rgb({', '.join(map(str, mixed))})"
+
+
+@pytest.mark.parametrize(
+    ("system", "body", "dark"),
+    [
+        (LIGHT, "", False),
+        (DARK, "", True),
+        (LIGHT, 'data-jp-theme-light="false"', True),
+        (DARK, 'data-jp-theme-light="true"', False),
+        (LIGHT, 'data-vscode-theme-kind="vscode-dark"', True),
+        (DARK, 'data-vscode-theme-kind="vscode-light"', False),
+    ],
+)
+def test_colours_and_their_contrast(scores, tmp_path, system, body, dark):
+    """A notebook's theme goes before the system's; text is read on the darkest shade (WCAG AA)."""
+    page = scores["emoji"].to_html()
+    found = measure(page, tmp_path, 800, system, body=body)
+    ink, paper = luminance(found["ink"]), luminance(found["paper"])
+    assert (ink > paper) == dark
+    shades = [over(s, found["paper"]) for s in found["shades"] if s != "rgba(0, 0, 0, 0)"]
+    assert len(set(shades)) > 3
+    for shade in shades:
+        low, high = sorted((ink, luminance(shade)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_forced_colours(scores, tmp_path):
+    """Shades go, bars stay."""
+    one = scores["code"]
+    found = measure(one.to_html(), tmp_path, 400, *FORCED)
+    check(found, len(pieces(one.tokens)), 400)
+    bars = found["bars"]
+    assert len(set(bars)) > 4
+    shades = [piece.shade for piece in pieces(one.tokens)]
+    darkest = max(range(len(bars)), key=lambda number: shades[number])
+    assert bars[darkest] == max(bars) >= 4

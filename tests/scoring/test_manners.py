@@ -1,0 +1,106 @@
+"""Arguments that are wrong say what to do, and names simply load."""
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.host import loading
+from lm_polygraph_asmi.scoring.call import Scorer
+from tests import tiny_lm
+from tests.scoring.conftest import PROMPT
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, for an answer to score"),
+        ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, got '9'"),
+        ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
+        ({"depth": True}, "depth must be a number"),
+        ({"num_masks": 2.5}, r"num_masks \(S\) must be a whole number, got 2.5"),
+        ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0.1'"),
+        ({"top_k": 6.4}, r"top_k \(K\) must be a whole number"),
+        ({"stop": 2}, "stop must be a text such as"),
+        ({"stop": ["\n", 2]}, "stop must be a text such as"),
+        ({"stop": [""]}, "an empty stop string would end every answer at once"),
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"num_samples": 1}, "num_samples must be at least 2"),
+        ({"tau": float("nan")}, "tau must be a number, got nan"),
+        ({"closing_token": "no"}, "closing_token must be True or False"),
+        ({"attention": 3}, "attention must be the name of an implementation"),
+        ({"memory_budget": "4 GB"}, "memory_budget must be a number"),
+    ],
+    ids=str,
+)
+def test_settings_are_refused_before_anything_is_loaded(settings, message, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    with pytest.raises(ValueError, match=message):
+        score("no such model", PROMPT, " Brask", **settings)
+
+
+def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
+    settings = {"seed": np.int64(3), "depth": np.float64(0.6), "num_masks": np.int32(9)}
+    plain = {name: value.item() for name, value in settings.items()}
+    found, expected = (score(model, tokenizer, PROMPT, " Brask", **s) for s in (settings, plain))
+    assert float(found) == float(expected)
+
+
+def test_a_forgotten_tokenizer(model, tokenizer):
+    for arguments in ((PROMPT, " Brask"), (PROMPT,), ([PROMPT, PROMPT],)):
+        with pytest.raises(ValueError, match="the second argument is the model's tokenizer, got a"):
+            score(model, *arguments)
+    with pytest.raises(ValueError, match="needs its tokenizer: score"):
+        Scorer(model, PROMPT)
+    with pytest.raises(ValueError, match="a prompt is text, or a list of chat messages"):
+        score(model, tokenizer)
+
+
+@pytest.mark.parametrize("answers", [" Brask", b"x", 7])
+def test_one_answer_for_two_prompts(model, tokenizer, answers):
+    with pytest.raises(ValueError, match="there are 2 prompts: give a list with one for each"):
+        score(model, tokenizer, [PROMPT, PROMPT], answers)
+
+
+def test_a_model_that_brings_its_tokenizer():
+    wrapped = tiny_lm.whitebox()
+    expected = score(wrapped, None, PROMPT, " Brask")
+    for arguments, named in (
+        ((PROMPT, " Brask"), {}),
+        ((PROMPT,), {"answer": " Brask"}),
+        ((), {"prompt": PROMPT, "answer": " Brask"}),
+    ):
+        assert float(score(wrapped, *arguments, **named)) == float(expected)
+    both = score(wrapped, [PROMPT, PROMPT], [" Brask", [7]])
+    assert float(both[0]) == float(expected)
+    with pytest.raises(ValueError, match="too much"):
+        score(wrapped, PROMPT, " Brask", "?")
+
+
+def test_a_name_simply_loads(tmp_path, capfd):
+    folder = str(tiny_lm.save(tmp_path / "tiny"))
+    capfd.readouterr()
+    found = score(folder, PROMPT, " Brask")
+    assert found.model == folder
+    assert capfd.readouterr() == ("", "")  # no bars, no notes of other libraries
+    seen = loading.load_named.cache_info().misses
+    again = score(folder, PROMPT, [5])  # a notebook calls again and again
+    assert loading.load_named.cache_info().misses == seen
+    assert len(again.tokens) == 1
+    assert float(Scorer(folder).score(PROMPT, " Brask")) == float(found)
+    with pytest.raises(OSError, match="cannot be loaded"):
+        score(str(tmp_path / "none"), PROMPT)
+    with pytest.raises(ValueError, match="brings its tokenizer: leave it out"):
+        score(folder, tiny_lm.tokenizer(), PROMPT)
+
+
+def test_an_answer_comes_back_as_it_was_given(model, tokenizer):
+    for answer in (" Brask", " Brask</s>", [7, 8]):
+        found = score(model, tokenizer, PROMPT, answer)
+        assert found.answer == answer
+        assert found.to_dict()["answer"] == answer
+    given = score(model, tokenizer, PROMPT, np.array([7, 8]))
+    assert given.to_dict()["answer"] == [7, 8]
+    # One of the model's own is the text that would give the same tokens again.
+    for settings in ({}, {"stop": tokenizer.decode([given.tokens[0].id])}):
+        own = score(model, tokenizer, PROMPT, max_new_tokens=5, **settings)
+        assert own.scored_text.startswith(own.answer)

@@ -1,0 +1,216 @@
+"""What would give a wrong number in silence: refused, understood, or said."""
+
+import json
+from copy import deepcopy
+
+import pytest
+import torch
+
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
+from lm_polygraph_asmi.scoring.text import asked, border_warning
+from tests import tiny_lm
+from tests.families import tiny_model
+from tests.peak_memory import PeakMemory
+from tests.scoring.conftest import PROMPT
+from tests.scoring.test_result import judged
+from tests.scoring.test_text import CHAT, MESSAGES
+
+ANSWERED = [*MESSAGES, {"role": "assistant", "content": " Brask"}]
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer):
+    chat = deepcopy(tokenizer)
+    chat.chat_template = CHAT
+    return chat
+
+
+class TestAnotherTokenizer:
+    """One that is not the model's gives numbers, and they mean nothing."""
+
+    @pytest.mark.parametrize("vocabulary", [200, 3000])
+    def test_by_the_size_of_its_vocabulary(self, tokenizer, vocabulary):
+        model = tiny_lm.whitebox(vocab_size=vocabulary).model
+        with pytest.raises(ValueError, match=f"it knows {len(tokenizer)} tokens, the model"):
+            score(model, tokenizer, PROMPT, [7, 8])
+
+    def test_padded_embeddings_and_added_tokens_are_no_matter(self, tokenizer):
+        for vocabulary in (len(tokenizer) - 5, len(tokenizer) + 30):
+            model = tiny_lm.whitebox(vocab_size=vocabulary).model
+            assert not score(model, tokenizer, PROMPT, [7, 8]).warnings
+
+    def test_by_the_tokens_that_begin_and_end_a_text(self, tokenizer):
+        model = tiny_lm.whitebox().model
+        model.config.bos_token_id, model.config.eos_token_id = 70, [71, 72]
+        model.generation_config.eos_token_id = 73
+        piece = tokenizer.convert_ids_to_tokens(70)
+        with pytest.raises(ValueError, match=r"ordinary ones \(70 is ") as refused:
+            score(model, tokenizer, PROMPT, [7, 8])
+        assert "[70, 71, 72, 73]" in str(refused.value)
+        assert repr(piece) in str(refused.value)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id  # one that is its own
+        assert not score(model, tokenizer, PROMPT, [7, 8]).warnings
+
+    def test_another_end_token_is_said(self, tokenizer):
+        model = tiny_lm.whitebox().model
+        model.config.eos_token_id = model.generation_config.eos_token_id = 1
+        (warning,) = score(model, tokenizer, PROMPT, [7, 8]).warnings
+        assert "ends texts with the token 2, the model with [1]" in warning
+
+    def test_by_the_tokenizer_beside_the_weights(self, tokenizer, tmp_path):
+        model = tiny_lm.whitebox().model
+        tokenizer.save_pretrained(tmp_path)
+        model.config.name_or_path = str(tmp_path)
+        assert check_tokenizer(model, tokenizer) == []
+        file = tmp_path / "tokenizer.json"
+        content = json.loads(file.read_text())
+        vocabulary = content["model"]["vocab"]
+        content["model"]["vocab"] = dict(
+            zip(vocabulary, [0, 1, 2, *reversed(range(3, len(vocabulary)))], strict=True)
+        )
+        file.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"tokens of the one in .* are others to it"):
+            check_tokenizer(model, tokenizer)
+
+
+class TestChats:
+    def test_the_last_message_of_the_assistant_is_the_answer(self, model, chat):
+        found = score(model, chat, ANSWERED)
+        expected = score(model, chat, MESSAGES, " Brask")
+        assert float(found) == float(expected)
+        assert (found.answer, found.prompt) == (" Brask", MESSAGES)
+        (warning,) = found.warnings
+        assert warning == "The chat's last message, the assistant's, was scored."
+        assert warning in found.verdict
+
+    def test_several(self, model, chat):
+        both = score(model, chat, [ANSWERED, MESSAGES], max_new_tokens=2)
+        assert both[0].answer == " Brask"
+        assert len(both[1].tokens) == 2
+
+    def test_answers_that_are_given_twice_or_not_at_all(self):
+        for messages, answer, message in (
+            (ANSWERED, " Brask", "an answer is given besides"),
+            ([*MESSAGES, {"role": "assistant", "content": None}], None, "holds no text"),
+            ([*MESSAGES, {"role": "assistant", "content": ""}], None, "holds no text"),
+            (ANSWERED[1:], None, "the assistant's message alone"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                asked(messages, answer)
+
+    def test_content_in_parts(self, model, chat):
+        parts = [{"type": "text", "text": PROMPT[:7]}, {"type": "text", "text": PROMPT[7:]}]
+        messages = [{"role": "user", "content": parts}]
+        answered = [*messages, {"role": "assistant", "content": [{"type": "text", "text": " Br"}]}]
+        expected = score(model, chat, MESSAGES, " Br")
+        assert float(score(model, chat, messages, " Br")) == float(expected)
+        assert float(score(model, chat, answered)) == float(expected)
+        image = [{"role": "user", "content": [*parts, {"type": "image", "url": "x"}]}]
+        with pytest.raises(ValueError, match="a part of the type 'image': only text"):
+            score(model, chat, image, " Br")
+
+
+class TestNothing:
+    """An answer that is nothing but what ends it."""
+
+    @pytest.mark.parametrize(
+        ("answer", "stop"), [([2], None), ("</s>", None), ("\n", "\n"), (" \n", "\n"), ("  ", None)]
+    )
+    def test_no_verdict(self, model, tokenizer, answer, stop):
+        found = score(model, tokenizer, PROMPT, answer, stop=stop)
+        assert found.answered is False
+        assert found.verdict[1].startswith("No verdict: the model answered nothing.")
+        marked = judged(found)
+        assert marked.percentile is marked.error_probability is None
+        assert marked.confident_but_fragile is None
+        assert marked.verdict[1] == found.verdict[1]
+        assert marked.to_dict()["answered"] is False
+
+    def test_the_models_own(self, tokenizer):
+        model = tiny_lm.whitebox().model
+        ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            first = model(ids).logits[0, -1].argmax()
+            model.lm_head.weight[2] = 2 * model.lm_head.weight[first]
+        found = score(model, tokenizer, PROMPT)
+        assert (found.answer, found.scored_text, found.answered) == ("", "</s>", False)
+
+    def test_something(self, model, tokenizer):
+        for answer in (" Brask", [7, 8], [7, 2]):
+            assert score(model, tokenizer, PROMPT, answer).answered
+
+
+class TestBorders:
+    """Where prompt and answer meet: another token is another score."""
+
+    @pytest.mark.parametrize(
+        ("prompt", "answer", "said"),
+        [
+            ("3 + 5 =", "8", "write the answer as ' 8'"),
+            ("Who?", "Guests", "write the answer as ' Guests'"),
+            ("Кто?", "Гости", "write the answer as ' Гости'"),
+            ("3 + 5 =", " 8", None),
+            ("Who?\n", "Guests", None),
+            ("print(", "x", None),
+            ("He said “", "yes", None),
+            ("谁?", "客人", None),
+            ("谁建造了渡轮", "客人", None),
+            ("Who", ", then?", None),
+            ("The blue kites", "\n", None),
+            ("Who is it? ", "Brask", "end the prompt without its last space"),
+        ],
+    )
+    def test_what_is_said(self, tokenizer, prompt, answer, said):
+        found = border_warning(tokenizer, prompt, answer)
+        assert (found is None) == (said is None)
+        assert said is None or said in found
+
+    def test_with_the_score(self, model, tokenizer):
+        spaced, bare = (score(model, tokenizer, "3 + 5 =", text) for text in (" 8", "8"))
+        assert float(spaced) != float(bare)
+        assert not spaced.warnings
+        (warning,) = bare.warnings
+        assert "that is another token, and another score" in warning
+        assert warning in bare.verdict
+
+
+@pytest.mark.parametrize("answer", [b"green", bytearray(b"green"), 3, {"a": 1}, ["x"], [1.5]])
+def test_answers_that_would_be_misread(model, tokenizer, answer):
+    with pytest.raises(ValueError, match="an answer is text or"):
+        score(model, tokenizer, PROMPT, answer)
+
+
+@pytest.mark.parametrize("reference", [3, {"format": 2}, ["run"]])
+def test_what_is_no_reference_is_refused_at_once(reference):
+    with pytest.raises(ValueError, match="reference must be a Reference, or the path"):
+        Scorer(None, None, reference=reference)
+
+
+class TestMemory:
+    def test_a_k_beyond_the_vocabulary(self, model, tokenizer):
+        for top_k in (10**9, len(tokenizer) + 1):
+            message = f"is {top_k}, but the model knows {len(tokenizer)} tokens"
+            with pytest.raises(ValueError, match=message):
+                score(model, tokenizer, PROMPT, " Brask", top_k=top_k)
+        score(model, tokenizer, PROMPT, " Brask", top_k=len(tokenizer))
+
+    @pytest.mark.parametrize(("top_k", "budget"), [(64, 3e6), (500, 5e6), (1500, 9e6)])
+    def test_the_budget_holds_for_the_reductions(self, top_k, budget):
+        """Without it the kernel of 1,500 tokens alone is 36 MB for each position."""
+        model = tiny_model("llama", vocab_size=1500)
+        prompt, response = torch.arange(3, 15), list(range(20, 30))
+        settings = {"num_masks": 8, "mask_rate": 0.3, "top_k": top_k}
+        loose = Engine(**settings, memory_budget=2**40)
+        tight = Engine(**settings, memory_budget=int(budget))
+        for engine in (loose, tight):
+            engine.score(model, prompt, response[:1])  # the check of the model's layers
+        with PeakMemory() as memory:
+            found = tight.score(model, prompt, response)
+        assert memory.peak < budget
+        if top_k == 500:
+            expected = loose.score(model, prompt, response)
+            for name in ("asmi_mi_d60", "asmi_agreement_d60", "asmi_entropy"):
+                assert found[name] == pytest.approx(expected[name], abs=1e-6)

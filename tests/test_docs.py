@@ -1,0 +1,293 @@
+"""What README and pages show works; YAML entries are run in test_plugin."""
+
+import importlib
+import re
+import subprocess
+from functools import cache
+from importlib.metadata import metadata
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+import click
+import pytest
+import transformers
+from hydra import compose, initialize
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.saved import names
+from tests.pages import PAGES, REPOSITORY, blocks, inline, prose, table
+from tests.report.runs import save
+from tests.tiny_lm import whitebox
+
+CONFIGS = REPOSITORY / "configs"
+BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def test_every_language_is_run_somewhere():
+    """A block in another language, or in none, would go unchecked; `text` is what was printed."""
+    fences = [line for page in PAGES for line in page.read_text().splitlines() if line[:3] == "```"]
+    assert set(fences) <= {"```", "```python", "```bash", "```yaml", "```text"}
+    assert 2 * sum(len(blocks(name)) for name in ("python", "bash", "yaml", "text")) == len(fences)
+    for block in blocks("yaml"):
+        assert "MaskedHeadsCalculator" in block.code or "defaults:" in block.code  # see test_plugin
+
+
+@pytest.fixture
+def tiny_hub(monkeypatch):
+    """A tiny random model and its tokenizer in the place of all others."""
+    tiny = whitebox(max_position_embeddings=1024)
+    tokenizer = tiny.tokenizer
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    for owner, thing in (("AutoModelForCausalLM", tiny.model), ("AutoTokenizer", tokenizer)):
+        found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
+        monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
+
+
+@pytest.mark.usefixtures("tiny_hub")
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
+def test_python_runs(page, tmp_path, monkeypatch):
+    """All of a page in order, as a reader copies it: nothing may be undefined."""
+    save(tmp_path / "RUN")
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, object] = {}
+    for block in blocks("python"):
+        if block.page == page:
+            exec(block.code, known)
+
+
+TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash")
+
+
+def typed(code: str, folder) -> list[list[str]]:
+    """Commands as bash makes them of a block, loops, variables and functions resolved."""
+    activate = folder / ".venv/bin/activate"
+    activate.parent.mkdir(parents=True, exist_ok=True)
+    activate.touch()
+    for name in TYPED:  # each only says how it was called
+        code = f'{name}() {{ printf "%s\\0" {name} "$@" >&3; printf "\\n\\0" >&3; }}\n{code}'
+    log = folder / "typed"
+    subprocess.run(
+        ["bash", "-euc", f"exec 3>{log}\n{code}"], cwd=folder, check=True, capture_output=True
+    )
+    calls, call = [], []
+    for word in log.read_text().split("\0")[:-1]:
+        if word == "\n":
+            calls.append(call)
+            call = []
+        else:
+            call.append(word)
+    return calls
+
+
+@cache
+def composed(name: str, *overrides: str) -> DictConfig:
+    with initialize(version_base=None, config_path=None):
+        return compose(name, overrides=list(overrides), return_hydra_config=True)
+
+
+def check_eval(arguments: list[str]) -> None:
+    """The config is there and takes the overrides; of a sweep, those of its first job."""
+    given = get_args_parser().parse_args(arguments)
+    first = []
+    for override in OverridesParser.create().parse_overrides(given.overrides):
+        if override.is_sweep_override():
+            assert given.multirun, override.input_line
+            value = next(override.sweep_string_iterator())
+            first.append(f"{override.get_key_element()}={value}")
+        else:
+            first.append(override.input_line)
+    if any("ray" in override for override in first) and not find_spec(
+        "hydra_plugins.hydra_ray_launcher"
+    ):  # an extra that the tests do without
+        assert (CONFIGS / "hydra/launcher/asmi_ray.yaml").is_file()
+        first = [override for override in first if "hydra" not in override]
+    composed(given.config_name, *first)
+
+
+def check_click(command: click.Command, arguments: list[str]) -> dict:
+    """Its options exist and take these values; files need not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(click.Path, "convert", lambda _, value, *__: value)
+        return command.make_context(command.name, list(arguments)).params
+
+
+def check_script(file: str, arguments: list[str]) -> None:
+    spec = spec_from_file_location("script", REPOSITORY / file)
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    check_click(script.main, arguments)
+
+
+def check(call: list[str]) -> None:
+    """A command could start: program, options, config and overrides exist."""
+    program, *rest = call
+    if program == "polygraph_eval":
+        check_eval(rest)
+    elif program == "polygraph_asmi":
+        given = check_click(main.commands[rest[0]], rest[1:])
+        if rest[0] == "doctor":
+            check_eval(["--config-name", given["config_name"], *given["overrides"]])
+    elif program == "bash":
+        assert (REPOSITORY / rest[0]).is_file()
+    elif program == "pip":
+        assert rest[0] == "install"
+        extras = re.findall(r"\.\[(\w+)\]", " ".join(rest))
+        assert set(extras) <= set(metadata("lm-polygraph-asmi").get_all("Provides-Extra"))
+    elif rest[0] == "-m":
+        assert find_spec(rest[1])
+    else:
+        check_script(rest[0], rest[1:])
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("bash")}))
+def test_commands_could_start(page, tmp_path):
+    calls = [
+        call
+        for block in blocks("bash")
+        if block.page == page
+        for call in typed(block.code, tmp_path)
+    ]
+    assert calls
+    for call in calls:
+        check(call)
+
+
+@BY_PAGE
+def test_commands_in_the_prose_could_start(page, tmp_path):
+    for code in inline(prose(page)):
+        if code.split()[0] in TYPED and len(code.split()) > 2:
+            (call,) = typed(code, tmp_path)
+            check(call)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("polygraph_eval --config-name asmi_nowhere", MissingConfigException),
+        ("polygraph_eval --config-name asmi_coqa data.limits=3", ConfigCompositionException),
+        ("polygraph_eval --config-name asmi_coqa 'data.shard=range(8)'", AssertionError),
+        (
+            "polygraph_asmi doctor --config-name asmi_coqa modell=asmi_local",
+            ConfigCompositionException,
+        ),
+        ("for n in 1; do polygraph_asmi score --prompt-files $n; done", click.NoSuchOption),
+        ("polygraph_asmi plan --heads many", click.BadParameter),
+        ("python scripts/build_babi.py one two three", click.UsageError),
+        ("pip install '.[nothing]'", AssertionError),
+    ],
+)
+def test_a_wrong_command_is_noticed(code, error, tmp_path):
+    (call,) = typed(code, tmp_path)
+    with pytest.raises(error):
+        check(call)
+
+
+@pytest.mark.parametrize("setting", [row[0] for row in table("configs.md", "setting")])
+def test_every_setting_exists(setting):
+    # "`asmi.adapt_estimator.tau`, `.beta`": names without a prefix stand below asmi.calculator,
+    # and one that starts with a dot beside its predecessor.
+    parent = "asmi.calculator"
+    for name in (part.strip(" `") for part in setting.split(",")):
+        if name.startswith("asmi."):
+            parent = name.rsplit(".", 1)[0]
+        assert name.rsplit(".", 1)[-1] in OmegaConf.select(composed("asmi_coqa"), parent), name
+
+
+def test_no_setting_is_left_out():
+    told = " ".join(row[0] for row in table("configs.md", "setting"))
+    for name in composed("asmi_coqa").asmi.calculator:
+        assert f"`{name}`" in told or f"asmi.{name}`" in told, name
+
+
+def test_every_config_is_in_the_tables_and_exists():
+    told = {name for row in table("configs.md", "config") for name in inline(row[0])}
+    there = {file.stem for file in CONFIGS.glob("asmi_*.yaml")}
+    assert told == there - {"asmi_base", "asmi_cell"}  # parts of the others
+    for group, choices in table("configs.md", "group"):
+        folder = CONFIGS / group.strip("`=")
+        told = {name for name in inline(choices) if "=" not in name}
+        there = {file.stem for file in folder.glob("*.yaml")}
+        assert told == there - {"asmi_demo"}  # of that config alone
+
+
+def test_every_statistic_is_told_and_exists():
+    rows = table("statistics.md", "statistic")
+    *_, (last, on_request) = rows
+    assert last == "with `details`"
+    told = {name for row in rows[:-1] for name in inline(row[0])} | set(inline(on_request))
+    assert told == set(names.saved_stats(details=True)) - {"greedy_log_likelihoods"}
+
+
+@BY_PAGE
+def test_module_paths_exist(page):
+    for path in re.findall(r"lm_polygraph_asmi(?:\.\w+)+", page.read_text()):
+        module, _, name = path.rpartition(".")
+        try:
+            importlib.import_module(path)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(module), name), path
+
+
+def keys(node: object, above: str = "") -> set[str]:
+    """Dotted names of all that can be set in a config."""
+    if not isinstance(node, dict):
+        return {above}
+    return {above} | set().union(
+        *(keys(value, f"{above}.{key}".strip(".")) for key, value in node.items())
+    )
+
+
+@cache
+def settable() -> set[str]:
+    """In one config or another: groups and keys."""
+    configs = [
+        composed("asmi_coqa"), composed("asmi_demo"), composed("asmi_stability"),
+        composed("asmi_offline", "model=asmi_local"), composed("asmi_grid"),
+    ]  # fmt: skip
+    found = set(configs[0].hydra.runtime.choices)
+    return found.union(*(keys(OmegaConf.to_container(config)) for config in configs))
+
+
+@BY_PAGE
+def test_overrides_in_the_prose_exist(page):
+    for code in inline(prose(page)):
+        for override in code.split():
+            key = re.match(r"([a-z_./]+)=(?!\"|\w+\()", override)  # those are Python's
+            assert not key or key[1] in settable() or key[1].startswith("hydra"), override
+
+
+def slug(heading: str) -> str:
+    """Anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@BY_PAGE
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    assert links or page.name == "architecture.md"
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert target.is_relative_to(REPOSITORY), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", prose(target), re.MULTILINE)
+            assert anchor in map(slug, headings), link
+
+
+def test_every_page_is_listed():
+    for file in ("README.md", "docs/index.md"):
+        text = (REPOSITORY / file).read_text()
+        for page in PAGES[1:]:
+            assert page.name in text or page.name == "index.md", f"{page.name} in {file}"
+
+
+def test_the_readme_is_a_screen():
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 130

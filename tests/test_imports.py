@@ -184,6 +184,7 @@ def test_what_every_program_imports_is_light(module):
         (["plan", "--heads", "32"], "p = 0.15, S = 40", ("pandas",)),
         (["results", "RUN"], "Sem-ASMI", ("pandas",)),
         (["results", "LICENSE"], "is not a run saved by LM-Polygraph", ("pandas", "torch")),
+        (["doctor", "--config-name", "nosuch"], "there is no config 'nosuch'", ()),
         (["score", "--model", "x", "--prompt-file", "LICENSE", "--depth", "2"],
          "depth must lie in (0, 1)", ()),
         (["score", "--model", "x", "--prompt-file", "LICENSE", "--variant", "raw"],

@@ -27,9 +27,12 @@ def doctor(
 
     from rich.console import Console
 
-    from lm_polygraph_asmi.runs.doctor import diagnose
+    from lm_polygraph_asmi.runs.compose import compose_run
 
     try:
+        compose_run(config_name, config_dir, overrides)  # a wrong name is told before the imports
+        from lm_polygraph_asmi.runs.doctor import diagnose
+
         console = Console(stderr=True, quiet=True) if as_json else Console()
         found = diagnose(console, config_name, config_dir, overrides, run)
     except ValueError as error:

@@ -15,9 +15,6 @@ import diskcache
 import numpy as np
 import psutil
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from lm_polygraph import generation_metrics
 from lm_polygraph.defaults.register_default_stat_calculators import (
@@ -32,8 +29,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi._hydra.configs import configs_path, container
+from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.host import side_models
+from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import (
     Finding,
     check_config,
@@ -45,29 +43,6 @@ from lm_polygraph_asmi.runs.trial import Trial, costs, estimate, try_rows, with_
 
 ENOUGH_DISK, LITTLE_DISK = 10**9, 10**8
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-
-
-def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
-    """A run's config with the node `hydra`, composed as polygraph_eval does.
-
-    A config of `folder` hides a shipped one of the same name, which polygraph_eval would take.
-
-    Raises:
-        ValueError: no such config, or an override that it does not take.
-    """
-    place = Path(folder).resolve() if folder else configs_path()
-    try:
-        with initialize_config_dir(str(place), version_base=None, job_name="polygraph_eval"):
-            config = compose(name, list(overrides), return_hydra_config=True)
-    except HydraException as error:
-        text = str(error)
-        if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
-            known = {file.stem for path in (place, configs_path()) for file in path.glob("*.yaml")}
-            text = f"there is no config {name!r}, but {', '.join(sorted(known))}"
-        raise ValueError(text) from error
-    config.hydra.runtime.output_dir = "${hydra.run.dir}"
-    HydraConfig.instance().set_config(config)  # what ${hydra:...} reads
-    return config
 
 
 def _problems(*texts: str | None) -> Iterator[Finding]:

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import side_models
 from lm_polygraph_asmi.runs import doctor, trial
-from lm_polygraph_asmi.runs.doctor import CHECKS, compose_run, examine
+from lm_polygraph_asmi.runs.compose import compose_run
+from lm_polygraph_asmi.runs.doctor import CHECKS, examine
 from lm_polygraph_asmi.runs.preflight import check_config
 from lm_polygraph_asmi.runs.trial import Trial
 from tests import tiny_lm

@@ -1,4 +1,5 @@
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 from lm_polygraph_asmi.analysis import cluster_interval, normalised_prr
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.saved.manifest import manifest_path, write_manifest
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.saved.runs import _content, load_run
 
 SETTINGS = {
     "depth": 0.6,
@@ -222,3 +223,46 @@ def test_runs_over_the_same_answers_in_one_table(tmp_path):
     code, text = show("--together", first, other)
     assert code == 1
     assert "has other greedy_texts than" in text
+
+
+def same(one, other):
+    return set(one) == set(other) and repr(one) == repr(other)
+
+
+def test_read_without_torch_as_torch_reads_it(tmp_path):
+    """A pickle in a zip file; with tensors in it, or written long ago, torch reads it."""
+    file = save(tmp_path)
+    assert same(_content(file), torch.load(file, weights_only=False))
+    content = torch.load(file, weights_only=False)
+    content["gen_metrics"]["sequence", "Rouge_rougeL"] = torch.tensor([1.0, 0.0, 1.0, 0.4])
+    torch.save(content, file)
+    assert load_run(file).quality["Rouge_rougeL"].tolist() == pytest.approx([1.0, 0.0, 1.0, 0.4])
+    torch.save(content, file, _use_new_zipfile_serialization=False)
+    assert load_run(file).quality["Rouge_rougeL"].tolist() == pytest.approx([1.0, 0.0, 1.0, 0.4])
+
+
+def test_damage_is_seen(tmp_path):
+    """Wherever a bit is turned: refused, or of no effect; never another number."""
+    file = save(tmp_path)
+    whole, content = load_run(file), file.read_bytes()
+    said = []
+    places = range(0, len(content), 29)
+    for place in places:
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            run = load_run(file)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            assert run.scores.equals(whole.scores)
+            assert run.quality.equals(whole.quality)
+    assert len(said) > len(places) / 3
+    assert all("is not a run saved by LM-Polygraph" in text for text in said)
+
+
+def test_another_zip_file_is_no_run(tmp_path):
+    file = tmp_path / "ue_manager_seed1"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/b.txt", "no run")
+    with pytest.raises(ValueError, match=r"is not a run saved by LM-Polygraph.*no data\.pkl"):
+        load_run(file)

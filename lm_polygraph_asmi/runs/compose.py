@@ -1,0 +1,34 @@
+"""A run's config, composed outside of a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+
+from lm_polygraph_asmi._hydra.configs import configs_path
+
+
+def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
+    """A run's config with the node `hydra`, composed as polygraph_eval does.
+
+    A config of `folder` hides a shipped one of the same name, which polygraph_eval would take.
+
+    Raises:
+        ValueError: no such config, or an override that it does not take.
+    """
+    place = Path(folder).resolve() if folder else configs_path()
+    try:
+        with initialize_config_dir(str(place), version_base=None, job_name="polygraph_eval"):
+            config = compose(name, list(overrides), return_hydra_config=True)
+    except HydraException as error:
+        text = str(error)
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
+            known = {file.stem for path in (place, configs_path()) for file in path.glob("*.yaml")}
+            text = f"there is no config {name!r}, but {', '.join(sorted(known))}"
+        raise ValueError(text) from error
+    config.hydra.runtime.output_dir = "${hydra.run.dir}"
+    HydraConfig.instance().set_config(config)  # what ${hydra:...} reads
+    return config

@@ -81,9 +81,11 @@ def test_a_report_has_every_item_in_every_form(everything):
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
-        latex = (out / "tables" / f"{name}.tex").read_text()
-        assert r"\toprule" in latex
-        assert "% Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
+        # Hundreds of texts for a human to read are no page of a paper.
+        kind = "md" if name == "audit" else "tex"
+        latex = (out / "tables" / f"{name}.{kind}").read_text()
+        assert kind == "md" or r"\toprule" in latex
+        assert "Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex

@@ -3,6 +3,7 @@ from .added import Gain as Gain
 from .added import adds_information as adds_information
 from .added import stacked_gain as stacked_gain
 from .clusters import Interval as Interval
+from .clusters import cluster_band as cluster_band
 from .clusters import cluster_draws as cluster_draws
 from .clusters import cluster_interval as cluster_interval
 from .clusters import text_clusters as text_clusters

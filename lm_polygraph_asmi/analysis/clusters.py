@@ -166,3 +166,31 @@ def cluster_interval(
         for counts in draws
     ]
     return percentile_interval(value, np.array(found, dtype=float))
+
+
+def cluster_band(
+    curve: Callable[[np.ndarray], np.ndarray],
+    clusters: Sequence[str],
+    points: int = 50,
+    resamples: int = 200,
+    seed: int = SEED,
+) -> np.ndarray:
+    """Pointwise 95 % percentile band of a curve, over clusters that are drawn whole.
+
+    Args:
+        curve: values (m,) of an array of row numbers, which may repeat; m may depend on it.
+        clusters: key of each row.
+        points: evenly spread over the curve, from its first value to its last.
+
+    Returns:
+        (2, points), low and high; NaN with fewer than two clusters.
+    """
+    if len(set(clusters)) < 2:
+        return np.full((2, points), np.nan)
+    everything, found = np.arange(len(clusters)), []
+    for draws in cluster_draws(clusters, resamples, seed):
+        for counts in draws:
+            values = curve(np.repeat(everything, counts))
+            places = np.linspace(0, len(values) - 1, points)
+            found.append(np.interp(places, np.arange(len(values)), values))
+    return np.percentile(found, [2.5, 97.5], axis=0)

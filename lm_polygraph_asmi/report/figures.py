@@ -9,17 +9,17 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MultipleLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.selective import Quadrants
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
-PURPLE, SKY = "#CC79A7", "#56B4E9"
+PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
 """Okabe and Ito's palette, readable with colour blindness; marks and line styles differ too."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
 STYLE: Any = {
@@ -66,11 +66,28 @@ def save(figure: Figure, path: str | Path, description: str = "") -> None:
     figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata)
 
 
+PAGE = (7.2, 9.6)
+"""Inches that a figure may take on a page."""
+MANY = 6
+"""Panels beyond which they are small, and share a page and a legend."""
+SMALL: Any = {
+    "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
+    "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
+    "lines.markersize": 2.5,
+}  # fmt: skip
+
+
 def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, `columns` a row."""
+    """A figure with so many panels, `columns` a row; many of them are made to fit a page."""
+    if panels > MANY:
+        rcParams.update(SMALL)  # until the drawing function ends
+        columns = max(4, columns)
+        width = PAGE[0] / columns
+        height = min(1.1 * width, PAGE[1] / math.ceil(panels / columns))
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
     rows = math.ceil(panels / columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    size = min(width * columns, PAGE[0]), min(height * rows, PAGE[1])
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in axes[panels:]:
         unused.set_axis_off()
@@ -79,7 +96,22 @@ def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[F
 
 def _title(ax: Axes, label: str) -> None:
     lines = label.replace(", ", ",\n", 1).splitlines()
-    ax.set_title("\n".join(textwrap.fill(line, 34) for line in lines), fontsize=9)
+    width = 34 if rcParams["font.size"] > SMALL["font.size"] else 46
+    ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
+
+
+def _legend(figure: Figure, axes: Sequence[Axes], together: bool = False, **settings: Any) -> None:
+    """One legend a panel, or one below all of them, `together` or where they are many."""
+    if len(axes) <= MANY and not together:
+        for ax in axes:
+            ax.legend(fontsize=7, **settings)
+        return
+    named: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4,
+                  fontsize=6, **settings)  # fmt: skip
 
 
 @_styled
@@ -93,24 +125,48 @@ def forest(
 
     Rows named in `black` are what the others are compared with.
     """
-    longest = max(len(rows) for rows in panels.values())
-    names = max((len(name) for rows in panels.values() for name in rows), default=10)
-    figure, axes = _grid(len(panels), 2.8 + 0.07 * names, max(1.7, 0.9 + 0.2 * longest), columns=2)
-    for ax, (title, rows) in zip(axes, panels.items(), strict=True):
-        found = {name: i for name, i in rows.items() if i is not None and np.isfinite(i.value)}
-        for place, (name, interval) in enumerate(reversed(found.items())):
+    found = {
+        title: {n: i for n, i in rows.items() if i is not None and np.isfinite(i.value)}
+        for title, rows in panels.items()
+    }
+    orders = [list(rows) for rows in found.values()]
+    # Panels of the same rows share their names, so that more of them fit on a page.
+    union = list(dict.fromkeys(name for order in orders for name in order))
+    shared = len(found) > MANY and all(2 * len(order) > len(union) for order in orders)
+    longest = len(union) if shared else max(map(len, orders))
+    widest = max(map(len, union), default=10)
+    width = 2.8 + 0.07 * widest
+    crowded = len(found) > MANY or 2 * width > PAGE[0]
+    if crowded:
+        rcParams.update(SMALL)
+    figure, axes = _grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), columns=2)
+    if shared:
+        figure.set_size_inches(PAGE[0], min(PAGE[1], len(found) / 4 * (0.5 + 0.1 * longest)))
+    size, line = (2.5, 0.8) if crowded else (4, 1.2)
+    for number, (ax, (title, rows)) in enumerate(zip(axes, found.items(), strict=True)):
+        names = (union if shared else list(rows))[::-1]
+        for place, name in enumerate(names):
+            interval = rows.get(name)
+            if interval is None:
+                continue
             colour = BLACK if name in black else BLUE
             defined = np.isfinite(interval.low)
             if defined:
-                ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=1.2)
+                ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=line)
             sure = defined and interval.excludes(reference)
-            ax.plot(interval.value, place, "o", markersize=4, color=colour,
+            ax.plot(interval.value, place, "o", markersize=size, color=colour,
                     markerfacecolor=colour if sure else "white")  # fmt: skip
         ax.axvline(reference, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        ax.set_yticks(range(len(found)), list(reversed(found)))
-        ax.set_ylim(-0.6, max(len(found), 1) - 0.4)
-        ax.set_xlabel(label)
+        hidden = shared and number % 4
+        ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
+        ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
         _title(ax, title)
+        if len(found) <= MANY:
+            ax.set_xlabel(label)
+    explained = f"filled: the interval excludes {reference:g}; open: it holds it"
+    if len(found) > MANY:
+        explained = f"{label}; {explained}"
+    figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
     return figure
 
 
@@ -120,19 +176,20 @@ def depths(
 ) -> Figure:
     """PRR over depth, a line per cell and the mean; a panel per variant."""
     figure, axes = _grid(len(curves), 3.4, 2.8)
-    marks = "osv^Dx+*PX<>"
+    marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for ax, (variant, (at, cells, labels)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
         for number, (row, name) in enumerate(zip(cells, labels, strict=True)):
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
-                    label=name)  # fmt: skip
+                    color=colours[number % len(colours)], label=name)  # fmt: skip
         if len(cells) > 1:
             ax.plot(percent, np.nanmean(cells, axis=0), color=BLACK, linewidth=2, label="mean")
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
-        ax.legend(fontsize=6)
         _title(ax, variant)
+    crowded = max(len(labels) for _, _, labels in curves.values()) > MANY
+    _legend(figure, axes, together=crowded)
     return figure
 
 
@@ -155,8 +212,12 @@ def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
     return figure
 
 
+Curve = tuple[np.ndarray, np.ndarray]
+"""(n,) values, and their pointwise 95 % band (2, m) at m evenly spread positions."""
+
+
 def _error_curves(
-    curves: Mapping[str, Mapping[str, np.ndarray]],
+    curves: Mapping[str, Mapping[str, Curve]],
     at: Callable[[np.ndarray], np.ndarray],
     label: str,
     x: str,
@@ -165,26 +226,31 @@ def _error_curves(
     """Error rates by signal, a panel per cell; `at` gives the positions of a curve's points."""
     figure, axes = _grid(len(curves), 2.8, 2.4)
     for ax, (title, by) in zip(axes, curves.items(), strict=True):
-        for name, errors in by.items():
+        highest = 0.0
+        for name, (errors, band) in by.items():
             colour, style = LINES[name]
-            ax.plot(at(errors), errors, color=colour, linestyle=style, label=label.format(name))
+            places = at(errors)
+            ax.plot(places, errors, color=colour, linestyle=style, label=label.format(name))
+            spread = np.linspace(places[0], places[-1], band.shape[1])
+            ax.fill_between(spread, *band, color=colour, alpha=0.12, linewidth=0)
+            highest = max(highest, np.nanmax(errors), np.nanmax(band, initial=0))
         ax.set_xlabel(x)
         ax.set_ylabel(y)
-        ax.set_ylim(0, 1)
-        ax.legend(fontsize=7)
+        ax.set_ylim(0, min(1, 1.05 * highest) or 1)
         _title(ax, title)
+    _legend(figure, axes)
     return figure
 
 
 @_styled
-def payoff(curves: Mapping[str, Mapping[str, np.ndarray]], abstain: np.ndarray) -> Figure:
+def payoff(curves: Mapping[str, Mapping[str, Curve]], abstain: np.ndarray) -> Figure:
     """Retained error in the confident half over abstention; figure "payoff" of the paper."""
     x = "abstained, % of the confident half"
     return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
 
 
 @_styled
-def risk_coverage(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
+def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     """Risk over coverage for each signal."""
 
     def coverages(risk: np.ndarray) -> np.ndarray:
@@ -209,8 +275,8 @@ def coverage(table: pd.DataFrame) -> Figure:
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")
         ax.set_ylim(top=1.02)
-        ax.legend(fontsize=6, title="tokens by MI", title_fontsize=6)
         _title(ax, label)
+    _legend(figure, axes, title="tokens by MI")
     return figure
 
 
@@ -223,10 +289,14 @@ def violins(
     figure, axes = _grid(len(each), 2.3, 2.4, columns=4)
     for ax, (cell, name) in zip(axes, each, strict=True):
         scores, wrong, aurocs = panels[cell]
+        positive = scores[name][scores[name] > 0]
+        foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
         for place, (kind, chosen, colour) in enumerate(
             (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
         ):
             values = scores[name][chosen]
+            # On a logarithmic axis, since MI spans orders of magnitude; zeros stand at its foot.
+            values = np.log10(np.maximum(values, foot))
             if len(values) > 1 and np.ptp(values) > 0:
                 parts: Any = ax.violinplot(values, [place], showextrema=False, widths=0.8)
                 for body in parts["bodies"]:
@@ -234,13 +304,15 @@ def violins(
             if len(values):
                 ax.plot(place, np.median(values), "o", color=colour, markersize=4)
             ax.text(place, -0.04, f"{kind}\nn = {len(values)}", ha="center", va="top",
-                    transform=ax.get_xaxis_transform(), fontsize=7)  # fmt: skip
+                    transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
-        # The upper tail is long; what is beyond the 99th percentile would flatten the rest.
-        ax.set_ylim(min(0, scores[name].min()), np.percentile(scores[name], 99) or None)
+        ax.yaxis.set_major_locator(MultipleLocator(1))
+        ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
         ax.set_ylabel(f"{name}, nats")
-        auroc = aurocs[name].value
-        shown = "undefined" if np.isnan(auroc) else f"{auroc:.2f}"
+        found = aurocs[name]
+        shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
+        if not np.isnan(found.low):
+            shown += f" [{found.low:.2f}, {found.high:.2f}]"
         _title(ax, f"{cell}\n{name}, AUROC {shown}")
     return figure
 
@@ -250,9 +322,13 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     """Joint distribution of MI_t and A_t; figure "mechanism" (a) of the paper."""
     figure, axes = _grid(len(panels), 2.8, 2.6)
     for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
-        found = ax.hexbin(mi, agreement, gridsize=28, bins="log", cmap="Blues", mincnt=1)
+        foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
+        found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap="Blues",
+                          mincnt=1, xscale="log")  # fmt: skip
         bar = figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")
         _title(ax, f"{title}\nPearson r = {r:.2f}")
@@ -318,7 +394,7 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     names = table["cell"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     figure, (ax,) = _grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
-    colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, BLACK, PURPLE, SKY), strict=False))
+    colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, AMBER, PURPLE, SKY), strict=False))
     for phase in phases:
         values = table[phase].fillna(0).to_numpy(dtype=float)
         ax.barh(range(len(table)), values, left=left, color=colours[phase], label=phase)
@@ -326,5 +402,5 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     ax.set_yticks(range(len(table)), names, fontsize=7)
     ax.invert_yaxis()
     ax.set_xlabel("seconds an answer (sum of medians)")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return figure

@@ -7,6 +7,7 @@ from scipy.stats import bootstrap, chisquare, multinomial, norm
 from lm_polygraph_asmi.analysis import Interval, cluster_interval
 from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
+    cluster_band,
     cluster_draws,
     percentile_interval,
     text_clusters,
@@ -176,3 +177,16 @@ def test_wilson_of_no_answers():
         wilson_interval(0, 0)
     with pytest.raises(ValueError, match="got 3 of 2"):
         wilson_interval(3, 2)
+
+
+def test_a_band_is_the_interval_of_each_point():
+    rng = np.random.default_rng(9)
+    values, names = rng.normal(size=(40, 3)), keys(20, 2)
+    found = cluster_band(lambda rows: values[rows].mean(0), names, points=3, resamples=100)
+    for place in range(3):
+        expected = cluster_interval(lambda rows, j=place: values[rows, j].mean(), names, 100)
+        assert found[:, place].tolist() == pytest.approx([expected.low, expected.high])
+    # A curve of as many points as rows is read at the same shares of it.
+    spread = cluster_band(lambda rows: np.linspace(0, 1, len(rows)), names, points=5, resamples=9)
+    np.testing.assert_allclose(spread, [[0, 0.25, 0.5, 0.75, 1]] * 2)
+    assert np.isnan(cluster_band(lambda rows: values[rows, 0], ["one"] * 40)).all()

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from matplotlib.image import imread
 
 from lm_polygraph_asmi.analysis import (
+    Interval,
     adds_information,
     augrc,
     auroc,
@@ -21,11 +22,12 @@ from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.report import Gap, build_report, load_cells
+from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
+from lm_polygraph_asmi.report.exhibits.mechanism import case_study
 from lm_polygraph_asmi.report.exhibits.signal import distinct
 from tests.report.runs import content, manifest, save
 
@@ -79,9 +81,11 @@ def test_a_report_has_every_item_in_every_form(everything):
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
-        latex = (out / "tables" / f"{name}.tex").read_text()
-        assert r"\toprule" in latex
-        assert "% Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
+        # Hundreds of texts for a human to read are no page of a paper.
+        kind = "md" if name == "audit" else "tex"
+        latex = (out / "tables" / f"{name}.{kind}").read_text()
+        assert kind == "md" or r"\toprule" in latex
+        assert "Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex
@@ -800,3 +804,47 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     inside = ~cell.empty
     expected = normalised_prr(cell.u_sem[inside], cell.quality[inside])
     assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)
+
+
+def test_cases_are_those_that_masks_change(tmp_path):
+    saved = content()
+    tops = [np.tile(own, (6, 1)) for own in saved["stats"]["asmi_tokens"]]
+    saved["stats"]["asmi_top_token_d60"] = tops
+    save(tmp_path / "still", saved)
+    (cell,) = load_cells([tmp_path / "still"])
+    (item,) = case_study([cell])
+    confident = int((cell.wrong & (cell.msp <= np.median(cell.msp))).sum())
+    assert f"no mask changed a token of any of the {confident} confident errors" in item.reason
+    chosen = int(np.flatnonzero(cell.wrong & (cell.msp <= np.median(cell.msp)))[-1])
+    own = saved["stats"]["asmi_tokens"][chosen]
+    tops[chosen][:4, 1] = (own[1] + 1) % 10
+    save(tmp_path / "moved", saved)
+    (item,) = case_study(load_cells([tmp_path / "moved"]))
+    (row,) = item.table.to_dict("records")
+    assert row["question"] == f"q{chosen}?"
+    assert row["token most changed"] == f"word{own[1]}"
+    assert row["strongest alternative"] == f"word{(own[1] + 1) % 10}"
+    assert (row["masks that keep it"], row["its masks"]) == pytest.approx((2 / 6, 4 / 6))
+    assert (row["confident errors"], row["of these changed"]) == (confident, 1)
+
+
+def test_figures_of_many_cells_fit_a_page(tmp_path):
+    """Sixteen panels of twenty rows; each says what its markers mean."""
+    rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}
+    for panels in (1, 4, 7, 16):
+        figure = figures.forest({f"model, set {i}": rows for i in range(panels)}, "PRR")
+        width, height = figure.get_size_inches()
+        assert width <= figures.PAGE[0]
+        assert height <= figures.PAGE[1]
+        assert "filled: the interval excludes 0; open: it holds it" in figure.get_supxlabel()
+    curve = np.linspace(0.5, 0, 19), np.tile([[0.1], [0.6]], (1, 19))
+    figure = figures.payoff(
+        {f"m, d{i}": {"entropy": curve, "u_sem": curve} for i in range(16)}, np.linspace(0, 0.9, 19)
+    )
+    assert tuple(figure.get_size_inches()) <= figures.PAGE
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["by entropy", "by u_sem"]
+    figures.save(figure, tmp_path / "x.png")
+    height, width = imread(tmp_path / "x.png").shape[:2]
+    assert width < 7.6 * 200
+    assert height < 10 * 200

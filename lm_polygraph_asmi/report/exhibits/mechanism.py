@@ -55,7 +55,8 @@ def screen(cells: Sequence[Cell]) -> Items:
 
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
-        "95 % intervals over clusters. Violins: up to the 99th percentile; dot: median.",
+        "95 % intervals over clusters. Violins: on a logarithmic axis, values below the "
+        "first percentile of the positive ones at its foot; dot: median.",
         f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
         "label-free screen, as in the paper, which has one such cell (0.002 nats, and the signal "
         "fails) against others from 0.016 nats on. It has not been validated.",
@@ -146,11 +147,22 @@ def case_study(cells: Sequence[Cell]) -> Items:
         answers, references = cell.saved("greedy_texts"), cell.saved("target_texts")
         if not tops or not tokens or not prompts or not answers:
             raise Unavailable("asmi_top_token, asmi_tokens or texts not saved")
-        confident_errors = np.flatnonzero(cell.wrong & (msp <= np.median(msp)))
+        confident_errors = np.flatnonzero(cell.wrong & (msp <= np.median(msp))).tolist()
+        if not confident_errors:
+            raise Unavailable("no confident answer is wrong")
+        changed = []
+        for i in confident_errors:
+            by_token = votes(np.asarray(tops[i]), tokens[i])[: len(information[i])]
+            position = min(range(len(by_token)), key=lambda t: by_token[t].agree)
+            if by_token[position].agree < 1:
+                changed.append((by_token[position].agree, -u_sem[i], i, position, by_token))
+        if not changed:
+            raise Unavailable(
+                f"no mask changed a token of any of the {len(confident_errors)} confident errors"
+            )
         rows = []
-        for i in confident_errors[np.argsort(-u_sem[confident_errors])][:CASES]:
-            position = int(np.argmax(information[i]))
-            vote = votes(np.asarray(tops[i]), tokens[i])[position]
+        for _, _, i, position, by_token in sorted(changed, key=lambda case: case[:2])[:CASES]:
+            vote = by_token[position]
             other = None if vote.alternative is None else _text(cell, i, vote.alternative)
             rows.append(
                 {
@@ -158,22 +170,23 @@ def case_study(cells: Sequence[Cell]) -> Items:
                     "question": last_question(prompts[i]),
                     "reference": str(references[i])[:60] if references else None,
                     "answer": answers[i].strip()[:60],
-                    "most fragile token": _text(cell, i, tokens[i][position]),
+                    "token most changed": _text(cell, i, tokens[i][position]),
                     "masks that keep it": vote.agree,
                     "strongest alternative": other,
                     "its masks": vote.share,
                     "u_sem": float(u_sem[i]),
+                    "confident errors": len(confident_errors),
+                    "of these changed": len(changed),
                 }
             )
-        if not rows:
-            raise Unavailable("no confident answer is wrong")
         return rows
 
     notes = [
-        f"Up to {CASES} wrong answers of each cell from the confident half by MSP, most fragile "
-        "first, at their token of highest MI_t: share of masks whose most likely token is the "
-        "answer's, and the strongest other one. Picked for their fragility: no statistic. Runs "
-        "that did not save asmi_token_texts show token ids.",
+        f"Up to {CASES} wrong answers of each cell from the confident half by MSP in which a mask "
+        "changed a token, at the token that most masks change: share of masks whose most likely "
+        "token is the answer's, and the strongest other one; last columns: confident errors, and "
+        "in how many a mask changed any token. Picked: no statistic. Runs that did not save "
+        "asmi_token_texts show token ids.",
     ]
     return frame("case_study", title, cells, compute, notes, digits=3)
 

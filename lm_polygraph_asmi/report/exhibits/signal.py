@@ -17,6 +17,7 @@ from lm_polygraph_asmi.analysis.added import (
     adds_information,
     stacked_gain,
 )
+from lm_polygraph_asmi.analysis.clusters import cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.verdict import holm
@@ -365,7 +366,7 @@ def payoff(cells: Sequence[Cell]) -> Items:
             selective.aurc, signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
         )
         risks[f"{cell.label}, n = {len(cell)}"] = {
-            name: selective.risk_coverage(score, cell.wrong) for name, score in signals.items()
+            name: _risk_curve(cell, score) for name, score in signals.items()
         }
         return [
             {"cell": cell.label}
@@ -376,7 +377,7 @@ def payoff(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         msp, entropy, u_sem = _signals(cell).values()
         kept[f"{cell.label}, n = {len(cell)}"] = {
-            name: selective.filter_curve(msp, score, cell.wrong, ABSTAIN)
+            name: _filter_curve(cell, msp, score)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
         found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
@@ -395,10 +396,12 @@ def payoff(cells: Sequence[Cell]) -> Items:
     filter_notes = [
         "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
         "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
-        "what was realised: a half and a quarter, unless many answers tie at the median of MSP."
+        "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
+        "Figure: pointwise 95 % bands over clusters."
     ]
     area_notes = [
-        "AURC, lower is better, best in bold; negative difference: u_sem has the lower area."
+        "AURC, lower is better, lowest in bold, whatever its interval; negative difference: u_sem "
+        "has the lower area. Figure: pointwise 95 % bands over clusters."
     ]
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", cells, compute, filter_notes,
@@ -410,6 +413,20 @@ def payoff(cells: Sequence[Cell]) -> Items:
         "aurc", "Area under the risk-coverage curve", cells, areas, area_notes,
         lambda _: figures.risk_coverage(risks), digits=3, signed=("u_sem − MSP",),
     )  # fmt: skip
+
+
+def _risk_curve(cell: Cell, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def curve(rows: np.ndarray) -> np.ndarray:
+        return selective.risk_coverage(score[rows], cell.wrong[rows])
+
+    return curve(np.arange(len(cell))), cluster_band(curve, cell.clusters)
+
+
+def _filter_curve(cell: Cell, msp: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def curve(rows: np.ndarray) -> np.ndarray:
+        return selective.filter_curve(msp[rows], score[rows], cell.wrong[rows], ABSTAIN)
+
+    return curve(np.arange(len(cell))), cluster_band(curve, cell.clusters, len(ABSTAIN))
 
 
 def _signals(cell: Cell) -> dict[str, np.ndarray]:

@@ -97,9 +97,14 @@ def load_named(
 
     Raises:
         OSError: no such model here, in the cache or on the hub.
-        ValueError: no such dtype.
+        ValueError: no such dtype; another file or dtype for "smollm2".
     """
     if name == SMOLLM2:
+        if gguf_file is not None or dtype not in ("auto", "float32"):
+            raise ValueError(
+                f"{SMOLLM2} is one file, computed in float32: leave out gguf_file and dtype "
+                f"(got {gguf_file!r}, {dtype!r})"
+            )
         name, gguf_file, dtype = str(weights_folder()), GGUF_FILE, "float32"
     file: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     with quiet():

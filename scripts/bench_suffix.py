@@ -164,8 +164,12 @@ class Contenders:
     def exact_checked(self) -> Tensor:
         """What the first answer of a run costs: the passes, and the whole passes they are held
         against."""
-        known(self.model).pop("checks", None)
-        return self.exact()
+        facts = known(self.model)
+        made = facts.pop("checks", {})
+        try:
+            return self.exact()
+        finally:
+            facts["checks"] = made  # the others, in whatever order, are timed without
 
     def response(self) -> Tensor:
         return self._ours("response")

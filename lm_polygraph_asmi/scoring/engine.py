@@ -207,7 +207,8 @@ class Engine:
             return entr(log_probs.exp()).sum(-1), of_token
 
         budget = self.memory_budget or default_budget(hidden.device)
-        chunk = int(budget) // (32 * len(unembedding(model)))
+        vocabulary = model.config.get_text_config().vocab_size
+        chunk = int(budget) // (32 * vocabulary)
         entropy, likelihood = map(torch.cat, zip(*in_chunks(own, len(tokens), chunk), strict=True))
         return unmasked, {
             "asmi_entropy": _numpy(entropy),

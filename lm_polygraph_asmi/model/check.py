@@ -65,19 +65,31 @@ _NO_LENGTH = re.compile(
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a check reached: tokens, keys in one sequence, rows, and the regimes of the first."""
+    """How far a check reached.
 
-    tokens: int
+    Attributes:
+        prompt: positions before those that predict the response. What is kept of them was made
+            by a pass of that length, so it has a regime of its own.
+        response: positions that predict the response.
+        keys: keys in one sequence.
+        rows: masks together. One alone says nothing about two.
+        regime: see `regimes`.
+    """
+
+    prompt: int
+    response: int
     keys: int
     rows: int
-    regime: tuple[int, int]
+    regime: tuple[int, ...]
 
     def covers(self, other: "Extent") -> bool:
         return (
             self.regime == other.regime
-            and other.tokens <= LONGER * self.tokens
+            and other.prompt <= LONGER * self.prompt
+            and other.response <= LONGER * self.response
             and other.keys <= LONGER * self.keys
             and other.rows <= WIDER * self.rows
+            and (other.rows == 1) == (self.rows == 1)
         )
 
 
@@ -135,15 +147,20 @@ def _numbers(config: PretrainedConfig) -> Iterator[int]:
     yield from walk("", config.to_dict())
 
 
-def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, way: Way, rows: int) -> Extent:
+def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
+    """For each length, how many numbers of the model's configuration it has passed."""
     facts = known(model)
     if "lengths" not in facts:
         facts["lengths"] = sorted(set(_numbers(model.config)))
-    tokens, length = unmasked.predicting.stop, len(unmasked.final_hidden)
-    keys = unmasked.before.stop + rows * length if way.packed else tokens
     # A number n sets in at position n, or one later.
-    regime = tuple(bisect(facts["lengths"], reached - 1) for reached in (tokens, keys))
-    return Extent(tokens, keys, rows, (regime[0], regime[1]))
+    return tuple(bisect(facts["lengths"], length - 1) for length in lengths)
+
+
+def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: int) -> Extent:
+    prompt, tokens = unmasked.before.stop, unmasked.predicting.stop
+    response = tokens - prompt
+    keys = prompt + rows * response if packed else tokens
+    return Extent(prompt, response, keys, rows, regimes(model, prompt, tokens, keys))
 
 
 def _differences(
@@ -243,7 +260,7 @@ def _check(
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    extent = _extent(model, unmasked, way, min(together, len(masks)))
+    extent = _extent(model, unmasked, way.packed, min(together, len(masks)))
     kind = getattr(edit, "__qualname__", type(edit).__name__)  # not each closure by itself
     reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
     if any(before.covers(extent) for before in reached):

@@ -17,6 +17,7 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    structure_of,
     subnetwork_log_probs,
     suffix,
 )
@@ -87,6 +88,57 @@ def test_it_is_made_where_a_number_of_the_configuration_is_passed(whole):
         whole.clear()
         subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
         assert bool(whole) is made, length
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [((24, 4), (8, 20)), ((8, 20), (24, 4)), ((20, 8), (20, 8))]
+)
+def test_it_is_made_for_another_prompt_length(whole, first, then):
+    """As long together, but what is kept of the prompt was made by a shorter or longer pass."""
+    model = tiny_model("llama")
+    for prompt, response in (first, then):
+        whole.clear()
+        ids = sequence(prompt + response)
+        subnetwork_log_probs(model, ids, prompt, 2, masks(), scope="response")
+    assert bool(whole) is (first != then)
+
+
+def test_angles_that_switch_between_prompt_and_response():
+    """Rows behind the prompt are right at (24, 4), and wrong where the prompt is below 16."""
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+            "short_factor": [1.0], "long_factor": [4.0], "factor": 4.0}  # fmt: skip
+    plain = tiny_class("Qwen3_5ForCausalLM").config.rope_parameters
+    model = tiny_class("Qwen3_5ForCausalLM", rope_parameters={**plain, **long})
+    layer = min(structure_of(model).sites)
+    for prompt, response in ((24, 4), (8, 20)):
+        ids, kept = sequence(prompt + response), masks(3)
+        found = subnetwork_log_probs(model, ids, prompt, layer, kept, scope="response")
+        with scoring_session(model):
+            unmasked = run_unmasked(model, ids, prompt, [layer], "response")
+            expected = readout(model, whole_passes(model, unmasked, layer, kept))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
+def test_one_mask_says_nothing_about_two(whole, numbers):
+    model = tiny_model("llama")
+    kept = 1 - torch.eye(4)
+    for number in numbers:
+        whole.clear()
+        subnetwork_log_probs(model, sequence(), PROMPT, 2, kept[:number], scope="response")
+        assert whole
+
+
+def test_the_second_copy_of_a_pack_is_seen_after_a_pack_of_one():
+    """GPT-Neo's local layers count keys from the start of what they are given."""
+    model, kept = tiny_class("GPTNeoForCausalLM"), 1 - torch.eye(4)
+    for prompt, response, number in ((40, 6, 1), (34, 8, 2)):
+        ids = sequence(prompt + response)
+        found = subnetwork_log_probs(model, ids, prompt, 1, kept[:number], scope="response")
+        with scoring_session(model):
+            unmasked = run_unmasked(model, ids, prompt, [1], "response")
+            expected = readout(model, whole_passes(model, unmasked, 1, kept[:number]))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_it_is_made_for_every_layer_scope_and_attention(whole):

@@ -110,8 +110,9 @@ def _excess(found: dict[str, float], dtype: torch.dtype, rounding: float = 0.0) 
     most = max(limit(dtype), ROUNDINGS * rounding)
     rows = {name: value for name, value in found.items() if name != UNMASKED}
     worst = max(rows, key=lambda name: rows[name])
-    if not found[UNMASKED] <= max(SAME_STATES * limit(dtype), LIMITS[torch.float32]):
-        return f"total variation {found[UNMASKED]:.2g} ({UNMASKED})"
+    unlike = _other_states(found[UNMASKED], dtype)
+    if unlike is not None:
+        return unlike
     single = most if dtype in LIMITS else SINGLE * most
     if not (sum(rows.values()) <= most * len(rows) and rows[worst] <= single):
         return f"total variation {rows[worst]:.2g} ({worst})"
@@ -163,6 +164,44 @@ def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: 
     return Extent(prompt, response, keys, rows, regimes(model, prompt, tokens, keys))
 
 
+def _own(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
+    """What the model itself says of the response, nothing of it replaced."""
+    ids = unmasked.input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+    return own_logits(model, wide=False, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
+
+
+def _other_states(found: float, dtype: torch.dtype) -> str | None:
+    """Why recorded final states are not the model's own; None if they are."""
+    if found <= max(SAME_STATES * limit(dtype), LIMITS[torch.float32]):
+        return None
+    return f"total variation {found:.2g} ({UNMASKED})"
+
+
+def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
+    """Raise unless the recorded final states are those of the model's own logits.
+
+    Where heads are masked `right_way` sees to it, too. Costs a pass, once for each `Extent`. Call
+    it inside `scoring_session`.
+
+    Raises:
+        RuntimeError: the two differ by more than rounding.
+    """
+    checks = known(model).setdefault("checks", {})
+    reached = checks.setdefault((UNMASKED, attention_of(model)), [])
+    extent = _extent(model, unmasked, False, 1)
+    if any(before.covers(extent) for before in reached):
+        return
+    recorded = readout(model, unmasked.final_hidden, wide=False)
+    reason = _other_states(_apart(_own(model, unmasked), recorded), model.dtype)
+    if reason is not None:
+        raise RuntimeError(
+            f"the final states of {type(model).__name__}, read out, do not give the model's own "
+            f"distributions: {reason}. A hook that changes what the model returns does that; else "
+            "please report it"
+        )
+    reached.append(extent)
+
+
 def _differences(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
@@ -180,13 +219,13 @@ def _differences(
             lambda part: way.run(model, unmasked, layer, pack[part], edit), len(pack), together
         )
     )
-    device = execution_device(model.get_input_embeddings())
-    ids = unmasked.input_ids[None, :-1].to(device)
-    own = own_logits(model, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
+    own, kept = _own(model, unmasked), readout(model, states[0])
     found = {
-        UNMASKED: _apart(own, unmasked.log_probs(model)),
-        "all heads kept": _apart(own, readout(model, states[0])),
+        UNMASKED: _apart(own, readout(model, unmasked.final_hidden, wide=False)),
+        "all heads kept": _apart(unmasked.log_probs(model), kept),
     }
+    if model.dtype.itemsize == 2:  # what 32-bit logits change is the rounding, and no more
+        found["logits in 32 bits"] = _apart(own, unmasked.log_probs(model))
     chosen = torch.linspace(1, len(pack) - 1, min(CHECKED_ROWS, len(pack) - 1)).long().unique()
     for row in chosen.tolist():
         whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], edit)[0])

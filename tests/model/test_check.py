@@ -266,6 +266,64 @@ def test_adapters_switched_off_are_another_model_to_the_journal(tmp_path):
     assert scores(engine, model) == with_adapter != without
 
 
+def with_larger_states():
+    """A model whose trunk has a hook, which acts when states are recorded and when read out."""
+    model = tiny_model("llama")
+
+    def larger(_, __, output):
+        output.last_hidden_state = output.last_hidden_state * 1.3
+
+    model.model.register_forward_hook(larger)
+    return model
+
+
+def test_masks_of_ones_alone_are_checked():
+    model = with_larger_states()
+    with pytest.raises(RuntimeError, match="the unmasked model"):
+        subnetwork_log_probs(model, sequence(), PROMPT, 2, torch.ones(3, 4))
+
+
+def test_what_has_not_been_checked_stays_out_of_the_journal(tmp_path):
+    model = with_larger_states()
+    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    put = []
+    engine.journal.put = lambda *entry: put.append(entry)
+    with pytest.raises(RuntimeError):
+        scores(engine, model)
+    assert not put
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_projection_whose_own_forward_was_replaced_is_called_as_it_is(dtype):
+    model = tiny_model("llama").to(dtype)
+    head = model.lm_head
+    head.forward = lambda states: torch.nn.functional.linear(states, head.weight) * 0.5
+    expected = (
+        model(input_ids=sequence()[None, :-1]).logits[0, PROMPT - 1 :].float().log_softmax(-1)
+    )
+    for kept in (torch.ones(1, 4), torch.cat([torch.ones(1, 4), masks()])):
+        found = subnetwork_log_probs(model, sequence(), PROMPT, 2, kept)
+        torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_projection_that_accelerate_has_wrapped_is_still_read_out_in_32_bits():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model, wrapped = (tiny_model("llama").to(torch.bfloat16) for _ in range(2))
+    hooks.add_hook_to_module(wrapped.lm_head, hooks.ModelHook())
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with scoring_session(model), scoring_session(wrapped):
+        assert torch.equal(readout(model, hidden), readout(wrapped, hidden))
+        assert not torch.equal(readout(model, hidden), readout(model, hidden, wide=False))
+
+
+def test_a_wrong_product_in_32_bits_is_seen(monkeypatch):
+    room = sys.modules["lm_polygraph_asmi.model.readout"]
+    product = room.wide_product
+    monkeypatch.setattr(room, "wide_product", lambda *args: product(*args) * 0.5)
+    with pytest.raises(RuntimeError, match="logits in 32 bits"):
+        subnetwork_log_probs(tiny_model("llama").to(torch.bfloat16), sequence(), PROMPT, 2, masks())
+
+
 # ------------------------------------------------------------------ state
 
 

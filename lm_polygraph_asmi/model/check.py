@@ -7,9 +7,9 @@ the run are run as they will be, in batches or packed sequences of the same widt
 whole forward passes of the model itself whose heads are masked by a hook; and the final states
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
-which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken,
-where none is right the model is refused. It costs up to five passes over the sequence and one piece
-of the run.
+which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken
+for sequences like that one; where none is right the sequence is refused. It costs up to six passes
+over the sequence and one piece of the run.
 """
 
 import logging
@@ -91,6 +91,9 @@ class Extent:
             and other.rows <= WIDER * self.rows
             and (other.rows == 1) == (self.rows == 1)
         )
+
+    def resembles(self, other: "Extent") -> bool:
+        return self.covers(other) and other.covers(self)
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -254,12 +257,30 @@ def right_way(
     checks = known(model).setdefault("checks", {})
     attention = attention_of(model)
     reasons = []
-    for way in ways(model, unmasked, layer):
-        refused = checks.get((unmasked.scope, attention, way.name))
+    possible = list(ways(model, unmasked, layer))
+    for way in possible:
+        refusals = checks.setdefault(("refused", unmasked.scope, attention, way.name), [])
+        extent = _extent(model, unmasked, way.packed, min(together[way.name], len(masks)))
+        refused = next((why for at, why in refusals if at.resembles(extent)), None)
         if refused is None:
-            refused = _check(model, unmasked, layer, masks, together[way.name], way, edit, checks)
-        if refused is None:
-            return way
+            refused = _check(
+                model, unmasked, layer, masks, together[way.name], way, edit, checks, extent
+            )
+            if refused is None:
+                return way
+            # Lasting for sequences like this one. But not that of the last way: what one example
+            # makes of all of them is to be no other's end.
+            if way is not possible[-1]:
+                refusals.append((extent, refused))
+            if len(refusals) <= 1:
+                log.warning(
+                    "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is "
+                    "tried",
+                    type(model).__name__,
+                    way.name,
+                    way.scope,
+                    refused,
+                )
         reasons.append(f"{way.name}: {refused}")
     raise RuntimeError(
         f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
@@ -296,10 +317,10 @@ def _check(
     way: Way,
     edit: Edit,
     checks: dict[Any, Any],
+    extent: Extent,
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    extent = _extent(model, unmasked, way.packed, min(together, len(masks)))
     kind = getattr(edit, "__qualname__", type(edit).__name__)  # not each closure by itself
     reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
     if any(before.covers(extent) for before in reached):
@@ -309,24 +330,13 @@ def _check(
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        excess = _excess(found, model.dtype)
-        if excess is not None:
-            excess = _excess(found, model.dtype, _rounding(model, unmasked))
-        if excess is None:
-            reached.append(extent)
-            return None
-        reason = excess
-    checks[unmasked.scope, attention, way.name] = reason
-    log.warning(
-        "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
-        type(model).__name__,
-        way.name,
-        way.scope,
-        reason,
-    )
-    return reason
+        return f"{type(error).__name__}: {error}"
+    excess = _excess(found, model.dtype)
+    if excess is not None:
+        excess = _excess(found, model.dtype, _rounding(model, unmasked))
+    if excess is None:
+        reached.append(extent)
+    return excess
 
 
 def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:

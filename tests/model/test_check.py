@@ -14,6 +14,7 @@ from lm_polygraph_asmi.model import (
     model_state,
     plain_model,
     readout,
+    response_embeddings,
     run_subnetworks,
     run_unmasked,
     scoring_session,
@@ -438,6 +439,56 @@ def test_the_seconds_of_the_check_are_told_apart():
         unmasked = run_unmasked(model, sequence(), PROMPT, [2])
         first, second = (run_subnetworks(model, unmasked, 2, masks()) for _ in range(2))
     assert first.check_seconds > 10 * second.check_seconds
+
+
+def test_one_refused_example_ends_no_other(monkeypatch):
+    """Every way is wrong for one sequence; the next of its length is scored as if it had not been,
+    by the cheapest way where it is longer or shorter."""
+    model, degenerate = tiny_model("llama"), sequence().flip(0)
+    taken = []
+
+    def spoilt(way):
+        def run(model, unmasked, *rest):
+            taken.append(way.name)
+            found = way.run(model, unmasked, *rest)
+            return found + 0.3 * torch.equal(unmasked.input_ids, degenerate)
+
+        return replace(way, run=run)
+
+    monkeypatch.setattr(suffix, "WAYS", [spoilt(way) for way in WAYS])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="do not give what whole passes give"):
+            subnetwork_log_probs(model, degenerate, PROMPT, 2, masks())
+    for length in (17, 40):
+        expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())
+        taken.clear()
+        found = subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        assert set(taken) == {WAYS[0 if length == 40 else 2].name}
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_embeddings_behind_a_prompt_whose_angles_switch_behind_it(name):
+    """A shared prompt is right at the first lengths; then 16 positions lie between the two."""
+    angles = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+              "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}  # fmt: skip
+    model = tiny_model(
+        name,
+        max_position_embeddings=256,
+        rope_parameters=angles,
+        **({"original_max_position_embeddings": 16} if name == "phi3" else {}),
+    )
+    for prompt, lengths in ((30, (20, 30)), (4, (2, 3)), (10, (20, 3)), (13, (1, 9)), (17, (1,))):
+        ids = sequence(prompt)
+        given = [sequence(length).flip(0) for length in lengths]
+        with scoring_session(model):
+            found = response_embeddings(model, ids, [response.tolist() for response in given])
+            for row, response in zip(found, given, strict=True):
+                whole_pass = model(
+                    input_ids=torch.cat([ids, response])[None], output_hidden_states=True
+                )
+                expected = whole_pass.hidden_states[2][0, -1]
+                torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
 
 
 def test_what_is_more_than_rounding():

@@ -1,6 +1,6 @@
 """Masked-suffix passes over transformers models: no formula lives here."""
 
-from lm_polygraph_asmi.model.check import check_replay
+from lm_polygraph_asmi.model.check import check_replay, check_unmasked
 from lm_polygraph_asmi.model.families import FAMILIES, Family
 from lm_polygraph_asmi.model.layers import (
     Depth,
@@ -32,6 +32,7 @@ __all__ = [
     "attention_of",
     "check_replay",
     "check_scope_runs",
+    "check_unmasked",
     "family_of",
     "layer_at",
     "model_lock",

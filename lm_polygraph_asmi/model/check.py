@@ -7,9 +7,9 @@ the run are run as they will be, in batches or packed sequences of the same widt
 whole forward passes of the model itself whose heads are masked by a hook; and the final states
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
-which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken,
-where none is right the model is refused. It costs up to five passes over the sequence and one piece
-of the run.
+which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken
+for sequences like that one; where none is right the sequence is refused. It costs up to six passes
+over the sequence and one piece of the run.
 """
 
 import logging
@@ -65,20 +65,35 @@ _NO_LENGTH = re.compile(
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a check reached: tokens, keys in one sequence, rows, and the regimes of the first."""
+    """How far a check reached.
 
-    tokens: int
+    Attributes:
+        prompt: positions before those that predict the response. What is kept of them was made
+            by a pass of that length, so it has a regime of its own.
+        response: positions that predict the response.
+        keys: keys in one sequence.
+        rows: masks together. One alone says nothing about two.
+        regime: see `regimes`.
+    """
+
+    prompt: int
+    response: int
     keys: int
     rows: int
-    regime: tuple[int, int]
+    regime: tuple[int, ...]
 
     def covers(self, other: "Extent") -> bool:
         return (
             self.regime == other.regime
-            and other.tokens <= LONGER * self.tokens
+            and other.prompt <= LONGER * self.prompt
+            and other.response <= LONGER * self.response
             and other.keys <= LONGER * self.keys
             and other.rows <= WIDER * self.rows
+            and (other.rows == 1) == (self.rows == 1)
         )
+
+    def resembles(self, other: "Extent") -> bool:
+        return self.covers(other) and other.covers(self)
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -98,8 +113,9 @@ def _excess(found: dict[str, float], dtype: torch.dtype, rounding: float = 0.0) 
     most = max(limit(dtype), ROUNDINGS * rounding)
     rows = {name: value for name, value in found.items() if name != UNMASKED}
     worst = max(rows, key=lambda name: rows[name])
-    if not found[UNMASKED] <= max(SAME_STATES * limit(dtype), LIMITS[torch.float32]):
-        return f"total variation {found[UNMASKED]:.2g} ({UNMASKED})"
+    unlike = _other_states(found[UNMASKED], dtype)
+    if unlike is not None:
+        return unlike
     single = most if dtype in LIMITS else SINGLE * most
     if not (sum(rows.values()) <= most * len(rows) and rows[worst] <= single):
         return f"total variation {rows[worst]:.2g} ({worst})"
@@ -135,15 +151,58 @@ def _numbers(config: PretrainedConfig) -> Iterator[int]:
     yield from walk("", config.to_dict())
 
 
-def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, way: Way, rows: int) -> Extent:
+def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
+    """For each length, how many numbers of the model's configuration it has passed."""
     facts = known(model)
     if "lengths" not in facts:
         facts["lengths"] = sorted(set(_numbers(model.config)))
-    tokens, length = unmasked.predicting.stop, len(unmasked.final_hidden)
-    keys = unmasked.before.stop + rows * length if way.packed else tokens
     # A number n sets in at position n, or one later.
-    regime = tuple(bisect(facts["lengths"], reached - 1) for reached in (tokens, keys))
-    return Extent(tokens, keys, rows, (regime[0], regime[1]))
+    return tuple(bisect(facts["lengths"], length - 1) for length in lengths)
+
+
+def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: int) -> Extent:
+    prompt, tokens = unmasked.before.stop, unmasked.predicting.stop
+    response = tokens - prompt
+    keys = prompt + rows * response if packed else tokens
+    return Extent(prompt, response, keys, rows, regimes(model, prompt, tokens, keys))
+
+
+def _own(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
+    """What the model itself says of the response, nothing of it replaced."""
+    ids = unmasked.input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+    return own_logits(model, wide=False, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
+
+
+def _other_states(found: float, dtype: torch.dtype) -> str | None:
+    """Why recorded final states are not the model's own; None if they are."""
+    if found <= max(SAME_STATES * limit(dtype), LIMITS[torch.float32]):
+        return None
+    return f"total variation {found:.2g} ({UNMASKED})"
+
+
+def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
+    """Raise unless the recorded final states are those of the model's own logits.
+
+    Where heads are masked `right_way` sees to it, too. Costs a pass, once for each `Extent`. Call
+    it inside `scoring_session`.
+
+    Raises:
+        RuntimeError: the two differ by more than rounding.
+    """
+    checks = known(model).setdefault("checks", {})
+    reached = checks.setdefault((UNMASKED, attention_of(model)), [])
+    extent = _extent(model, unmasked, False, 1)
+    if any(before.covers(extent) for before in reached):
+        return
+    recorded = readout(model, unmasked.final_hidden, wide=False)
+    reason = _other_states(_apart(_own(model, unmasked), recorded), model.dtype)
+    if reason is not None:
+        raise RuntimeError(
+            f"the final states of {type(model).__name__}, read out, do not give the model's own "
+            f"distributions: {reason}. A hook that changes what the model returns does that; else "
+            "please report it"
+        )
+    reached.append(extent)
 
 
 def _differences(
@@ -163,13 +222,13 @@ def _differences(
             lambda part: way.run(model, unmasked, layer, pack[part], edit), len(pack), together
         )
     )
-    device = execution_device(model.get_input_embeddings())
-    ids = unmasked.input_ids[None, :-1].to(device)
-    own = own_logits(model, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
+    own, kept = _own(model, unmasked), readout(model, states[0])
     found = {
-        UNMASKED: _apart(own, unmasked.log_probs(model)),
-        "all heads kept": _apart(own, readout(model, states[0])),
+        UNMASKED: _apart(own, readout(model, unmasked.final_hidden, wide=False)),
+        "all heads kept": _apart(unmasked.log_probs(model), kept),
     }
+    if model.dtype.itemsize == 2:  # what 32-bit logits change is the rounding, and no more
+        found["logits in 32 bits"] = _apart(own, unmasked.log_probs(model))
     chosen = torch.linspace(1, len(pack) - 1, min(CHECKED_ROWS, len(pack) - 1)).long().unique()
     for row in chosen.tolist():
         whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], edit)[0])
@@ -198,12 +257,30 @@ def right_way(
     checks = known(model).setdefault("checks", {})
     attention = attention_of(model)
     reasons = []
-    for way in ways(model, unmasked, layer):
-        refused = checks.get((unmasked.scope, attention, way.name))
+    possible = list(ways(model, unmasked, layer))
+    for way in possible:
+        refusals = checks.setdefault(("refused", unmasked.scope, attention, way.name), [])
+        extent = _extent(model, unmasked, way.packed, min(together[way.name], len(masks)))
+        refused = next((why for at, why in refusals if at.resembles(extent)), None)
         if refused is None:
-            refused = _check(model, unmasked, layer, masks, together[way.name], way, edit, checks)
-        if refused is None:
-            return way
+            refused = _check(
+                model, unmasked, layer, masks, together[way.name], way, edit, checks, extent
+            )
+            if refused is None:
+                return way
+            # Lasting for sequences like this one. But not that of the last way: what one example
+            # makes of all of them is to be no other's end.
+            if way is not possible[-1]:
+                refusals.append((extent, refused))
+            if len(refusals) <= 1:
+                log.warning(
+                    "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is "
+                    "tried",
+                    type(model).__name__,
+                    way.name,
+                    way.scope,
+                    refused,
+                )
         reasons.append(f"{way.name}: {refused}")
     raise RuntimeError(
         f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
@@ -240,10 +317,10 @@ def _check(
     way: Way,
     edit: Edit,
     checks: dict[Any, Any],
+    extent: Extent,
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    extent = _extent(model, unmasked, way, min(together, len(masks)))
     kind = getattr(edit, "__qualname__", type(edit).__name__)  # not each closure by itself
     reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
     if any(before.covers(extent) for before in reached):
@@ -253,24 +330,13 @@ def _check(
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        excess = _excess(found, model.dtype)
-        if excess is not None:
-            excess = _excess(found, model.dtype, _rounding(model, unmasked))
-        if excess is None:
-            reached.append(extent)
-            return None
-        reason = excess
-    checks[unmasked.scope, attention, way.name] = reason
-    log.warning(
-        "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
-        type(model).__name__,
-        way.name,
-        way.scope,
-        reason,
-    )
-    return reason
+        return f"{type(error).__name__}: {error}"
+    excess = _excess(found, model.dtype)
+    if excess is not None:
+        excess = _excess(found, model.dtype, _rounding(model, unmasked))
+    if excess is None:
+        reached.append(extent)
+    return excess
 
 
 def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:

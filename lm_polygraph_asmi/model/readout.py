@@ -5,8 +5,9 @@ trunk is made to return the states, the rest is the model's. The product with th
 32 bits where the model has 16.
 """
 
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,12 +51,30 @@ def wide_product(
     return product.reshape(*states.shape[:-1], -1)
 
 
+def _takes_part(projection: nn.Module) -> bool:
+    """Whether a projection is a plain matrix of 16-bit numbers, called as its class says.
+
+    Adapters and quantised modules do more when they are called, and so may a forward method put
+    onto the module itself, unless it is accelerate's, which fetches weights alone.
+    """
+    if type(projection) is not nn.Linear or projection.weight.dtype.itemsize != 2:
+        return False
+    forward = vars(projection).get("forward")
+    if forward is None:
+        return True
+    inner = getattr(forward, "__wrapped__", None)
+    return (
+        hasattr(projection, "_hf_hook")
+        and isinstance(forward, functools.partial)
+        and getattr(inner, "__func__", None) is nn.Linear.forward
+    )
+
+
 @contextmanager
 def wide_logits(model: PreTrainedModel) -> Iterator[None]:
     """Let the unembedding of a 16-bit model return float32 for a while."""
     projection = model.get_output_embeddings()
-    # Only a plain matrix: adapters and quantised modules do more when they are called.
-    if type(projection) is not nn.Linear:
+    if not _takes_part(projection):
         yield
         return
 
@@ -70,14 +89,19 @@ def wide_logits(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def own_logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """Logits of an ordinary forward pass, 32 bits wide."""
-    with wide_logits(model):
+def own_logits(model: PreTrainedModel, *, wide: bool = True, **inputs: Any) -> Tensor:
+    """Logits of an ordinary forward pass, 32 bits wide; if not `wide`, widened after rounding."""
+    with wide_logits(model) if wide else nullcontext():
         return model(**inputs, use_cache=False, return_dict=True).logits.float()
 
 
-def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+def readout(
+    model: PreTrainedModel, hidden: Float[Tensor, "*batch D"], *, wide: bool = True
+) -> Float[Tensor, "*batch V"]:
     """Natural log-probabilities, in float32, of final states (those that passed the final norm).
+
+    Args:
+        wide: keep 32 bits where the model has 16; else logits are rounded as the model does.
 
     Raises:
         FloatingPointError: NaN or infinite logits.
@@ -85,7 +109,7 @@ def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with replaced_forward(trunk(model), lambda *_, **__: _Returned(last_hidden_state=states)):
-        logits = own_logits(model, input_ids=tokens)
+        logits = own_logits(model, wide=wide, input_ids=tokens)
     if not torch.isfinite(logits).all():
         raise FloatingPointError(
             f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from lm_polygraph_asmi.model.check import Extent, regimes
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.families import family_entry
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
 from lm_polygraph_asmi.model.notes import known
@@ -42,9 +42,10 @@ def response_embeddings(
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
     Equals a separate pass over prompt and response each. The prompt runs once and is shared by
-    all responses through its key-value cache, and the layers above L // 2 are not run. Models that
-    are not in `FAMILIES` are asked first whether that is so for them (a recurrent state is not
-    shared like keys and values); where it is not, there is a pass for each response. Call it inside
+    all responses through its key-value cache, and the layers above L // 2 are not run. The model is
+    asked first whether that is so for it (a recurrent state is not shared like keys and values;
+    angles may depend on the length), and again for clearly longer or otherwise placed prompts and
+    responses; where it is not, there is a pass for each response. Call it inside
     `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
 
     Raises:
@@ -59,12 +60,21 @@ def response_embeddings(
         validate_sequence(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
     if not ids:
         raise ValueError("there is no response to embed")
-    if family_entry(model) is not None:
-        return _behind_one_prompt(model, layer, prompt_ids, ids)
+    prompt, lengths = len(prompt_ids), [len(response) for response in ids]
+    shortest, longest = prompt + min(lengths), prompt + max(lengths)
+    extent = Extent(
+        prompt=prompt,
+        response=max(lengths),
+        keys=longest,
+        rows=min(2, len(ids)),  # two are tried
+        regime=regimes(model, prompt, shortest, longest),
+    )
     shared = known(model).setdefault(("shared prompt", attention_of(model)), [])
-    if not shared:
-        shared.append(_can_share(model, layer, prompt_ids, ids))
-    return (_behind_one_prompt if shared[0] else _one_by_one)(model, layer, prompt_ids, ids)
+    can = next((answer for before, answer in shared if before.covers(extent)), None)
+    if can is None:
+        can = _can_share(model, layer, prompt_ids, ids)
+        shared.append((extent, can))
+    return (_behind_one_prompt if can else _one_by_one)(model, layer, prompt_ids, ids)
 
 
 def _can_share(
@@ -79,7 +89,7 @@ def _can_share(
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError):
         return False
     rounding = 1e-4 if model.dtype.itemsize >= 4 else 0.05
-    return bool((found - expected).norm() <= rounding * expected.norm())
+    return bool(((found - expected).norm(dim=-1) <= rounding * expected.norm(dim=-1)).all())
 
 
 def _one_by_one(

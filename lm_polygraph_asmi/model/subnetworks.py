@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.check import right_way
+from lm_polygraph_asmi.model.check import check_unmasked, right_way
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
@@ -74,9 +74,9 @@ def run_subnetworks(
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
     What is returned was checked against whole passes, for this example or one like it (see
-    `check`). Heads are masked where the scope of `unmasked` says. Call it in `scoring_session`,
-    with `layer` among the target layers of `unmasked`. The result does not depend on the budget
-    beyond rounding.
+    `check`); where all masks are ones, against the model's own logits. Heads are masked where the
+    scope of `unmasked` says. Call it in `scoring_session`, with `layer` among the target layers of
+    `unmasked`. The result does not depend on the budget beyond rounding.
 
     Args:
         memory_budget: bytes the passes may use above weights and cached states; by default half of
@@ -101,8 +101,11 @@ def run_subnetworks(
     unmasked_rows = distinct.all(dim=1)
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
-    check_seconds = 0.0
-    if not unmasked_rows.all():
+    if unmasked_rows.all():
+        start = time.perf_counter()
+        check_unmasked(model, unmasked)
+        check_seconds = time.perf_counter() - start
+    else:
         masked = distinct[~unmasked_rows]
         budget = memory_budget or default_budget(*unmasked.devices)
         together = {

@@ -22,6 +22,7 @@ from lm_polygraph_asmi.model import (
     UnmaskedPass,
     attention_of,
     check_scope_runs,
+    check_unmasked,
     layer_at,
     model_state,
     num_heads,
@@ -179,10 +180,12 @@ class Engine:
             layers = [by_depth[depth].layer for depth in missing or self.depths]
             with scoring_session(model, self.attention):
                 unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
-                self.journal.put(answer_key, example)
+                if not missing:
+                    check_unmasked(model, unmasked)
                 for depth in missing:
                     parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
                     self.journal.put(depth_keys[depth], parts[depth])
+                self.journal.put(answer_key, example)  # now that it has been checked
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for depth in self.depths:
             of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}

@@ -14,9 +14,11 @@ from lm_polygraph_asmi.model import (
     model_state,
     plain_model,
     readout,
+    response_embeddings,
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    structure_of,
     subnetwork_log_probs,
     suffix,
 )
@@ -87,6 +89,57 @@ def test_it_is_made_where_a_number_of_the_configuration_is_passed(whole):
         whole.clear()
         subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
         assert bool(whole) is made, length
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [((24, 4), (8, 20)), ((8, 20), (24, 4)), ((20, 8), (20, 8))]
+)
+def test_it_is_made_for_another_prompt_length(whole, first, then):
+    """As long together, but what is kept of the prompt was made by a shorter or longer pass."""
+    model = tiny_model("llama")
+    for prompt, response in (first, then):
+        whole.clear()
+        ids = sequence(prompt + response)
+        subnetwork_log_probs(model, ids, prompt, 2, masks(), scope="response")
+    assert bool(whole) is (first != then)
+
+
+def test_angles_that_switch_between_prompt_and_response():
+    """Rows behind the prompt are right at (24, 4), and wrong where the prompt is below 16."""
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+            "short_factor": [1.0], "long_factor": [4.0], "factor": 4.0}  # fmt: skip
+    plain = tiny_class("Qwen3_5ForCausalLM").config.rope_parameters
+    model = tiny_class("Qwen3_5ForCausalLM", rope_parameters={**plain, **long})
+    layer = min(structure_of(model).sites)
+    for prompt, response in ((24, 4), (8, 20)):
+        ids, kept = sequence(prompt + response), masks(3)
+        found = subnetwork_log_probs(model, ids, prompt, layer, kept, scope="response")
+        with scoring_session(model):
+            unmasked = run_unmasked(model, ids, prompt, [layer], "response")
+            expected = readout(model, whole_passes(model, unmasked, layer, kept))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
+def test_one_mask_says_nothing_about_two(whole, numbers):
+    model = tiny_model("llama")
+    kept = 1 - torch.eye(4)
+    for number in numbers:
+        whole.clear()
+        subnetwork_log_probs(model, sequence(), PROMPT, 2, kept[:number], scope="response")
+        assert whole
+
+
+def test_the_second_copy_of_a_pack_is_seen_after_a_pack_of_one():
+    """GPT-Neo's local layers count keys from the start of what they are given."""
+    model, kept = tiny_class("GPTNeoForCausalLM"), 1 - torch.eye(4)
+    for prompt, response, number in ((40, 6, 1), (34, 8, 2)):
+        ids = sequence(prompt + response)
+        found = subnetwork_log_probs(model, ids, prompt, 1, kept[:number], scope="response")
+        with scoring_session(model):
+            unmasked = run_unmasked(model, ids, prompt, [1], "response")
+            expected = readout(model, whole_passes(model, unmasked, 1, kept[:number]))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_it_is_made_for_every_layer_scope_and_attention(whole):
@@ -214,6 +267,64 @@ def test_adapters_switched_off_are_another_model_to_the_journal(tmp_path):
     assert scores(engine, model) == with_adapter != without
 
 
+def with_larger_states():
+    """A model whose trunk has a hook, which acts when states are recorded and when read out."""
+    model = tiny_model("llama")
+
+    def larger(_, __, output):
+        output.last_hidden_state = output.last_hidden_state * 1.3
+
+    model.model.register_forward_hook(larger)
+    return model
+
+
+def test_masks_of_ones_alone_are_checked():
+    model = with_larger_states()
+    with pytest.raises(RuntimeError, match="the unmasked model"):
+        subnetwork_log_probs(model, sequence(), PROMPT, 2, torch.ones(3, 4))
+
+
+def test_what_has_not_been_checked_stays_out_of_the_journal(tmp_path):
+    model = with_larger_states()
+    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    put = []
+    engine.journal.put = lambda *entry: put.append(entry)
+    with pytest.raises(RuntimeError):
+        scores(engine, model)
+    assert not put
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_projection_whose_own_forward_was_replaced_is_called_as_it_is(dtype):
+    model = tiny_model("llama").to(dtype)
+    head = model.lm_head
+    head.forward = lambda states: torch.nn.functional.linear(states, head.weight) * 0.5
+    expected = (
+        model(input_ids=sequence()[None, :-1]).logits[0, PROMPT - 1 :].float().log_softmax(-1)
+    )
+    for kept in (torch.ones(1, 4), torch.cat([torch.ones(1, 4), masks()])):
+        found = subnetwork_log_probs(model, sequence(), PROMPT, 2, kept)
+        torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_projection_that_accelerate_has_wrapped_is_still_read_out_in_32_bits():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model, wrapped = (tiny_model("llama").to(torch.bfloat16) for _ in range(2))
+    hooks.add_hook_to_module(wrapped.lm_head, hooks.ModelHook())
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with scoring_session(model), scoring_session(wrapped):
+        assert torch.equal(readout(model, hidden), readout(wrapped, hidden))
+        assert not torch.equal(readout(model, hidden), readout(model, hidden, wide=False))
+
+
+def test_a_wrong_product_in_32_bits_is_seen(monkeypatch):
+    room = sys.modules["lm_polygraph_asmi.model.readout"]
+    product = room.wide_product
+    monkeypatch.setattr(room, "wide_product", lambda *args: product(*args) * 0.5)
+    with pytest.raises(RuntimeError, match="logits in 32 bits"):
+        subnetwork_log_probs(tiny_model("llama").to(torch.bfloat16), sequence(), PROMPT, 2, masks())
+
+
 # ------------------------------------------------------------------ state
 
 
@@ -328,6 +439,56 @@ def test_the_seconds_of_the_check_are_told_apart():
         unmasked = run_unmasked(model, sequence(), PROMPT, [2])
         first, second = (run_subnetworks(model, unmasked, 2, masks()) for _ in range(2))
     assert first.check_seconds > 10 * second.check_seconds
+
+
+def test_one_refused_example_ends_no_other(monkeypatch):
+    """Every way is wrong for one sequence; the next of its length is scored as if it had not been,
+    by the cheapest way where it is longer or shorter."""
+    model, degenerate = tiny_model("llama"), sequence().flip(0)
+    taken = []
+
+    def spoilt(way):
+        def run(model, unmasked, *rest):
+            taken.append(way.name)
+            found = way.run(model, unmasked, *rest)
+            return found + 0.3 * torch.equal(unmasked.input_ids, degenerate)
+
+        return replace(way, run=run)
+
+    monkeypatch.setattr(suffix, "WAYS", [spoilt(way) for way in WAYS])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="do not give what whole passes give"):
+            subnetwork_log_probs(model, degenerate, PROMPT, 2, masks())
+    for length in (17, 40):
+        expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())
+        taken.clear()
+        found = subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        assert set(taken) == {WAYS[0 if length == 40 else 2].name}
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_embeddings_behind_a_prompt_whose_angles_switch_behind_it(name):
+    """A shared prompt is right at the first lengths; then 16 positions lie between the two."""
+    angles = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+              "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}  # fmt: skip
+    model = tiny_model(
+        name,
+        max_position_embeddings=256,
+        rope_parameters=angles,
+        **({"original_max_position_embeddings": 16} if name == "phi3" else {}),
+    )
+    for prompt, lengths in ((30, (20, 30)), (4, (2, 3)), (10, (20, 3)), (13, (1, 9)), (17, (1,))):
+        ids = sequence(prompt)
+        given = [sequence(length).flip(0) for length in lengths]
+        with scoring_session(model):
+            found = response_embeddings(model, ids, [response.tolist() for response in given])
+            for row, response in zip(found, given, strict=True):
+                whole_pass = model(
+                    input_ids=torch.cat([ids, response])[None], output_hidden_states=True
+                )
+                expected = whole_pass.hidden_states[2][0, -1]
+                torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
 
 
 def test_what_is_more_than_rounding():

@@ -45,7 +45,7 @@ ROOMS = {
         "statistics take arrays: anybody's, from anywhere, in a notebook too",
     ),
     "saved": Room(
-        "analysis", "lm_polygraph datasets",
+        "analysis model", "lm_polygraph datasets",
         "what stands on disk is read without the host that wrote it; cells offer statistics' input",
     ),
     "report": Room(

@@ -7,7 +7,9 @@ are called, never reached into. The functions that do look at weights (`executio
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -119,8 +121,11 @@ def layer_at(model: PreTrainedModel, depth: float) -> Depth:
 def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
     """The output projection W_lm, one row per token, on the device where it computes.
 
+    With a LoRA on it, the rows are those it computes with: W_lm + scaling B A, like merged ones.
+
     Raises:
-        TypeError: a quantised output projection, whose rows are not plain numbers.
+        TypeError: a quantised output projection, whose rows are not plain numbers, or one under an
+            adapter that adds something else to them.
     """
     projection = model.get_output_embeddings()
     with align_module_device(projection):  # fetched weights live on while they are referred to
@@ -132,4 +137,38 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
             f"the output projection is quantised ({kind}); semantic agreement needs its "
             "rows: leave lm_head out of the quantisation (the usual default)"
         )
+    with torch.no_grad():
+        for adapter in _acting_adapters(projection):
+            weight = weight + _lora_delta(projection, adapter).to(weight)
     return weight.detach()
+
+
+def _acting_adapters(projection: nn.Module) -> list[str]:
+    """Adapters of PEFT whose part is not in `projection.weight`."""
+    if not hasattr(type(projection), "_disable_adapters") or projection.disable_adapters:
+        return []
+    if hasattr(projection, "modules_to_save"):  # a copy, which acts as a whole
+        return []
+    merged = getattr(projection, "merged_adapters", [])
+    return [name for name in projection.active_adapters if name not in merged]
+
+
+def _lora_delta(projection: nn.Module, adapter: str) -> Float[Tensor, "V D"]:
+    layer: Any = projection
+    down, up = (getattr(layer, part, {}) for part in ("lora_A", "lora_B"))
+    known = set(getattr(layer, "adapter_layer_names", ())) <= {
+        "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B",
+    }  # fmt: skip
+    if adapter not in down:
+        # Another layer's adapter: LoRA leaves this one alone. Other methods keep their own names.
+        if known:
+            return torch.zeros(())
+    elif adapter not in getattr(layer, "lora_variant", {}):
+        with align_module_device(up[adapter]), align_module_device(down[adapter]):
+            product = up[adapter].weight.float() @ down[adapter].weight.float()
+        return product * layer.scaling[adapter]
+    raise TypeError(
+        f"adapter {adapter!r} changes the output projection in a way that is not W + B A "
+        f"({type(layer).__name__}); semantic agreement needs its rows: merge the adapter first "
+        "(merge_and_unload)"
+    )

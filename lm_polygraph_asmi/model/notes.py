@@ -4,13 +4,16 @@ Nothing here keeps a model alive, and nothing is written onto one.
 """
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PretrainedConfig
 
 
 @dataclass
@@ -18,14 +21,12 @@ class Notes:
     """What is remembered of one model.
 
     Attributes:
-        lock: held by whoever scores the model; a thread may take it several times.
         found: facts that hold as long as `state` is the model's own, by name.
         state: `model_state` when `found` was begun.
         attention: the model's own attention implementation while a session is open, else None.
         switches: how each attention implementation is put into force: what its configurations say.
     """
 
-    lock: Any = field(default_factory=threading.RLock)
     found: dict[Hashable, Any] = field(default_factory=dict)
     state: int | None = None
     attention: str | None = None
@@ -33,7 +34,16 @@ class Notes:
 
 
 _NOTES: "WeakKeyDictionary[nn.Module, Notes]" = WeakKeyDictionary()
+_LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 _GUARD = threading.Lock()
+_COUNT = count(1)
+_SERIALS: dict[int, tuple[Any, int]] = {}
+"""By `id`, a weak reference to what has a number, and the number."""
+_NO_MATTER = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
+_NO_MATTER |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
+_PLAIN = {bool, int, float, str, type(None)}
+_COLLECTIONS = {dict, list, tuple, set, frozenset}
+_RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 
 
 def notes_of(model: nn.Module) -> Notes:
@@ -43,8 +53,16 @@ def notes_of(model: nn.Module) -> Notes:
 
 
 def model_lock(model: nn.Module) -> Any:
-    """The lock that whoever scores a model holds; a context manager, for one thread nestable."""
-    return notes_of(model).lock
+    """The lock that whoever scores a model holds; a context manager, for one thread nestable.
+
+    Model objects that share their modules share it: it is that of the input embedding.
+    """
+    try:
+        shared = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        shared = None
+    with _GUARD:
+        return _LOCKS.setdefault(model if shared is None else shared, threading.RLock())
 
 
 def known(model: nn.Module) -> dict[Hashable, Any]:
@@ -62,24 +80,131 @@ def known(model: nn.Module) -> dict[Hashable, Any]:
 
 
 def model_state(model: nn.Module) -> int:
-    """A number that changes when modules or weights of a model are exchanged or written to.
+    """A number that changes when what a model computes with is exchanged or written to.
 
-    It costs microseconds a tensor, since no value is read: it is made of the identity, storage and
-    version counter of every parameter and buffer, the modules, and PEFT's active adapters. Unlike a
-    key made of values it means nothing in another process. Writing through `.data` or into memory
-    that NumPy shares moves no counter and is not seen.
+    It costs microseconds a module, since no value is read: it is made of every module, of the
+    identity, storage and version counter of every parameter and buffer, of the plain values that
+    modules and configurations hold (`plain_values`), of PEFT's active adapters, and of the hooks
+    and forward methods that others have set. Unlike a key made of values it means nothing in
+    another process. Writing through `.data` or into memory that NumPy shares moves no counter and
+    is not seen.
     """
     parts: list[Hashable] = []
+    configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
-        parts.append(id(module))
+        own = vars(module)
+        parts += _serial(module), type(module)
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
             parts.append((module._disable_adapters, str(module._active_adapter)))
-        derived = module._non_persistent_buffers_set  # such as rotary angles, renewed at will
-        kept = (tensor for name, tensor in module._buffers.items() if name not in derived)
-        for tensor in chain(module._parameters.values(), kept):
-            if tensor is not None:
-                parts.append(_place(tensor))
+        parts += plain_values(module)
+        parts += map(_serial, foreign_code(module))
+        renewed = renewed_names(module)
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in own[kind].items():
+                if tensor is not None and name not in renewed:
+                    parts.append(_place(tensor))
+        config = own.get("config")
+        if isinstance(config, PretrainedConfig):
+            configs[id(config)] = config
+    for config in configs.values():
+        parts += _configured(config)
     return hash(tuple(parts))
+
+
+def plain_values(module: nn.Module) -> list[str]:
+    """The numbers, texts and collections of them among a module's attributes, with their names.
+
+    Such as the scaling of attention or of an adapter. Left out is what changes no result: names
+    that begin with an underscore, where a model lies, whether it is being trained.
+    """
+    renewed = renewed_names(module)
+    found = []
+    for name, value in vars(module).items():
+        if name in _NO_MATTER or name[0] == "_" or name in renewed:
+            continue
+        if type(value) in _PLAIN:
+            found.append(f"{name}={value!r}")
+        elif type(value) in _COLLECTIONS:
+            found.append(f"{name}={_text(value)}")
+    return found
+
+
+def renewed_names(module: nn.Module) -> Set[str]:
+    """Attributes that rotary embeddings make anew for each sequence, by its length."""
+    own = vars(module)
+    kinds = own.get("rope_type")
+    if kinds is None:
+        return frozenset()
+    kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
+    if not any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
+        return frozenset()
+    names = (name for name in (*own, *own["_buffers"]) if "original" not in name)
+    return {name for name in names if name.endswith(_RENEWED)}
+
+
+def foreign_code(module: nn.Module) -> list[Any]:
+    """Hooks, and a forward method of this one object, that others have set on a module.
+
+    What they compute cannot be told. Those of transformers and accelerate are not among them: they
+    record, or fetch weights. Nor are those set here, which come and go within a pass.
+    """
+    own = vars(module)
+    found = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
+    # Where accelerate has wrapped the forward method, what it has wrapped counts.
+    for name in ("forward", "_old_forward"):
+        forward = own.get(name)
+        if forward is not None and getattr(forward, "__func__", None) is not type(module).forward:
+            found.append(forward)
+    return [code for code in found if not _of_library(code)] if found else found
+
+
+def _of_library(code: Any) -> bool:
+    while isinstance(code, partial):
+        code = code.func
+    home = getattr(code, "__module__", None) or type(code).__module__
+    return home.partition(".")[0] in ("transformers", "accelerate", __package__.partition(".")[0])
+
+
+def _text(value: Any) -> str | None:
+    """A plain value as it would be typed, sets in order; None for anything else."""
+    if type(value) in _PLAIN:
+        return repr(value)
+    if isinstance(value, Mapping):
+        parts = [(_text(key), _text(of_key)) for key, of_key in value.items()]
+        return repr([(key, of_key) for key, of_key in parts if key and of_key])
+    if type(value) in _COLLECTIONS:
+        texts = [text for part in value if (text := _text(part)) is not None]
+        return repr(sorted(texts) if isinstance(value, set | frozenset) else texts)
+    return None
+
+
+def _configured(config: PretrainedConfig) -> Iterator[str]:
+    for name, value in vars(config).items():
+        if name[0] == "_":
+            continue
+        if isinstance(value, PretrainedConfig):
+            yield from _configured(value)
+        elif (text := _text(value)) is not None:
+            yield f"{name}={text}"
+
+
+def _serial(thing: Any) -> int:
+    """A number for as long as something lives; unlike its `id` no later one gets it again."""
+    place = id(thing)
+    kept = _SERIALS.get(place)
+    if kept is not None and kept[0]() is thing:
+        return kept[1]
+    number = next(_COUNT)
+    try:
+        _SERIALS[place] = ref(thing, lambda gone: _forget(place, gone)), number
+    except TypeError:  # of a kind that nothing weak can refer to
+        return place
+    return number
+
+
+def _forget(place: int, gone: Any) -> None:
+    if _SERIALS.get(place, (None, 0))[0] is gone:
+        del _SERIALS[place]
 
 
 def _place(tensor: Tensor) -> tuple[int, int, int]:
@@ -87,7 +212,9 @@ def _place(tensor: Tensor) -> tuple[int, int, int]:
         return hash(tensor.shape), -1, -1
     # Tensors made in inference mode count no versions, those of some quantisations have no place.
     version = -1 if tensor.is_inference() else tensor._version
+    # PyTorch moves tensors that wrap others by exchanging them, which weak references forbid.
+    number = id(tensor) if is_traceable_wrapper_subclass(tensor) else _serial(tensor)
     try:
-        return id(tensor), tensor.data_ptr(), version
+        return number, tensor.data_ptr(), version
     except RuntimeError:
-        return id(tensor), -1, version
+        return number, -1, version

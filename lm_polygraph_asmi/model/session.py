@@ -1,12 +1,12 @@
 """The state a model is put into while it is scored, and its exact return."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.model.notes import known, notes_of
+from lm_polygraph_asmi.model.notes import known, model_lock, notes_of
 
 Setting = list[tuple[PretrainedConfig, str | None]]
 """What each configuration of a model says of attention."""
@@ -81,13 +81,23 @@ def _ask_for(model: PreTrainedModel, attention: str) -> None:
 
 
 @contextmanager
+def _without_autocast() -> Iterator[None]:
+    with ExitStack() as off:
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                off.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
 def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Iterator[None]:
     """Evaluation mode, no gradients and one attention implementation; all undone at the end.
 
     Undone also after an exception: every module's training flag, the attention implementation. One
     thread at a time is let in per model, the others wait. Sessions of a thread may be nested; the
     inner one costs next to nothing where it changes nothing. Weights are not to change inside.
-    Gradient checkpointing needs no care, since it acts in training mode alone.
+    Gradient checkpointing needs no care, since it acts in training mode alone. `torch.autocast`
+    around it is off inside: a model is scored in the precision it was loaded in.
 
     Args:
         model: the model to be scored.
@@ -98,7 +108,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         ValueError: the model cannot use that implementation.
     """
     notes = notes_of(model)
-    with notes.lock:
+    with model_lock(model), _without_autocast():
         outermost = notes.attention is None
         training = [module for module in model.modules() if module.training]
         before = attention_of(model)

@@ -78,8 +78,16 @@ def plain_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside a wrapper of PEFT, its adapters in place; others as they are.
 
     Raises:
-        TypeError: an adapter that adds tokens to the prompt, or no transformers model at all.
+        TypeError: an adapter that adds tokens to the prompt, one that waits for tokens in it
+            (aLoRA), or no transformers model at all.
     """
+    for name, adapter in (getattr(model, "peft_config", None) or {}).items():
+        if getattr(adapter, "alora_invocation_tokens", None):
+            raise TypeError(
+                f"adapter {name!r} is an aLoRA: it acts from its invocation tokens on, which "
+                "masked passes over states do not see. ASMI takes plain LoRA; to score the model "
+                "without it, delete_adapter it first"
+            )
     if hasattr(model, "get_base_model"):
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise TypeError(

@@ -14,7 +14,7 @@ import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import diskcache
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi import __version__
+from lm_polygraph_asmi.model.notes import foreign_code, plain_values, renewed_names
 
 log = logging.getLogger("lm_polygraph")
 
@@ -32,6 +33,7 @@ _CHUNK = 2**22
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by their bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
+_WARNED: "WeakSet[PreTrainedModel]" = WeakSet()
 FORMAT = 1
 """Part of every key: raised when the meaning of stored results changes."""
 
@@ -64,7 +66,7 @@ class Journal:
 
     def get(self, key: dict[str, Any]) -> Any | None:
         """The result stored under a key, or None if there is none that can be trusted."""
-        if self._entries is None:
+        if self._entries is None or _untold(key):
             return None
         try:
             stored = self._entries.get(_digest(key))
@@ -83,7 +85,7 @@ class Journal:
 
     def put(self, key: dict[str, Any], result: Any) -> None:
         """Store a result; on disk when this returns."""
-        if self._entries is None or not self._writable:
+        if self._entries is None or not self._writable or _untold(key):
             return
         content = pickle.dumps(result)
         try:
@@ -102,6 +104,11 @@ class Journal:
         self._writable = False  # what is there can still be read
 
 
+def _untold(key: dict[str, Any]) -> bool:
+    """Whether the key is that of a model that cannot be told from others."""
+    return "model" in key and key["model"] is None
+
+
 def _digest(key: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
 
@@ -117,23 +124,32 @@ def environment_key() -> dict[str, str]:
     }
 
 
-def model_key(model: PreTrainedModel) -> dict[str, str]:
+def model_key(model: PreTrainedModel) -> dict[str, str | None]:
     """Identity of a model's weights, configuration, precision and place.
 
-    Every value of every parameter and buffer counts, so another checkpoint, an adapter, a single
-    head set to zero or another quantisation gives another key. Forward hooks do not: with hooks
-    that change what a model computes, keep no journal.
+    Every value of every parameter and buffer counts, and so do the plain values that modules hold
+    and the configurations of adapters. So another checkpoint, an adapter or its scaling, a single
+    head set to zero or another quantisation gives another key. What forward hooks compute cannot
+    be told: with hooks of others, or a forward method set on a module, "model" is None, and a
+    `Journal` keeps and finds nothing under such a key.
 
     Raises:
         TypeError: weights of a kind whose bits cannot be read.
     """
+    place = {"device": model.device.type}
+    if any(foreign_code(module) for module in model.modules()):
+        return {"model": None, **place}
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
             digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
+        digest.update(" ".join([name, *sorted(plain_values(module)), ""]).encode())
+        renewed = {f"{name}.{own}" if name else own for own in renewed_names(module)}
         with align_module_device(module):  # offloaded weights are fetched one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:
+                if full_name in renewed:
+                    continue
                 try:
                     content = _checksum(tensor)
                 except (RuntimeError, NotImplementedError, KeyError) as error:
@@ -149,8 +165,15 @@ def model_key(model: PreTrainedModel) -> dict[str, str]:
         for name, value in model.config.to_dict().items()
         if not name.startswith("_") and name != "transformers_version"
     }
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    return {"model": digest.hexdigest(), "device": model.device.type}
+    adapters = {name: vars(of) for name, of in (getattr(model, "peft_config", None) or {}).items()}
+    content = json.dumps([config, adapters], sort_keys=True, default=_in_order)
+    digest.update(content.encode())
+    return {"model": digest.hexdigest(), **place}
+
+
+def _in_order(value: Any) -> Any:
+    """Sets come in another order in every process."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 
 class ModelKeys:
@@ -161,15 +184,22 @@ class ModelKeys:
     """
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, str]]] = (
+        self._kept: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, str | None]]] = (
             WeakKeyDictionary()
         )
 
-    def of(self, model: PreTrainedModel, state: int) -> dict[str, str]:
-        """The key of a model in this state."""
+    def of(self, model: PreTrainedModel, state: int) -> dict[str, str | None]:
+        """The key of a model in this state; one warning for a model that cannot be told."""
         kept = self._kept.get(model)
         if kept is None or kept[0] != state:
-            kept = self._kept[model] = state, environment_key() | model_key(model)
+            kept = self._kept[model] = state, {**environment_key(), **model_key(model)}
+            if kept[1]["model"] is None and model not in _WARNED:
+                _WARNED.add(model)
+                log.warning(
+                    "%s has forward hooks, or a forward method set on a module. What they compute "
+                    "cannot be told, so nothing of it is kept in the journal, nor looked up there. "
+                    "Remove them if answers are to be kept", type(model).__name__,
+                )  # fmt: skip
         return kept[1]
 
 

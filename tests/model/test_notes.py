@@ -1,0 +1,179 @@
+"""What is remembered of a model is forgotten when anything it computes with changes."""
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from lm_polygraph_asmi.model import (
+    model_lock,
+    model_state,
+    plain_model,
+    scoring_session,
+    subnetwork_log_probs,
+    unembedding,
+)
+from lm_polygraph_asmi.saved.journal import Journal, ModelKeys, model_key
+from tests.families import tiny_model
+
+IDS = torch.arange(3, 17)
+
+
+def scaled(model: nn.Module) -> None:
+    model.model.layers[1].self_attn.scaling *= 3
+
+
+def soft_capped(model: nn.Module) -> None:
+    model.config.final_logit_softcapping = 0.2
+
+
+def slower(model: nn.Module) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.25)
+
+
+def hooked(model: nn.Module) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda *call: call[-1] * 1.2)
+
+
+def hooked_before(model: nn.Module) -> None:
+    model.lm_head.register_forward_pre_hook(lambda _, given: (given[0] * 1.2,))
+
+
+def patched(model: nn.Module) -> None:
+    own = model.lm_head.forward
+    model.lm_head.forward = lambda states: own(states) * 2
+
+
+@pytest.mark.parametrize("change", [scaled, soft_capped, slower])
+def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], None]):
+    model = tiny_model("llama")
+    state, key = model_state(model), model_key(model)
+    change(model)
+    assert model_state(model) != state
+    assert model_key(model) != key
+
+
+@pytest.mark.parametrize("change", [hooked, hooked_before, patched])
+def test_what_others_compute_is_neither_kept_nor_found(
+    change: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    model = tiny_model("llama")
+    keys, journal, state = ModelKeys(), Journal(tmp_path), model_state(model)
+    journal.put(keys.of(model, state), "without")
+    change(model)
+    assert model_state(model) != state
+    for _ in range(2):
+        key = keys.of(model, model_state(model))
+        assert journal.get(key) is None
+        journal.put(key, "with")
+    assert journal.get(key) is None
+    assert journal.get(ModelKeys().of(tiny_model("llama"), 0)) == "without"
+    assert caplog.text.count("nothing of it is kept") == 1
+
+
+def test_weights_exchanged_twice_are_others():
+    """The second one may get the `id` and the memory of the first."""
+    model = tiny_model("llama")
+    layer = model.model.layers[3].mlp.down_proj
+    seen = set()
+    for turn in range(20):
+        layer.weight = nn.Parameter(layer.weight.detach() * 1.1)
+        seen.add(model_state(model))
+        assert len(seen) == turn + 1
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("rope", [None, "dynamic"])
+def test_passes_change_no_state(offloaded: bool, rope: str | None):
+    own = {} if rope is None else {"rope_parameters": {
+        "rope_type": rope, "factor": 2.0, "rope_theta": 100.0,
+    }, "max_position_embeddings": 8}  # fmt: skip
+    model = tiny_model("llama", **own)
+    if offloaded:
+        cpu_offload(model, torch.device("cpu"))
+    model.eval()
+    state, key = model_state(model), model_key(model)
+    assert key["model"] is not None
+    model(input_ids=IDS[None], output_hidden_states=True, output_attentions=True)
+    if rope is None:
+        subnetwork_log_probs(model, IDS, 9, 2, torch.tensor([[1, 0, 1, 1]]))
+    assert model_state(model) == state
+    assert model_key(model) == key
+
+
+def test_a_forward_method_under_accelerates_is_seen():
+    model = tiny_model("llama")
+    patched(model)
+    model = cpu_offload(model, torch.device("cpu"))
+    assert model_key(model)["model"] is None
+    model = cpu_offload(tiny_model("llama"), torch.device("cpu"))
+    model.lm_head.forward = functools.partial(lambda states: states)
+    assert model_key(model)["model"] is None
+
+
+def test_model_objects_that_share_modules_share_the_lock():
+    model = tiny_model("llama")
+    other = LlamaForCausalLM(copy.deepcopy(model.config))
+    assert model_lock(other) is not model_lock(model)
+    other.model = model.model
+    assert model_lock(other) is model_lock(model) is model_lock(model.model)
+
+
+def test_autocast_around_a_call_changes_nothing():
+    model = tiny_model("llama")
+    masks = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]])
+    expected = subnetwork_log_probs(model, IDS, 9, 2, masks)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(subnetwork_log_probs(model, IDS, 9, 2, masks), expected)
+        with scoring_session(model):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+
+
+def lora(**settings: object) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    own = {"r": 4, "target_modules": ["lm_head"], "init_lora_weights": False} | settings
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **own)
+    return peft.get_peft_model(tiny_model("llama"), config).eval()
+
+
+def test_the_scaling_of_an_adapter_counts():
+    weak, strong = (plain_model(lora(lora_alpha=alpha)) for alpha in (4, 32))
+    assert model_key(weak) != model_key(strong)
+    assert model_key(weak) == model_key(plain_model(lora(lora_alpha=4)))
+    state, key = model_state(weak), model_key(weak)
+    weak.lm_head.scaling["default"] *= 0.1
+    assert model_state(weak) != state
+    assert model_key(weak) != key
+
+
+@pytest.mark.parametrize("more", [{}, {"use_rslora": True}, {"target_modules": ["q_proj"]}])
+def test_the_unembedding_has_the_adapters_part(more: dict):
+    model = lora(lora_alpha=16, **more)
+    found = unembedding(plain_model(model))
+    with model.disable_adapter():
+        bare = unembedding(plain_model(model))
+    torch.testing.assert_close(bare, tiny_model("llama").lm_head.weight.detach())
+    assert torch.equal(found, bare) == ("target_modules" in more)
+    model.merge_adapter()
+    torch.testing.assert_close(unembedding(plain_model(model)), found)
+    model.unmerge_adapter()
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(unembedding(merged), found)
+
+
+def test_other_adapters_of_the_unembedding_are_refused():
+    with pytest.raises(TypeError, match="merge the adapter first"):
+        unembedding(plain_model(lora(use_dora=True)))
+
+
+def test_alora_is_refused_by_name():
+    with pytest.raises(TypeError, match="aLoRA"):
+        plain_model(lora(target_modules=["q_proj"], alora_invocation_tokens=[3, 4]))

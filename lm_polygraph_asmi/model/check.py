@@ -272,7 +272,7 @@ def right_way(
             # makes of all of them is to be no other's end.
             if way is not possible[-1]:
                 refusals.append((extent, refused))
-            if len(refusals) <= 1:
+            if len(refusals) == 1:
                 log.warning(
                     "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is "
                     "tried",

@@ -8,7 +8,7 @@ whole forward passes of the model itself whose heads are masked by a hook; and t
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
 which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken
-for sequences like that one; where none is right the sequence is refused. It costs up to six passes
+for sequences like that one; where none is right the sequence is refused. It costs up to five passes
 over the sequence and one piece of the run.
 """
 
@@ -272,7 +272,7 @@ def right_way(
             # makes of all of them is to be no other's end.
             if way is not possible[-1]:
                 refusals.append((extent, refused))
-            if len(refusals) <= 1:
+            if len(refusals) == 1:
                 log.warning(
                     "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is "
                     "tried",

@@ -122,7 +122,8 @@ def plain_values(module: nn.Module) -> list[str]:
     for name in [name for name in own if name not in _NO_MATTER]:
         value = own[name]
         kind = type(value)
-        if name[0] == "_" or name in renewed:
+        # Where recurrent layers begin with None, a pass puts a tensor.
+        if value is None or name[0] == "_" or name in renewed:
             continue
         if kind in _PLAIN:
             found.append(f"{name}={value!r}")

@@ -143,7 +143,7 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
     return weight.detach()
 
 
-def _acting_adapters(projection: nn.Module) -> list[str]:
+def _acting_adapters(projection: Any) -> list[str]:
     """Adapters of PEFT whose part is not in `projection.weight`."""
     if not hasattr(type(projection), "_disable_adapters") or projection.disable_adapters:
         return []
@@ -153,8 +153,7 @@ def _acting_adapters(projection: nn.Module) -> list[str]:
     return [name for name in projection.active_adapters if name not in merged]
 
 
-def _lora_delta(projection: nn.Module, adapter: str) -> Float[Tensor, "V D"]:
-    layer: Any = projection
+def _lora_delta(layer: Any, adapter: str) -> Float[Tensor, "V D"]:
     down, up = (getattr(layer, part, {}) for part in ("lora_A", "lora_B"))
     known = set(getattr(layer, "adapter_layer_names", ())) <= {
         "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B",

@@ -41,6 +41,7 @@ _SERIALS: dict[int, tuple[Any, int]] = {}
 """By `id`, a weak reference to what has a number, and the number."""
 _NO_MATTER = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
 _NO_MATTER |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
+_NOTHING: frozenset[str] = frozenset()
 _PLAIN = {bool, int, float, str, type(None)}
 _COLLECTIONS = {dict, list, tuple, set, frozenset}
 _RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
@@ -93,11 +94,11 @@ def model_state(model: nn.Module) -> int:
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
         own = vars(module)
-        parts += _serial(module), type(module)
+        parts.append((_serial(module), type(module)))
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
             parts.append((module._disable_adapters, str(module._active_adapter)))
         parts += plain_values(module)
-        parts += map(_serial, foreign_code(module))
+        parts += [_serial(code) for code in foreign_code(module)]
         renewed = renewed_names(module)
         for kind in ("_parameters", "_buffers"):
             for name, tensor in own[kind].items():
@@ -117,14 +118,16 @@ def plain_values(module: nn.Module) -> list[str]:
     Such as the scaling of attention or of an adapter. Left out is what changes no result: names
     that begin with an underscore, where a model lies, whether it is being trained.
     """
-    renewed = renewed_names(module)
-    found = []
-    for name, value in vars(module).items():
-        if name in _NO_MATTER or name[0] == "_" or name in renewed:
+    own, renewed, found = vars(module), renewed_names(module), []
+    for name in [name for name in own if name not in _NO_MATTER]:
+        value = own[name]
+        kind = type(value)
+        # Where recurrent layers begin with None, a pass puts a tensor.
+        if value is None or name[0] == "_" or name in renewed:
             continue
-        if type(value) in _PLAIN:
+        if kind in _PLAIN:
             found.append(f"{name}={value!r}")
-        elif type(value) in _COLLECTIONS:
+        elif kind in _COLLECTIONS:
             found.append(f"{name}={_text(value)}")
     return found
 
@@ -132,12 +135,12 @@ def plain_values(module: nn.Module) -> list[str]:
 def renewed_names(module: nn.Module) -> Set[str]:
     """Attributes that rotary embeddings make anew for each sequence, by its length."""
     own = vars(module)
-    kinds = own.get("rope_type")
-    if kinds is None:
-        return frozenset()
+    if "rope_type" not in own:
+        return _NOTHING
+    kinds = own["rope_type"]
     kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
     if not any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
-        return frozenset()
+        return _NOTHING
     names = (name for name in (*own, *own["_buffers"]) if "original" not in name)
     return {name for name in names if name.endswith(_RENEWED)}
 
@@ -149,12 +152,14 @@ def foreign_code(module: nn.Module) -> list[Any]:
     record, or fetch weights. Nor are those set here, which come and go within a pass.
     """
     own = vars(module)
-    found = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
+    found = []
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        if own[kind]:
+            found += own[kind].values()
     # Where accelerate has wrapped the forward method, what it has wrapped counts.
     for name in ("forward", "_old_forward"):
-        forward = own.get(name)
-        if forward is not None and getattr(forward, "__func__", None) is not type(module).forward:
-            found.append(forward)
+        if name in own and getattr(own[name], "__func__", None) is not type(module).forward:
+            found.append(own[name])
     return [code for code in found if not _of_library(code)] if found else found
 
 
@@ -213,7 +218,8 @@ def _place(tensor: Tensor) -> tuple[int, int, int]:
     # Tensors made in inference mode count no versions, those of some quantisations have no place.
     version = -1 if tensor.is_inference() else tensor._version
     # PyTorch moves tensors that wrap others by exchanging them, which weak references forbid.
-    number = id(tensor) if is_traceable_wrapper_subclass(tensor) else _serial(tensor)
+    usual = type(tensor) in (nn.Parameter, Tensor) or not is_traceable_wrapper_subclass(tensor)
+    number = _serial(tensor) if usual else id(tensor)
     try:
         return number, tensor.data_ptr(), version
     except RuntimeError:

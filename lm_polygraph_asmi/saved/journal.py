@@ -124,7 +124,7 @@ def environment_key() -> dict[str, str]:
     }
 
 
-def model_key(model: PreTrainedModel) -> dict[str, str | None]:
+def model_key(model: PreTrainedModel) -> dict[str, Any]:
     """Identity of a model's weights, configuration, precision and place.
 
     Every value of every parameter and buffer counts, and so do the plain values that modules hold
@@ -166,8 +166,8 @@ def model_key(model: PreTrainedModel) -> dict[str, str | None]:
         if not name.startswith("_") and name != "transformers_version"
     }
     adapters = {name: vars(of) for name, of in (getattr(model, "peft_config", None) or {}).items()}
-    content = json.dumps([config, adapters], sort_keys=True, default=_in_order)
-    digest.update(content.encode())
+    configured = json.dumps([config, adapters], sort_keys=True, default=_in_order)
+    digest.update(configured.encode())
     return {"model": digest.hexdigest(), **place}
 
 
@@ -184,11 +184,11 @@ class ModelKeys:
     """
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, str | None]]] = (
+        self._kept: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, Any]]] = (
             WeakKeyDictionary()
         )
 
-    def of(self, model: PreTrainedModel, state: int) -> dict[str, str | None]:
+    def of(self, model: PreTrainedModel, state: int) -> dict[str, Any]:
         """The key of a model in this state; one warning for a model that cannot be told."""
         kept = self._kept.get(model)
         if kept is None or kept[0] != state:

@@ -21,6 +21,7 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys, model_key
 from tests.families import tiny_model
+from tests.registry import tiny_class
 
 IDS = torch.arange(3, 17)
 
@@ -103,6 +104,14 @@ def test_passes_change_no_state(offloaded: bool, rope: str | None):
     model(input_ids=IDS[None], output_hidden_states=True, output_attentions=True)
     if rope is None:
         subnetwork_log_probs(model, IDS, 9, 2, torch.tensor([[1, 0, 1, 1]]))
+    assert model_state(model) == state
+    assert model_key(model) == key
+
+
+def test_recurrent_states_are_no_values():
+    model = tiny_class("RecurrentGemmaForCausalLM").eval()
+    state, key = model_state(model), model_key(model)
+    model(input_ids=IDS[None])
     assert model_state(model) == state
     assert model_key(model) == key
 

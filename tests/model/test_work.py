@@ -62,13 +62,14 @@ def test_response_scope_runs_response_positions_alone(llama, input_ids, layer):
 
 
 def test_several_depths_share_one_unmasked_pass(input_ids):
-    model = tiny_model("llama")
+    model, calls = tiny_model("llama"), []
+    # A model with another hook is another model to the check: it is there from the start.
+    model.model.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [1, 2])
         for layer in (1, 2):
             run_subnetworks(model, unmasked, layer, DRAWN)  # checked from here on
-    calls = []
-    model.model.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
+    calls.clear()
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [1, 2])
         for layer in (1, 2):

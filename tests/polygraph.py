@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from lm_polygraph_asmi.runs import preflight, rows
-
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 
 
@@ -28,9 +26,6 @@ def polygraph_eval_here(*arguments: str) -> None:
     patch = pytest.MonkeyPatch()
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    # A new process knows nothing of folders that an earlier run saw under the same relative name.
-    preflight._rows_in.cache_clear()
-    rows._rows_folder.cache_clear()
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed

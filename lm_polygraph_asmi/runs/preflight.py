@@ -215,7 +215,8 @@ def count_rows(config: DictConfig) -> int:
         rows = len(load_from_disk(rows_folder(container(config.data))))
     else:
         source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
-        rows = _rows_in(source, config.eval_split, config.text_column, config.get("label_column"))
+        columns = config.text_column, config.get("label_column")
+        rows = _rows_in(Path.cwd(), source, config.eval_split, *columns)
     size = config.get("subsample_eval_dataset", -1)
     return rows if size == -1 else min(rows, int(size * rows) if size < 1 else size)
 
@@ -228,7 +229,9 @@ def _is_built(config: DictConfig) -> bool:
 
 
 @lru_cache(maxsize=1)  # the doctor asks twice
-def _rows_in(source: str | tuple[str, ...], split: str, text: str, label: str | None) -> int:
+def _rows_in(
+    _: Path, source: str | tuple[str, ...], split: str, text: str, label: str | None
+) -> int:
     if not (isinstance(source, str) and Path(source).is_file()):
         return len(read_rows(source, split, text, label))
     table = pd.read_csv(source)

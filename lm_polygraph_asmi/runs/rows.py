@@ -270,14 +270,19 @@ def rows_folder(data: Mapping[str, Any]) -> Path:
     Raises:
         ConnectionError, ValueError: as `read_selected_rows`.
     """
-    return _rows_folder(json.dumps(dict(data), default=str))
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    # A source may be a relative path: what it names depends on the working directory.
+    return _rows_folder(json.dumps(dict(data), default=str), Path.cwd(), home)
 
 
 @lru_cache(maxsize=8)  # a config is resolved several times in a run
-def _rows_folder(described: str) -> Path:
+def _rows_folder(described: str, _: Path, home: Path) -> Path:
     rows = read_selected_rows(json.loads(described))
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lm_polygraph_asmi"
-    folder = cache / f"rows-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
+    folder = (
+        home
+        / "lm_polygraph_asmi"
+        / f"rows-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
+    )
     save_rows(rows, folder)
     return folder
 

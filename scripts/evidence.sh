@@ -8,7 +8,7 @@
 # OUT, runs/ is large and can be thrown away, and answers/CELL/RUN/SHARD.parquet is what the pages of
 # evidence are made from (scripts/evidence.py). A finished shard is not run again, a cut off one goes
 # on where its journal ends. ROWS=200 asks fewer rows of every cell, SHARDS=20 makes shards smaller,
-# RUNS=all leaves out the runs with another source.
+# RUNS=all leaves out the runs with another source; RUNS="all baselines" adds what needs further passes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=$1 data=$(realpath "$2") out=$(realpath -m "$3")
@@ -59,10 +59,12 @@ for name in "${@:-open}"; do
   cell "$name" >/dev/null
   for ((shard = 0; shard < ${SHARDS:-10}; shard++)); do
     for kind in ${RUNS:-all context}; do
-      again=("asmi.answers=$out/runs/$name/all/$shard" estimators=asmi_only output_attentions=false)
+      again=asmi.answers=$out/runs/$name/all/$shard
+      lean=(estimators=asmi_free output_attentions=false)
       case $kind in
-        all) run "$shard" "$name" all ;;
-        *) run "$shard" "$name" "$kind" "${again[@]}" "asmi.calculator.source=$kind" ;;
+        all) run "$shard" "$name" all "${lean[@]}" ;;
+        baselines) run "$shard" "$name" baselines "$again" ;;
+        *) run "$shard" "$name" "$kind" "$again" "${lean[@]}" "asmi.calculator.source=$kind" ;;
       esac
     done
   done

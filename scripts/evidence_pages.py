@@ -10,7 +10,7 @@ hand. The files, answers/MODEL/CELL/RUN/SHARD.parquet below it, are made by scri
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import click
@@ -329,11 +329,15 @@ def other_measures(cells: list[Evidence], judge: str) -> str:
 
 
 TABLES: dict[str, Callable[[list[Evidence]], str]] = {
-    **{f"source {judge}": lambda c, j=judge: source_table(c, j) for judge in JUDGES},
-    **{f"source raw {judge}": lambda c, j=judge: source_table(c, j, "ASMI") for judge in JUDGES},
-    **{f"worth {judge}": lambda c, j=judge: worth_table(c, j) for judge in JUDGES},
-    **{f"aggregation {judge}": lambda c, j=judge: aggregation_table(c, j) for judge in JUDGES},
-    **{f"measures {judge}": lambda c, j=judge: other_measures(c, j) for judge in JUDGES},
+    f"{name} {judge}": partial(make, judge=judge)
+    for judge in JUDGES
+    for name, make in {
+        "source": source_table,
+        "source raw": partial(source_table, method="ASMI"),
+        "worth": worth_table,
+        "aggregation": aggregation_table,
+        "measures": other_measures,
+    }.items()
 }
 _PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -25,7 +25,7 @@ JUDGES = {
     "TokenRecall": token_recall,
 }
 DEPTH_FREE = ("asmi_entropy", "asmi_log_likelihood")
-OF_TOKENS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_context_")
+OF_TOKENS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_source_")
 """Statistics kept for every token, whatever depth or source they end in."""
 
 

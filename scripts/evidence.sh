@@ -7,8 +7,9 @@
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
 # OUT, runs/ is large and can be thrown away, and answers/CELL/RUN/SHARD.parquet is what the pages of
 # evidence are made from (scripts/evidence.py). A finished shard is not run again, a cut off one goes
-# on where its journal ends. ROWS=200 asks fewer rows of every cell, SHARDS=20 makes shards smaller,
-# RUNS=all leaves out the runs with another source; RUNS="all baselines" adds what needs further passes.
+# on where its journal ends. ROWS=200 asks fewer rows of every cell, SHARDS=20 makes shards smaller.
+# RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
+# run, whose answers the others take), `baselines`, `whole` (masks at every position), `paper` (p = 0.15 and S = 40).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=$1 data=$(realpath "$2") out=$(realpath -m "$3")
@@ -58,14 +59,20 @@ run() {
 for name in "${@:-open}"; do
   cell "$name" >/dev/null
   for ((shard = 0; shard < ${SHARDS:-10}; shard++)); do
-    for kind in ${RUNS:-all context}; do
-      again=asmi.answers=$out/runs/$name/all/$shard
-      lean=(estimators=asmi_free output_attentions=false)
+    for kind in ${RUNS:-sources}; do
+      again=asmi.answers=$out/runs/$name/sources/$shard
+      lean=(estimators=asmi_only output_attentions=false)
       case $kind in
-        all) run "$shard" "$name" all "${lean[@]}" ;;
-        baselines) run "$shard" "$name" baselines "$again" ;;
-        *) run "$shard" "$name" "$kind" "$again" "${lean[@]}" "asmi.calculator.source=$kind" ;;
+        sources) options_of_run=(estimators=asmi_sources output_attentions=false
+          "asmi.calculator.source=[all,context,elsewhere]") ;;
+        baselines) options_of_run=("$again") ;;
+        whole) options_of_run=("$again" "${lean[@]}" asmi.calculator.scope=all) ;;
+        paper) options_of_run=("$again" "${lean[@]}" asmi.calculator.{mask_rate=0.15,num_masks=40}) ;;
+        *) echo "no run $kind: sources, baselines, whole, paper" >&2 && exit 1 ;;
       esac
+      [[ $name == closed* && $kind == sources ]] && # no passage, no source
+        options_of_run=(estimators=asmi_free output_attentions=false)
+      run "$shard" "$name" "$kind" "${options_of_run[@]}"
     done
   done
 done

@@ -56,12 +56,11 @@ JUDGES = {"stands": "the reference stands in the answer", "rouge": "ROUGE-L"}
 
 @dataclass(frozen=True)
 class Evidence:
-    """One model on one data set: a row per answer, statistics of tokens by run."""
+    """One model on one data set: a row per answer, with statistics of its tokens."""
 
     model: str
     cell: str
     answers: pd.DataFrame
-    runs: dict[str, pd.DataFrame]
 
     @property
     def clusters(self) -> list[str]:
@@ -81,19 +80,17 @@ class Evidence:
     def baseline(self, name: str) -> np.ndarray:
         return self.answers[f"score {name}"].to_numpy(dtype=float)
 
-    def tokens(self, method: str, run: str = "all") -> list[np.ndarray]:
+    def tokens(self, method: str, source: str = "all") -> list[np.ndarray]:
         """Per-token scores of ASMI or Sem-ASMI, in nats; higher = more uncertain."""
-        found = self.runs[run]
-        (mi,) = (name for name in found if name.startswith("asmi_mi"))
-        (agreement,) = (name for name in found if name.startswith("asmi_agreement"))
-        scores = [np.asarray(own, dtype=float) for own in found[mi]]
+        ending = "_d60" if source == "all" else f"_d60_{source}"
+        scores = [np.asarray(own, dtype=float) for own in self.answers[f"asmi_mi{ending}"]]
         if method == "Sem-ASMI":
-            agreements = (np.asarray(own, dtype=float) for own in found[agreement])
+            agreements = map(np.asarray, self.answers[f"asmi_agreement{ending}"])
             scores = [own * (1 - a) for own, a in zip(scores, agreements, strict=True)]
         return scores
 
-    def score(self, method: str, run: str = "all", aggregation: str = "mean") -> np.ndarray:
-        return np.array([AGGREGATIONS[aggregation](own) for own in self.tokens(method, run)])
+    def score(self, method: str, source: str = "all", aggregation: str = "mean") -> np.ndarray:
+        return np.array([AGGREGATIONS[aggregation](own) for own in self.tokens(method, source)])
 
     @property
     def controls(self) -> np.ndarray:
@@ -107,31 +104,15 @@ def load(folder: Path) -> list[Evidence]:
     found = []
     for model in MODELS:
         for cell in CELLS:
-            runs = {
-                run.name: pd.concat(
-                    [pd.read_parquet(file) for file in sorted(run.glob("*.parquet"))],
-                    ignore_index=True,
-                )
-                for run in sorted((folder / model / cell).glob("*"))
-                if any(run.glob("*.parquet"))
-            }
-            if "all" not in runs:
-                continue
-            answers = runs["all"]
-            for name, run in runs.items():
-                # A run with another source may not have reached every shard yet.
-                runs[name] = run.set_index("id").reindex(answers["id"]).reset_index()
-            found.append(Evidence(model, cell, answers, runs))
+            files = sorted((folder / model / cell / "sources").glob("*.parquet"), key=_shard)
+            if files:
+                parts = [pd.read_parquet(file) for file in files]
+                found.append(Evidence(model, cell, pd.concat(parts, ignore_index=True)))
     return found
 
 
-def both(evidence: Evidence, run: str) -> Evidence:
-    """The answers that another run has scored too."""
-    here = evidence.runs[run]["cluster"].notna().to_numpy()
-    runs = {name: own[here].reset_index(drop=True) for name, own in evidence.runs.items()}
-    return Evidence(
-        evidence.model, evidence.cell, evidence.answers[here].reset_index(drop=True), runs
-    )
+def _shard(file: Path) -> int:
+    return int(file.stem)
 
 
 def prr(
@@ -184,8 +165,7 @@ class SourceTests:
 
     @classmethod
     def of(cls, evidence: Evidence, judge: str, method: str = "Sem-ASMI") -> "SourceTests":
-        evidence = both(evidence, "context")
-        scores = {run: evidence.score(method, run) for run in ("context", "all")}
+        scores = {source: evidence.score(method, source) for source in ("context", "all")}
         values, drawn = prr(scores, evidence, judge)
         gap = drawn["context"] - drawn["all"]
         try:
@@ -214,7 +194,7 @@ PLANNED = {
 
 
 def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
-    planned = [c for c in cells if (c.model, c.cell) in PLANNED and "context" in c.runs]
+    planned = [c for c in cells if (c.model, c.cell) in PLANNED]
     tests = [SourceTests.of(cell, judge, method) for cell in planned]
     adjusted = [
         holm([getattr(test, p) for test in tests]) for p in ("p_passage", "p_difference", "p_added")
@@ -328,17 +308,14 @@ def other_measures(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows())
 
 
-TABLES: dict[str, Callable[[list[Evidence]], str]] = {
-    f"{name} {judge}": partial(make, judge=judge)
-    for judge in JUDGES
-    for name, make in {
-        "source": source_table,
-        "source raw": partial(source_table, method="ASMI"),
-        "worth": worth_table,
-        "aggregation": aggregation_table,
-        "measures": other_measures,
-    }.items()
-}
+TABLES: dict[str, Callable[[list[Evidence]], str]] = {}
+for _judge in JUDGES:
+    TABLES[f"source {_judge}"] = partial(source_table, judge=_judge)
+    TABLES[f"source raw {_judge}"] = partial(source_table, judge=_judge, method="ASMI")
+    TABLES[f"worth {_judge}"] = partial(worth_table, judge=_judge)
+    TABLES[f"aggregation {_judge}"] = partial(aggregation_table, judge=_judge)
+    TABLES[f"measures {_judge}"] = partial(other_measures, judge=_judge)
+
 _PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

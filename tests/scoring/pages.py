@@ -6,7 +6,10 @@ import math
 import re
 import shutil
 import subprocess
+import zlib
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +61,7 @@ MEASURE = """
 const root = document.documentElement, found = {width: innerWidth, page: root.scrollWidth, out: []};
 const inside = (box, name) => { if (box.width && (box.left < -.5 || box.right > innerWidth + .5))
   found.out.push(name + ' ' + box.left + ' ' + box.right); };
-const shown = '.answer, .answer *, .rows *, .verdict li, .legend .token, h2';
+const shown = '.answer, .answer *, .rows *, .verdict li, .legend .token, h2, .parts td, .parts th';
 document.querySelectorAll(shown).forEach(part =>
   [...part.getClientRects()].forEach(box => inside(box, part.className || part.tagName)));
 const tokens = [...document.querySelectorAll('.answer .token')];
@@ -135,6 +138,28 @@ def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
     found = re.search(r'data-measured="(.*?)"', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
     return json.loads(html.unescape(found[1]))
+
+
+def filled(page: str, folder: Path, *flags: str) -> Counter[str]:
+    """Colours of a printed page: how many shapes each fills."""
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    subprocess.run(
+        [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
+         f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={folder / 'page.pdf'}",
+         (folder / "page.html").as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    found: Counter[str] = Counter()
+    for stream in re.findall(
+        rb"stream\r?\n(.*?)endstream", (folder / "page.pdf").read_bytes(), re.S
+    ):
+        with suppress(zlib.error):  # one that is not compressed is no drawing
+            colour = ""
+            for line in zlib.decompress(stream).decode("latin-1").splitlines():
+                if line.endswith(" rg"):
+                    colour = " ".join(line.split()[-4:-1])
+                found[colour] += line in ("f", "f*")
+    return found
 
 
 def picture(page: str, file: Path, width: int, *flags: str, height: int = 1400) -> None:

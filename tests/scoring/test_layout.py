@@ -1,6 +1,7 @@
 """Pages that are hard to show, measured in a browser: nothing beyond the border, nothing hidden."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.scoring.conftest import PROMPT
-from tests.scoring.pages import TEXTS, Shown, browser, measure, spread
+from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
 from tests.scoring.test_result import judged
 from tests.tiny_lm import whitebox
 
@@ -136,3 +137,20 @@ def test_forced_colours(scores, measured):
     shades = [piece.shade for piece in pieces(one.tokens)]
     darkest = max(range(len(bars)), key=lambda number: shades[number])
     assert bars[darkest] == max(bars) >= 4
+
+
+def test_on_paper(scores, tmp_path):
+    """Each token's bar and shade are printed, in the light colours, whatever the screen had."""
+    one = scores["code"]
+    still = replace(one, tokens=tuple(replace(token, u=0.0) for token in one.tokens))
+    dark_notebook = ("<body>", '<body data-jp-theme-light="false">')
+    printed, plain = (
+        filled(page.to_html().replace(*dark_notebook), tmp_path, DARK) for page in (one, still)
+    )
+    ink, heat = ".102 .102 .102", ".7843 .1176 .1176"  # of the page's light colours, in tenths
+    shaded = sum(piece.shade >= 0.005 for piece in pieces(one.tokens))
+    assert printed[ink] - plain[ink] == printed[heat] - plain[heat] == shaded
+    # Nothing is cut off where paper does not scroll.
+    found = measure(one.to_html().replace("@media print", "@media all"), tmp_path, 700)
+    assert found["page"] <= 700
+    assert found["out"] == []

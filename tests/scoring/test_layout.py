@@ -151,6 +151,7 @@ def test_on_paper(scores, tmp_path):
     shaded = sum(piece.shade >= 0.005 for piece in pieces(one.tokens))
     assert printed[ink] - plain[ink] == printed[heat] - plain[heat] == shaded
     # Nothing is cut off where paper does not scroll.
-    found = measure(one.to_html().replace("@media print", "@media all"), tmp_path, 700)
+    on_paper = one.to_html().replace("@media print", "@media all")
+    (found,) = measure([Shown(on_paper, 700)], tmp_path)
     assert found["page"] <= 700
     assert found["out"] == []

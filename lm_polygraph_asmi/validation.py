@@ -10,6 +10,10 @@ from numbers import Integral, Real
 SCOPES = ("all", "response")
 """Positions at which heads are masked: every one, or those that predict the response."""
 
+SOURCES = ("all", "context", "elsewhere")
+"""What a mask takes from a head: all its output, or what comes from the context's tokens, or the
+rest."""
+
 LEVELS = ("sequence", "claim")
 """What an estimator scores: answers, or the claims in them."""
 
@@ -118,6 +122,26 @@ def check_level(level: str) -> None:
 def check_scope(scope: str) -> None:
     """Raise ValueError unless `scope` is one of `SCOPES`."""
     _check_one_of("scope", scope, SCOPES)
+
+
+def check_source(source: str, scope: str) -> None:
+    """Raise ValueError unless `source` is one of `SOURCES`, and one that this scope has."""
+    _check_one_of("source", source, SOURCES)
+    if source != "all" and scope != "response":
+        raise ValueError(
+            f"source {source!r} is for scope 'response', where heads are masked at the positions "
+            f"that predict the response; the scope is {scope!r}"
+        )
+
+
+def check_context_regex(sources: Sequence[str], context_regex: str | None) -> None:
+    """Raise ValueError where a source needs a context that no regular expression finds."""
+    if tuple(sources) != ("all",) and not context_regex:
+        raise ValueError(
+            f"the sources {', '.join(sources)} need to know the context of each prompt: set "
+            "data.context_regex (in a calculator of your own, context_regex) to a regular "
+            "expression whose first group it is"
+        )
 
 
 def check_mask_sampler(mask_sampler: str) -> None:

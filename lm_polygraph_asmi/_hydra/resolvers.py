@@ -4,7 +4,8 @@
   accepts scripts by absolute path only when its config was found by a plugin.
 - `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
   `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
-- `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
+- `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`; with
+  details and sources, `${asmi_stats:[0.6],false,[all,context]}`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
@@ -61,16 +62,24 @@ def _estimators(
     return ListConfig([*baselines, *ours])
 
 
-def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
+def _stats(
+    depths: Sequence[float] = (0.6,),
+    details: bool = False,
+    source: str | Sequence[str] | None = None,
+) -> ListConfig:
     from lm_polygraph_asmi.saved.names import masked_head_stats
 
-    return ListConfig(masked_head_stats(depths, details))
+    return ListConfig(masked_head_stats(depths, details, source))
 
 
-def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
+def _saved_stats(
+    depths: Sequence[float] = (0.6,),
+    details: bool = False,
+    source: str | Sequence[str] | None = None,
+) -> ListConfig:
     from lm_polygraph_asmi.saved.names import saved_stats
 
-    return ListConfig(saved_stats(depths, details))
+    return ListConfig(saved_stats(depths, details, source))
 
 
 def _rows(*, _root_: DictConfig) -> str:

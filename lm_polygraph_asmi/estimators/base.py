@@ -9,7 +9,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.saved.names import at_depth, require
-from lm_polygraph_asmi.validation import check_level, check_settings
+from lm_polygraph_asmi.validation import check_level, check_settings, check_source
 
 
 class MaskedHeadsEstimator(Estimator):
@@ -29,6 +29,8 @@ class MaskedHeadsEstimator(Estimator):
         mask_rate: p; None is the rate derived from the model's heads.
         mask_sampler: how masks are drawn.
         scope: positions at which heads are masked.
+        source: what a masked head loses, "all" its output or what comes from one source; one of
+            those that the calculator scores.
         seed: base seed of the masks.
         closing_token: False leaves the closing token out of the mean. An answer that consists of
             its closing token alone is then scored on that token. Of a stop string that takes
@@ -48,13 +50,20 @@ class MaskedHeadsEstimator(Estimator):
         mask_rate: float | None = None,
         mask_sampler: str = "bernoulli",
         scope: str = "all",
+        source: str = "all",
         seed: int = 0,
         closing_token: bool = True,
         level: str = "sequence",
     ) -> None:
         check_settings([depth], top_k, num_masks, mask_rate, mask_sampler, scope)
+        if not isinstance(source, str):
+            raise ValueError(
+                f"an estimator reads one source, got {source!r}: name an estimator for each of "
+                "them, as the group asmi_sources does"
+            )
+        check_source(source, scope)
         check_level(level)
-        self.depth = depth
+        self.depth, self.source = depth, source
         self.closing_token = closing_token
         self.expected: dict[str, Any] = {
             "top_k": top_k,
@@ -69,9 +78,12 @@ class MaskedHeadsEstimator(Estimator):
 
     def _dependencies(self) -> list[str]:
         return [
-            *(at_depth(name, self.depth) for name in ("asmi_mi", "asmi_settings")),
+            *map(self._name, ("asmi_mi", "asmi_settings")),
             "asmi_closing",
         ]
+
+    def _name(self, statistic: str) -> str:
+        return at_depth(statistic, self.depth, self.source)
 
     def __str__(self) -> str:
         """Name in tables and saved runs: depth and K always, the rest where not the default."""
@@ -81,6 +93,8 @@ class MaskedHeadsEstimator(Estimator):
         for name, value in self.expected.items():
             if value != defaults.get(name):
                 parts.append(f"{labels.get(name, name)}={value}")
+        if self.source != "all":
+            parts.append(f"source={self.source}")
         if not self.closing_token:
             parts.append("no closing token")
         if self.level == "claim":
@@ -94,7 +108,7 @@ class MaskedHeadsEstimator(Estimator):
             KeyError: a statistic is missing; the message says which calculator makes it.
             ValueError: the calculator used other settings, or a score would not be finite.
         """
-        for settings in require(stats, at_depth("asmi_settings", self.depth)):
+        for settings in require(stats, self._name("asmi_settings")):
             self._check_settings(settings)
         token_scores = self._token_scores(stats)
         if self.level == "claim":

@@ -1,6 +1,7 @@
 """The subnetworks of an example: every distinct mask run once, in pieces that fit into memory."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,11 @@ from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_ch
 from lm_polygraph_asmi.model.perturbation import Edit, without_heads
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
+from lm_polygraph_asmi.model.sources import Span, check_spans, head_parts, together, without_part
 from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Way, run_suffix, ways
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
+from lm_polygraph_asmi.validation import check_scope, check_source
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
 # others of its sequence, so longer ones cost more than the fewer passes save.
@@ -44,6 +47,12 @@ class Subnetworks:
     counts: Float[Tensor, " distinct"]
     index: Int[Tensor, " S"]
     check_seconds: float = 0.0
+
+    def first(self, masks: int) -> "Subnetworks":
+        """Those of the first so many drawn masks, as if the others had not been drawn."""
+        rows, index = self.index[:masks].unique(return_inverse=True)
+        counts = index.bincount(minlength=len(rows)).float()
+        return Subnetworks(self.hidden[rows], counts, index, self.check_seconds)
 
 
 def masks_per_pass(
@@ -133,6 +142,8 @@ def subnetwork_log_probs(
     masks: Shaped[Tensor, "S H"],
     *,
     scope: str = "all",
+    source: str = "all",
+    context: Span | Sequence[Span] | None = None,
     attention: str | None = None,
     memory_budget: int | None = None,
 ) -> Float[Tensor, "S T V"]:
@@ -153,19 +164,31 @@ def subnetwork_log_probs(
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
         scope: positions at which heads are masked, "all" or "response".
+        source: what a masked head loses there: "all" its output, or only what of it comes from the
+            tokens of the "context", or from "elsewhere"; these two in the scope "response".
+        context: positions of those tokens, (start, end) with the end behind the last, or several.
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 
     Raises:
-        TypeError: a model whose heads cannot be masked; the message says why.
-        RuntimeError: a model whose masked passes do not give what whole passes give (see `check`).
+        TypeError: a model whose heads cannot be masked, or split by source; the message says why.
+        RuntimeError: a model whose masked passes do not give what whole passes give (see `check`),
+            or whose heads' parts do not add up (see `sources`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
     """
     model = plain_model(model)
+    check_scope(scope)
+    check_source(source, scope)
+    spans = [] if source == "all" else check_spans(context, len(input_ids))
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
-        subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
+        edit = without_heads
+        if spans:
+            *inside, elsewhere = head_parts(model, unmasked, layer, spans)
+            part = together(inside) if source == "context" else elsewhere
+            edit = without_part(part, unmasked)
+        subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, edit)
         hidden = subnetworks.hidden
         vocabulary = model.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through

@@ -253,6 +253,7 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
     """
     source = dict(data)
     first = source.pop("first", None)  # configs of before it have none
+    source.pop("context_regex", None)  # says where in a prompt something is, not what is asked
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)

@@ -18,11 +18,14 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.model import (
+    HeadPart,
     Subnetworks,
     UnmaskedPass,
     attention_of,
     check_scope_runs,
+    check_spans,
     check_unmasked,
+    head_parts,
     layer_at,
     model_state,
     num_heads,
@@ -32,14 +35,25 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    together,
     unembedding,
+    without_part,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
-from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
-from lm_polygraph_asmi.validation import TOP_K, check_at_least_one, check_settings, check_top_k
+from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, sources_of
+from lm_polygraph_asmi.validation import (
+    TOP_K,
+    check_at_least_one,
+    check_settings,
+    check_source,
+    check_top_k,
+)
 
 log = logging.getLogger("lm_polygraph")
+
+Context = Sequence[tuple[int, int]]
+"""Spans of tokens of the prompt, (start, end), that hold what an answer should come from."""
 
 NO_EVIDENCE = 1.0
 """div(x) where fewer than two responses have a token: unrelated responses.
@@ -63,6 +77,9 @@ class Engine:
         mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
         scope: "all", masks at every position (the paper's definition), or "response", masks at the
             positions that predict the response alone, at a fraction of the cost.
+        source: what a masked head loses: "all" its output, or, in the scope "response", only what
+            of it comes from the "context" or from "elsewhere" (`model.sources`); or several of
+            these, scored with the same masks.
         seed: base seed; each example's masks follow from it, the layer and the token ids.
         attention: attention implementation of every pass made here, such as "sdpa"; None keeps
             the model's own (which RAUQ wants to be "eager").
@@ -84,6 +101,7 @@ class Engine:
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         scope: str = "all",
+        source: str | Sequence[str] = "all",
         seed: int = 0,
         attention: str | None = None,
         memory_budget: int | None = None,
@@ -94,6 +112,11 @@ class Engine:
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
         check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
+        self.sources = sources_of(source)
+        if not self.sources or len(set(self.sources)) < len(self.sources):
+            raise ValueError(f"source must name each source once, got {source!r}")
+        for own in self.sources:
+            check_source(own, scope)
         check_at_least_one("memory_budget", memory_budget)
         self.depths = depths
         # NumPy's numbers pass, and become plain ones.
@@ -105,7 +128,7 @@ class Engine:
         self.journal = Journal(journal)
         self._keys = ModelKeys()
 
-    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
+    def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
         """What it uses on a model, derived values filled in."""
         at = layer_at(model, depth)
         heads = num_heads(model, at.layer)
@@ -123,6 +146,7 @@ class Engine:
             seed=self.seed,
             attention=self.attention or attention_of(model),
             requested_layer=None if at.requested == at.layer else at.requested,
+            source=None if source == "all" else source,
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
@@ -143,56 +167,82 @@ class Engine:
                 log.info("ASMI uses %s", self.settings(model, depth))
 
     def score(
-        self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        prompt: Tensor,
+        response: Sequence[int],
+        context: Context | None = None,
+        passages: bool = False,
     ) -> dict[str, Any]:
         """All statistics of one prompt and response, by name (`saved.names`).
 
-        What the journal holds is taken from there, depth by depth. `asmi_closing` and
+        What the journal holds is taken from there, part by part. `asmi_closing` and
         `asmi_token_texts` are not among them: they need a tokenizer.
 
         Args:
             model: a causal language model whose heads can be masked.
             prompt: (P,) token ids, unpadded.
             response: its T token ids.
+            context: for sources other than "all", the spans of tokens that are the context.
+            passages: also score each of these spans as a source of its own, "passage0" and so on.
 
         Raises:
-            ValueError: an empty response, or one beyond the context window.
+            ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
-        by_depth = {depth: self.settings(model, depth) for depth in self.depths}
+        sources, spans = self.sources, None
+        if passages or sources != ("all",):
+            spans = check_spans(context, len(scored))
+            if passages:
+                sources += tuple(map(passage, range(len(spans))))
+        parts_of = {
+            (depth, source): self.settings(model, depth, source)
+            for depth in self.depths
+            for source in sources
+        }
         answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
             "scope": self.scope,
             "attention": self.attention or attention_of(model),
         }
-        depth_keys = {
-            depth: answer_key | used.to_dict() | {"details": self.details}
-            for depth, used in by_depth.items()
+        keys = {
+            part: answer_key
+            | used.to_dict()
+            | {"details": self.details}
+            | ({} if used.source is None else {"context": spans})
+            for part, used in parts_of.items()
         }
         example = self.journal.get(answer_key)
-        kept = {depth: self.journal.get(key) for depth, key in depth_keys.items()}
-        parts = {depth: part for depth, part in kept.items() if part is not None}
-        missing = [depth for depth in self.depths if depth not in parts]
+        kept = {part: self.journal.get(key) for part, key in keys.items()}
+        parts = {part: found for part, found in kept.items() if found is not None}
+        missing = [part for part in parts_of if part not in parts]
         if example is None or missing:
-            layers = [by_depth[depth].layer for depth in missing or self.depths]
+            layers = [parts_of[part].layer for part in missing or parts_of]
             with scoring_session(model, self.attention):
                 unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
                 if not missing:
                     check_unmasked(model, unmasked)
-                for depth in missing:
-                    parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
-                    self.journal.put(depth_keys[depth], parts[depth])
+                split: dict[int, list[HeadPart]] = {}
+                for part in missing:
+                    used = parts_of[part]
+                    parts[part] = self._score_part(model, unmasked, used, spans, split)
+                    self.journal.put(keys[part], parts[part])
                 self.journal.put(answer_key, example)  # now that it has been checked
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
-        for depth in self.depths:
-            of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}
-            example |= {at_depth(name, depth): value for name, value in of_depth.items()}
+        for (depth, source), part in parts.items():
+            found = {n: v for n, v in part.items() if n != "asmi_seconds"}
+            if source != "all" and "all" in sources:
+                found["asmi_source_share"] = maths.source_share(
+                    *(torch.from_numpy(parts[depth, of]["asmi_mi"]) for of in (source, "all"))
+                ).numpy()
+            example |= {at_depth(name, depth, source): value for name, value in found.items()}
+        again = {depth for depth, _ in missing}
         return example | {
             "asmi_seconds": seconds,
-            "asmi_reused_depths": len(self.depths) - len(missing),
+            "asmi_reused_depths": sum(depth not in again for depth in self.depths),
         }
 
     def _score_unmasked(
@@ -209,9 +259,7 @@ class Engine:
             of_token = log_probs.gather(-1, tokens[part, None].to(log_probs.device))[:, 0]
             return entr(log_probs.exp()).sum(-1), of_token
 
-        budget = self.memory_budget or default_budget(hidden.device)
-        vocabulary = model.config.get_text_config().vocab_size
-        chunk = int(budget) // (32 * vocabulary)
+        chunk = self._at_once(model, hidden.device)
         entropy, likelihood = map(torch.cat, zip(*in_chunks(own, len(tokens), chunk), strict=True))
         return unmasked, {
             "asmi_entropy": _numpy(entropy),
@@ -222,9 +270,19 @@ class Engine:
             "asmi_seconds": time.perf_counter() - start,
         }
 
-    def _score_depth(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass, used: Settings
+    def _score_part(
+        self,
+        model: PreTrainedModel,
+        unmasked: UnmaskedPass,
+        used: Settings,
+        spans: Context | None,
+        split: dict[int, list[HeadPart]],
     ) -> dict[str, Any]:
+        """One depth and source.
+
+        Args:
+            split: by layer, the parts of its heads; filled in.
+        """
         start = time.perf_counter()
         seed, masks = maths.example_masks(
             used.num_masks,
@@ -235,7 +293,23 @@ class Engine:
             used.layer,
             unmasked.input_ids.tolist(),
         )
-        subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+        own: dict[str, np.ndarray] = {}
+        if used.source is None:
+            subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+        else:
+            assert spans is not None
+            if used.layer not in split:
+                split[used.layer] = head_parts(model, unmasked, used.layer, spans)
+            part = _from_source(split[used.layer], used.source)
+            # One row more, without this source in any head.
+            rows = torch.cat([masks, torch.zeros_like(masks[:1])])
+            edit = without_part(part, unmasked)
+            every = run_subnetworks(model, unmasked, used.layer, rows, self.memory_budget, edit)
+            subnetworks = every.first(len(masks))
+            own = {
+                "asmi_source_attention": _numpy(part.attention.double().mean(0)),
+                "asmi_source_kl": self._source_kl(model, unmasked, every.hidden[every.index[-1]]),
+            }
         # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
         # few positions at a time.
         weight = unembedding(model)
@@ -260,10 +334,27 @@ class Engine:
             joined["asmi_masks"] = masks.to(torch.bool).numpy()
         return {
             **joined,
+            **own,
             "asmi_mask_seed": seed,
             "asmi_settings": used.to_dict(),
             "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
+
+    def _source_kl(
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, without: Float[Tensor, "T D"]
+    ) -> np.ndarray:
+        """KL to the unmasked output of that without a source in any head, (T,)."""
+        own = unmasked.final_hidden
+
+        def apart(part: slice) -> Tensor:
+            return maths.divergence(readout(model, without[part]), readout(model, own[part]))
+
+        return _numpy(torch.cat(in_chunks(apart, len(own), self._at_once(model, own.device))))
+
+    def _at_once(self, model: PreTrainedModel, device: torch.device) -> int:
+        """How many distributions to work on together."""
+        vocabulary = model.config.get_text_config().vocab_size
+        return int(self.memory_budget or default_budget(device)) // (32 * vocabulary)
 
     def _reduce(
         self,
@@ -300,6 +391,20 @@ class Engine:
                 "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
         return {name: _numpy(value) for name, value in reduced.items()}
+
+
+def passage(number: int) -> str:
+    """Name of the source that is one span of the context, from 0."""
+    return f"passage{number}"
+
+
+def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
+    """What heads bring from a source; `parts` are those of the context's spans and the rest."""
+    *inside, elsewhere = parts
+    by_name = {passage(number): part for number, part in enumerate(inside)}
+    if source in by_name:
+        return by_name[source]
+    return together(inside) if source == "context" else elsewhere
 
 
 def diversity_of(

@@ -47,6 +47,12 @@ class Variant(NamedTuple):
     depth: float
     settings: str
 
+    @property
+    def source(self) -> str:
+        """Where what masks take from heads comes from: "all", "context" or "elsewhere"."""
+        found = re.search(r"\bsource=(\w+)", self.settings)
+        return found[1] if found else "all"
+
 
 class Unavailable(ValueError):
     """A cell has not got what an item of the report needs; the text says what."""
@@ -248,16 +254,23 @@ class Cell:
     @cached_property
     def source(self) -> Run | None:
         """The run whose masks made the operating variants: token statistics are read from it."""
-        settings = at_depth("asmi_settings", self.depth)
+        settings = at_depth("asmi_settings", self.depth, self.mask_source)
         wanted = next(iter(self.variants.values()), None)
         for run in self.runs:
             if (wanted in run.scores) if wanted else bool(run.stats.get(settings)):
                 return run
         return None
 
+    @cached_property
+    def mask_source(self) -> str:
+        """Where what the masks of the operating variants take from heads comes from."""
+        parsed = variant(next(iter(self.variants.values()), ""))
+        return "all" if parsed is None else parsed.source
+
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
         """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
-        name = at_depth(name, self.depth) if at_operating_depth else name
+        if at_operating_depth:
+            name = at_depth(name, self.depth, self.mask_source)
         runs = [self.source] if at_operating_depth else self.runs
         for run in runs:
             values = run.stats.get(name, []) if run else []
@@ -270,7 +283,8 @@ class Cell:
 
         All tokens, the closing one too.
         """
-        name = at_depth("asmi_mi", self.depth)
+        parsed = variant(method)
+        name = at_depth("asmi_mi", self.depth, parsed.source if parsed else None)
         for run in self.runs:
             values = run.stats.get(name, [])
             if method in run.scores and len(values) == len(run.scores):

@@ -161,6 +161,12 @@ def masked_layer(used: Mapping[str, Any]) -> str:
     return said if asked is None else f"{said} (layer {asked} has no heads)"
 
 
+def masked_where(used: Mapping[str, Any]) -> str:
+    """Where heads are masked by saved settings, and what they lose there, in words."""
+    source = used.get("source")
+    return str(used["scope"]) if source is None else f"{used['scope']}, source {source}"
+
+
 def require(stats: Mapping[str, Any], name: str) -> Any:
     """The statistic `name`, or an error that says how to have it computed."""
     if name not in stats:

@@ -23,7 +23,7 @@ SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples",
+    "source", "closing_token", "stop", "tau", "beta", "num_samples",
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
 
@@ -254,10 +254,12 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
+        # Saved settings name a source only where there is one.
+        run, own = ({"source": "all"} | used for used in (self.settings, settings))
         found = [
-            f"{name} {self.settings[name]} there, {settings[name]} here"
+            f"{name} {run[name]} there, {own[name]} here"
             for name in COMPARED
-            if name in self.settings and name in settings and self.settings[name] != settings[name]
+            if name in run and name in own and run[name] != own[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:

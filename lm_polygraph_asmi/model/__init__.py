@@ -11,6 +11,7 @@ from lm_polygraph_asmi.model.layers import (
     unembedding,
 )
 from lm_polygraph_asmi.model.notes import model_lock, model_state
+from lm_polygraph_asmi.model.perturbation import Perturbation, check_arm
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
@@ -26,10 +27,12 @@ __all__ = [
     "FAMILIES",
     "Depth",
     "Family",
+    "Perturbation",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
+    "check_arm",
     "check_replay",
     "check_scope_runs",
     "check_unmasked",

@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.model import (
+    Perturbation,
     Subnetworks,
     UnmaskedPass,
     attention_of,
+    check_arm,
     check_scope_runs,
     check_unmasked,
     layer_at,
@@ -35,6 +37,7 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.saved.doses import dose_of
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
 from lm_polygraph_asmi.validation import TOP_K, check_at_least_one, check_settings, check_top_k
@@ -64,6 +67,10 @@ class Engine:
         scope: "all", masks at every position (the paper's definition), or "response", masks at the
             positions that predict the response alone, at a fraction of the cost.
         seed: base seed; each example's masks follow from it, the layer and the token ids.
+        perturbation: what a mask changes: "heads", the method's own, or another arm of the
+            falsifier (`model.perturbation`), which are no scores of the method.
+        dose: what multiplies the change of the layer's output; or a file of doses, of which the
+            one matched by effect is taken; None leaves it as it is.
         attention: attention implementation of every pass made here, such as "sdpa"; None keeps
             the model's own (which RAUQ wants to be "eager").
         memory_budget: bytes for masked passes above the weights; None takes half of the free
@@ -85,6 +92,8 @@ class Engine:
         mask_sampler: str = "bernoulli",
         scope: str = "all",
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         attention: str | None = None,
         memory_budget: int | None = None,
         details: bool = False,
@@ -93,7 +102,9 @@ class Engine:
         depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
+        dose = dose_of(dose, perturbation)
+        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_settings(depths, *point, perturbation, dose)
         check_at_least_one("memory_budget", memory_budget)
         self.depths = depths
         # NumPy's numbers pass, and become plain ones.
@@ -101,6 +112,7 @@ class Engine:
         self.mask_rate = None if mask_rate is None else float(mask_rate)
         self.top_k, self.seed = int(top_k), int(seed)
         self.mask_sampler, self.scope = mask_sampler, scope
+        self.perturbation, self.dose = perturbation, dose
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
         self.journal = Journal(journal)
         self._keys = ModelKeys()
@@ -123,6 +135,8 @@ class Engine:
             seed=self.seed,
             attention=self.attention or attention_of(model),
             requested_layer=None if at.requested == at.layer else at.requested,
+            perturbation=self.perturbation,
+            dose=self.dose,
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
@@ -133,14 +147,16 @@ class Engine:
         """Refuse at once a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: a quantised output projection.
+            TypeError: a quantised output projection, or a layer without what the perturbation changes.
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)
         with scoring_session(model, self.attention):
             check_scope_runs(model, self.scope)
             for depth in self.depths:
-                log.info("ASMI uses %s", self.settings(model, depth))
+                used = self.settings(model, depth)
+                log.info("ASMI uses %s", used)
+                check_arm(model, used.layer, Perturbation(used.perturbation, used.dose))
 
     def score(
         self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
@@ -235,7 +251,10 @@ class Engine:
             used.layer,
             unmasked.input_ids.tolist(),
         )
-        subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+        change = Perturbation(used.perturbation, used.dose, used.seed)
+        subnetworks = run_subnetworks(
+            model, unmasked, used.layer, masks, self.memory_budget, change
+        )
         # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
         # few positions at a time.
         weight = unembedding(model)

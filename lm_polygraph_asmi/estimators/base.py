@@ -8,7 +8,8 @@ import numpy as np
 from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.saved.doses import dose_of
+from lm_polygraph_asmi.saved.names import ABSENT, at_depth, perturbed_by, require
 from lm_polygraph_asmi.validation import check_level, check_settings, check_source
 
 
@@ -32,6 +33,8 @@ class MaskedHeadsEstimator(Estimator):
         source: what a masked head loses, "all" its output or what comes from one source; one of
             those that the calculator scores.
         seed: base seed of the masks.
+        perturbation: what a mask changes: "heads", or another arm of the falsifier.
+        dose: of it, a number or a file of doses; None leaves the change as it is.
         closing_token: False leaves the closing token out of the mean. An answer that consists of
             its closing token alone is then scored on that token. Of a stop string that takes
             several tokens, only the last is left out.
@@ -54,14 +57,18 @@ class MaskedHeadsEstimator(Estimator):
         seed: int = 0,
         closing_token: bool = True,
         level: str = "sequence",
+        perturbation: str = "heads",
+        dose: float | str | None = None,
     ) -> None:
-        check_settings([depth], top_k, num_masks, mask_rate, mask_sampler, scope)
+        dose = dose_of(dose, perturbation)
+        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_settings([depth], *point, perturbation, dose)
         if not isinstance(source, str):
             raise ValueError(
                 f"an estimator reads one source, got {source!r}: name an estimator for each of "
                 "them, as the group asmi_sources does"
             )
-        check_source(source, scope)
+        check_source(source, scope, perturbation)
         check_level(level)
         self.depth, self.source = depth, source
         self.closing_token = closing_token
@@ -72,6 +79,8 @@ class MaskedHeadsEstimator(Estimator):
             "mask_sampler": mask_sampler,
             "scope": scope,
             "seed": seed,
+            "perturbation": perturbation,
+            "dose": dose,
         }
         needed = self._dependencies()
         super().__init__([*needed, "claims"] if level == "claim" else needed, level)
@@ -91,10 +100,11 @@ class MaskedHeadsEstimator(Estimator):
         labels = {"top_k": "K", "num_masks": "S", "mask_rate": "p"}
         parts = [f"{100 * self.depth:g}%"]
         for name, value in self.expected.items():
-            if value != defaults.get(name):
+            if name not in ABSENT and value != defaults.get(name):
                 parts.append(f"{labels.get(name, name)}={value}")
         if self.source != "all":
             parts.append(f"source={self.source}")
+        parts += perturbed_by(self.expected)
         if not self.closing_token:
             parts.append("no closing token")
         if self.level == "claim":
@@ -144,11 +154,11 @@ class MaskedHeadsEstimator(Estimator):
             used["num_heads"], self.expected["num_masks"], self.expected["mask_rate"]
         )
         expected = self.expected | point._asdict()
-        different = {k: v for k, v in expected.items() if used[k] != v}
+        different = {k: v for k, v in expected.items() if used.get(k, ABSENT.get(k)) != v}
         if different:
             raise ValueError(
                 f"{self} expects {different}, but the masked-heads calculator used "
-                f"{ {k: used[k] for k in different} }: give both the same settings"
+                f"{ {k: used.get(k, ABSENT.get(k)) for k in different} }: give both the same settings"
             )
 
     @abstractmethod

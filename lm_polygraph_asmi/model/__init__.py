@@ -11,6 +11,7 @@ from lm_polygraph_asmi.model.layers import (
     unembedding,
 )
 from lm_polygraph_asmi.model.notes import model_lock, model_state
+from lm_polygraph_asmi.model.perturbation import Perturbation, check_arm
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
@@ -19,7 +20,6 @@ from lm_polygraph_asmi.model.sources import (
     check_spans,
     head_parts,
     together,
-    without_part,
 )
 from lm_polygraph_asmi.model.structure import Structure, family_of, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
@@ -34,10 +34,12 @@ __all__ = [
     "Depth",
     "Family",
     "HeadPart",
+    "Perturbation",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
+    "check_arm",
     "check_replay",
     "check_scope_runs",
     "check_spans",
@@ -60,5 +62,4 @@ __all__ = [
     "target_layer",
     "together",
     "unembedding",
-    "without_part",
 ]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layer_call import Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, head_site, output_projection, trunk
-from lm_polygraph_asmi.model.perturbation import Edit
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 Span = tuple[int, int]
@@ -268,16 +267,3 @@ def together(parts: Sequence[HeadPart]) -> HeadPart:
         torch.stack([part.heads for part in parts]).sum(0),
         torch.stack([part.attention for part in parts]).sum(0),
     )
-
-
-def without_part(part: HeadPart, unmasked: UnmaskedPass) -> Edit:
-    """A mask that takes from its heads this part alone, at the predicting positions."""
-    first = unmasked.predicting.start
-
-    def edit(
-        heads: Float[Tensor, "_ n W"], masks: Shaped[Tensor, "B H"], positions: Int[Tensor, " n"]
-    ) -> Float[Tensor, "B n W"]:
-        gone = (1 - masks.to(heads)).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
-        return heads - gone[:, None, :] * part.heads.to(heads)[positions - first]
-
-    return edit

@@ -7,7 +7,7 @@ NumPy arrays, numbers or (the settings) a dictionary of plain values, fit for `s
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
@@ -133,6 +133,8 @@ class Settings:
         attention: attention implementation of all passes.
         requested_layer: the layer at `depth`, where it has no heads and another is masked.
         source: where what a mask takes comes from, "context" or "elsewhere"; None for all.
+        perturbation: what a mask changes, "heads" or another arm of the falsifier.
+        dose: what multiplies the change of the layer's output; None leaves it as it is.
     """
 
     depth: float
@@ -148,10 +150,17 @@ class Settings:
     attention: str
     requested_layer: int | None = None
     source: str | None = None
+    perturbation: str = "heads"
+    dose: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """By name; `requested_layer` only where it differs from `layer`, `source` unless all."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """By name; those with a default only where they differ from it, as in runs of before."""
+        values = {field: getattr(self, field.name) for field in fields(self)}
+        return {field.name: value for field, value in values.items() if value != field.default}
+
+
+ABSENT = {"perturbation": "heads", "dose": None}
+"""What saved settings mean that do not name these, as those of older runs."""
 
 
 def masked_layer(used: Mapping[str, Any]) -> str:
@@ -165,6 +174,16 @@ def masked_where(used: Mapping[str, Any]) -> str:
     """Where heads are masked by saved settings, and what they lose there, in words."""
     source = used.get("source")
     return str(used["scope"]) if source is None else f"{used['scope']}, source {source}"
+
+
+def perturbed_by(used: Mapping[str, Any]) -> list[str]:
+    """What settings change that is not the method's own, in words: `["mlp", "dose=0.83"]`.
+
+    Of the method's own, heads without a dose, an empty list.
+    """
+    arm, dose = used.get("perturbation", "heads"), used.get("dose")
+    said = [] if arm == "heads" else [arm]
+    return said if dose is None else [*said, f"dose={dose:.4g}"]
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:

@@ -7,6 +7,7 @@ LM-Polygraph: its runner reaches this through `stat_calculators.masked_heads`, `
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.model import (
     HeadPart,
+    Perturbation,
     Subnetworks,
     UnmaskedPass,
     attention_of,
+    check_arm,
     check_scope_runs,
     check_spans,
     check_unmasked,
@@ -37,9 +40,9 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     together,
     unembedding,
-    without_part,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.saved.doses import dose_of
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, sources_of
 from lm_polygraph_asmi.validation import (
@@ -81,6 +84,10 @@ class Engine:
             of it comes from the "context" or from "elsewhere" (`model.sources`); or several of
             these, scored with the same masks.
         seed: base seed; each example's masks follow from it, the layer and the token ids.
+        perturbation: what a mask changes: "heads", the method's own, or another arm of the
+            falsifier (`model.perturbation`), which are no scores of the method.
+        dose: what multiplies the change of the layer's output; or a file of doses, of which the
+            one matched by effect is taken; None leaves it as it is.
         attention: attention implementation of every pass made here, such as "sdpa"; None keeps
             the model's own (which RAUQ wants to be "eager").
         memory_budget: bytes for masked passes above the weights; None takes half of the free
@@ -103,6 +110,8 @@ class Engine:
         scope: str = "all",
         source: str | Sequence[str] = "all",
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         attention: str | None = None,
         memory_budget: int | None = None,
         details: bool = False,
@@ -111,12 +120,14 @@ class Engine:
         depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
+        dose = dose_of(dose, perturbation)
+        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_settings(depths, *point, perturbation, dose)
         self.sources = sources_of(source)
         if not self.sources or len(set(self.sources)) < len(self.sources):
             raise ValueError(f"source must name each source once, got {source!r}")
         for own in self.sources:
-            check_source(own, scope)
+            check_source(own, scope, perturbation)
         check_at_least_one("memory_budget", memory_budget)
         self.depths = depths
         # NumPy's numbers pass, and become plain ones.
@@ -124,6 +135,7 @@ class Engine:
         self.mask_rate = None if mask_rate is None else float(mask_rate)
         self.top_k, self.seed = int(top_k), int(seed)
         self.mask_sampler, self.scope = mask_sampler, scope
+        self.perturbation, self.dose = perturbation, dose
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
         self.journal = Journal(journal)
         self._keys = ModelKeys()
@@ -147,6 +159,8 @@ class Engine:
             attention=self.attention or attention_of(model),
             requested_layer=None if at.requested == at.layer else at.requested,
             source=None if source == "all" else source,
+            perturbation=self.perturbation,
+            dose=self.dose,
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
@@ -157,14 +171,16 @@ class Engine:
         """Refuse at once a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: a quantised output projection.
+            TypeError: a quantised output projection, or a layer without what the perturbation changes.
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)
         with scoring_session(model, self.attention):
             check_scope_runs(model, self.scope)
             for depth in self.depths:
-                log.info("ASMI uses %s", self.settings(model, depth))
+                used = self.settings(model, depth)
+                log.info("ASMI uses %s", used)
+                check_arm(model, used.layer, Perturbation(used.perturbation, used.dose))
 
     def score(
         self,
@@ -293,18 +309,21 @@ class Engine:
             used.layer,
             unmasked.input_ids.tolist(),
         )
+        change = Perturbation(used.perturbation, used.dose, used.seed)
         own: dict[str, np.ndarray] = {}
         if used.source is None:
-            subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+            subnetworks = run_subnetworks(
+                model, unmasked, used.layer, masks, self.memory_budget, change
+            )
         else:
             assert spans is not None
             if used.layer not in split:
                 split[used.layer] = head_parts(model, unmasked, used.layer, spans)
             part = _from_source(split[used.layer], used.source)
+            change = replace(change, part=part.heads)
             # One row more, without this source in any head.
-            rows = torch.cat([masks, torch.zeros_like(masks[:1])])
-            edit = without_part(part, unmasked)
-            every = run_subnetworks(model, unmasked, used.layer, rows, self.memory_budget, edit)
+            drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
+            every = run_subnetworks(model, unmasked, used.layer, drawn, self.memory_budget, change)
             subnetworks = every.first(len(masks))
             own = {
                 "asmi_source_attention": _numpy(part.attention.double().mean(0)),

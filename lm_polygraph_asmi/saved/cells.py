@@ -58,6 +58,11 @@ class Unavailable(ValueError):
     """A cell has not got what an item of the report needs; the text says what."""
 
 
+def with_source(cell: "Cell", source: str) -> "Cell":
+    """The same cell, its variants those whose masks take what comes from a source."""
+    return replace(cell, operating_source=source)
+
+
 def variant(method: str) -> Variant | None:
     """A method's name taken apart; None for a baseline."""
     found = _VARIANT.match(method)
@@ -75,6 +80,8 @@ class Cell:
         run: their methods together.
         metric: the quality metric in use.
         depth: the operating depth.
+        operating_source: of masks whose variants are the operating ones; None for whichever comes
+            first.
         rows: (n,) rows in use: those where quality and the scores of all methods are finite.
         notes: what was left out, and why.
     """
@@ -88,6 +95,7 @@ class Cell:
     depth: float
     rows: np.ndarray
     notes: tuple[str, ...]
+    operating_source: str | None = None
 
     @property
     def label(self) -> str:
@@ -148,6 +156,8 @@ class Cell:
         for method in self.scores:
             parsed = variant(method)
             if parsed is None or not same_depth(parsed.depth, self.depth):
+                continue
+            if self.operating_source not in (None, parsed.source):
                 continue
             gateless = [p for p in parsed.settings.split(", ") if not p.startswith(("tau", "beta"))]
             settings = gateless if settings is None else settings
@@ -265,7 +275,7 @@ class Cell:
     def mask_source(self) -> str:
         """Where what the masks of the operating variants take from heads comes from."""
         parsed = variant(next(iter(self.variants.values()), ""))
-        return "all" if parsed is None else parsed.source
+        return (self.operating_source or "all") if parsed is None else parsed.source
 
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
         """A statistic of the rows in use; of the masked layer from `source`, else from any run."""

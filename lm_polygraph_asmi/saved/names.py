@@ -84,6 +84,11 @@ def at_depth(name: str, depth: float, source: str | None = None) -> str:
     return found if source in (None, "all") else f"{found}_{source}"
 
 
+def passage(number: int) -> str:
+    """Name of the source that is one passage of the context, from 0."""
+    return f"passage{number}"
+
+
 def sources_of(source: str | Iterable[str] | None) -> tuple[str, ...]:
     """One source or several, as a setting has them; None is "all"."""
     return (source or "all",) if source is None or isinstance(source, str) else tuple(source)

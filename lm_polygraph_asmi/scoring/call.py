@@ -20,10 +20,11 @@ from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, st
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.reference import Reference
-from lm_polygraph_asmi.scoring.result import Score, tokens_of
+from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.text import (
     Answer,
     Messages,
@@ -35,7 +36,7 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_tokens,
     spans,
 )
-from lm_polygraph_asmi.validation import BETA, TAU, TOP_K, check_scoring, stop_strings
+from lm_polygraph_asmi.validation import BETA, SOURCES, TAU, TOP_K, check_scoring, stop_strings
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -55,6 +56,7 @@ class Scorer:
         variant: str = "sem",
         depth: float = 0.6,
         scope: str = "all",
+        source: str = "all",
         num_masks: int | None = None,
         mask_rate: float | None = None,
         top_k: int = TOP_K,
@@ -79,17 +81,22 @@ class Scorer:
                 "reference must be a Reference, or the path of a saved one or of a finished run; "
                 f"got {reference!r:.80}"
             )
-        self.engine = Engine(
-            depths=[depth],
-            num_masks=num_masks,
-            mask_rate=mask_rate,
-            top_k=top_k,
-            mask_sampler=mask_sampler,
-            scope=scope,
-            seed=seed,
-            attention=attention,
-            memory_budget=memory_budget,
-        )  # so far nothing heavy: what is refused is refused at once
+        if not isinstance(source, str):
+            raise ValueError(f"source must name one source, got {source!r}")
+        masks: dict[str, Any] = {
+            "depths": [depth],
+            "num_masks": num_masks,
+            "mask_rate": mask_rate,
+            "top_k": top_k,
+            "mask_sampler": mask_sampler,
+            "seed": seed,
+            "attention": attention,
+            "memory_budget": memory_budget,
+        }
+        # So far nothing heavy: what is refused is refused at once.
+        self.engine = Engine(scope=scope, source=source, **masks)
+        self.by_source = Engine(scope="response", source=SOURCES, **masks)
+        self.source = source
         self.instruct = False
         if isinstance(model, str | Path):
             if tokenizer is not None:
@@ -122,7 +129,7 @@ class Scorer:
         self.notes = check_tokenizer(model, tokenizer)
         self.endings = Endings(model, tokenizer, self.stop)
         if isinstance(reference, str | Path):
-            reference = Reference.read(reference, variant, depth)
+            reference = Reference.read(reference, variant, depth, source)
         self.reference = reference
 
     @property
@@ -132,7 +139,8 @@ class Scorer:
         used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
-        return {
+        found = {} if self.source == "all" else {"source": self.source}
+        return found | {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "reference": None if self.reference is None else self.reference.name,
@@ -141,7 +149,11 @@ class Scorer:
         }
 
     def score(
-        self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        samples: Sequence[Answer] | None = None,
+        context: Any = None,
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
         given = prompt
@@ -149,15 +161,25 @@ class Scorer:
             given = [{"role": "user", "content": prompt}]
         before, said, notes = asked(given, answer)
         prompt_ids = prompt_tokens(self.tokenizer, before)
+        passages = None
+        if context is not None:
+            passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
+        elif self.source != "all":
+            raise ValueError(f"source {self.source!r} needs to know the context: give context=")
         with _undisturbed(self.model):
             ids = self._answer(before, prompt_ids, said)
-            stats = self.engine.score(self.model, prompt_ids, ids)
+            stats, sourced = self._stats(prompt_ids, ids, passages)
             gate, diversity, responses = self._gate(before, prompt_ids, samples)
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
         counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
         tokens = tokens_of(self._at_depth(stats), ids, text, places, gate, self.tokenizer)
-        used = stats[at_depth("asmi_settings", self.depth)]
+        sources = None
+        if passages is not None:
+            tokens = with_context(tokens, sourced, self.depth)
+            texts = [passage.text for passage in passages]
+            sources = sources_from(sourced, self.depth, texts, counted)
+        used = stats[at_depth("asmi_settings", self.depth, self.source)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
         if isinstance(said, str):
@@ -194,7 +216,30 @@ class Scorer:
             reference=self.reference,
             content_end=len(content),
             answered=bool(content.strip()),
+            sources=sources,
         )
+
+    def _stats(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        ids: list[int],
+        passages: Sequence[Passage] | None,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Statistics of the score, and those by source, which there are with a context alone.
+
+        Sources are told apart in the scope "response", whatever the score's own.
+        """
+        if passages is None:
+            return self.engine.score(self.model, prompt_ids, ids), {}
+        spans = [passage.tokens for passage in passages]
+        by_source = self.by_source.score(
+            self.model, prompt_ids, ids, spans, passages=len(spans) > 1
+        )
+        if self.engine.scope == self.by_source.scope:
+            return by_source, by_source
+        own = self.engine.score(self.model, prompt_ids, ids)
+        seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
+        return own | {"asmi_seconds": seconds}, by_source
 
     def _own_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
@@ -212,7 +257,7 @@ class Scorer:
         """Token-level statistics under their plain names."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = {name: stats[at_depth(name, self.depth)] for name in names}
+        found = {name: stats[at_depth(name, self.depth, self.source)] for name in names}
         return found | {name: stats[name] for name in plain}
 
     def _answer(
@@ -387,6 +432,7 @@ def score(
     answer: Any = None,
     *,
     samples: Any = None,
+    context: Any = None,
     **settings: Any,
 ) -> Any:
     """How fragile an answer is: score, tokens, and what the score means.
@@ -410,11 +456,16 @@ def score(
             scored as they are.
         samples: for variant "adapt", sampled answers (texts or token ids) in place of drawing them;
             a list of such lists for a list of prompts.
+        context: what in the prompt the answer should come from: a passage or a list of them; the
+            result then says which of them the answer hangs on (`Score.sources`). A passage is a
+            text that stands in the prompt once, or its characters (start, end); in a chat also the
+            number of a message, or (message, part). For a list of prompts, a list with one for
+            each.
         **settings: keyword arguments of `Scorer`:
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
-            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see
-            docs/configs.md; closing_token: whether the token that ends the answer counts (True);
+            depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
+            see docs/configs.md; closing_token: whether the token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
@@ -442,9 +493,9 @@ def score(
     single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")
     prompts = [] if single else list(prompt)
     if single or (prompts and isinstance(prompts[0], Mapping)):
-        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples)
+        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples, context)
     many = len(prompts)
-    for name, given in (("answer", answer), ("samples", samples)):
+    for name, given in (("answer", answer), ("samples", samples), ("context", context)):
         if given is None:
             continue
         if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
@@ -459,5 +510,7 @@ def score(
             )
     answers = [None] * many if answer is None else list(answer)
     sampled = [None] * many if samples is None else list(samples)
+    contexts = [None] * many if context is None else list(context)
     scorer = Scorer(model, tokenizer, **settings)
-    return [scorer.score(*row) for row in zip(prompts, answers, sampled, strict=True)]
+    rows = zip(prompts, answers, sampled, contexts, strict=True)
+    return [scorer.score(*row) for row in rows]

@@ -44,7 +44,14 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.saved.doses import dose_of
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
-from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, sources_of
+from lm_polygraph_asmi.saved.names import (
+    CANDIDATES,
+    COVERAGE_AT,
+    Settings,
+    at_depth,
+    passage,
+    sources_of,
+)
 from lm_polygraph_asmi.validation import (
     TOP_K,
     check_at_least_one,
@@ -410,11 +417,6 @@ class Engine:
                 "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
         return {name: _numpy(value) for name, value in reduced.items()}
-
-
-def passage(number: int) -> str:
-    """Name of the source that is one span of the context, from 0."""
-    return f"passage{number}"
 
 
 def _from_source(parts: list[HeadPart], source: str) -> HeadPart:

@@ -151,7 +151,9 @@ class Reference:
     masking_response: float | None = None
 
     @classmethod
-    def read(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def read(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """A saved reference (.json), or one made from a run (manager file or folder).
 
         Raises:
@@ -160,10 +162,14 @@ class Reference:
                 another kind of JSON file.
         """
         path = Path(path)
-        return cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth)
+        return (
+            cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth, source)
+        )
 
     @classmethod
-    def from_run(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def from_run(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """Fit on all answers of a finished run with finite scores. Arguments as for `score`.
 
         Raises:
@@ -171,16 +177,18 @@ class Reference:
             ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
-        from lm_polygraph_asmi.saved.cells import load_cells, same_depth
+        from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
 
         cell, *others = load_cells([path], depth=depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
+        cell = with_source(cell, source)
         symbol = VARIANTS[variant]
         if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
-                f"{path} has no score {symbol} at depth {depth:.0%}, but {list(cell.scores)}: give "
-                "a run with this variant and depth, or score with those it has"
+                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, but "
+                f"{list(cell.scores)}: give a run with this variant, depth and source, or score "
+                "with those it has"
             )
         method = cell.variants[symbol]
         if cell.wrong.all() or not cell.wrong.any():

@@ -465,7 +465,8 @@ def score(
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
             depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
-            see docs/configs.md; closing_token: whether the token that ends the answer counts (True);
+            see docs/configs.md; closing_token: whether the token that ends the answer counts
+            (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which

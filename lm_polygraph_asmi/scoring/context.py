@@ -45,7 +45,9 @@ def passages_of(
     """
     chat = not isinstance(prompt, str)
     whole = prompt if isinstance(prompt, str) else _rendered(tokenizer, prompt)
-    wanted = [context] if _is_one(context) else list(context or ())
+    pair = _is_pair(context) and (isinstance(context, tuple) or not chat)
+    single = pair or not isinstance(context, Sequence) or isinstance(context, str)
+    wanted = [context] if single else list(context)  # of a chat, [0, 2] are two messages
     if not wanted:
         raise ValueError(f"the context names no passage: {context!r}")
     places = [_place(whole, given if chat else None, passage) for passage in wanted]
@@ -70,16 +72,12 @@ def passages_of(
     ]
 
 
-def _is_one(context: Any) -> bool:
-    """Whether this is a passage, and not a list of them."""
-    return isinstance(context, str | Integral) or _is_pair(context)
-
-
-def _is_pair(context: Any) -> bool:
+def _is_pair(passage: Any) -> bool:
+    """Whether this is (start, end) or (message, part); JSON has lists for them."""
     return (
-        isinstance(context, tuple)
-        and len(context) == 2
-        and all(isinstance(number, Integral) and not isinstance(number, bool) for number in context)
+        isinstance(passage, tuple | list)
+        and len(passage) == 2
+        and all(isinstance(number, Integral) and not isinstance(number, bool) for number in passage)
     )
 
 

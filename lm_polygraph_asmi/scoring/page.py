@@ -18,6 +18,10 @@ SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How characters that do not print are shown; any other as �."""
 JOINERS = "\u200c\u200d"
 """Do not print either, but make what stands around them one sign: emoji, and words in Persian."""
+SOURCES_SAY = (
+    "Share of MI: MI under masks that take from heads only what comes from a source, over MI under "
+    "the same masks where they take all (scope response). Shares need not add up."
+)
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
     r"|^[ ]*\|[^\n]*\|[ ]*$"  # a row of a table
@@ -61,6 +65,12 @@ class Piece(NamedTuple):
     @property
     def shade(self) -> float:
         return max(token.shade for token in self.tokens)
+
+    @property
+    def hangs(self) -> float | None:
+        """The context's share of MI; None where no context was given."""
+        shares = [token.context_share for token in self.tokens]
+        return None if None in shares else max(shares)
 
 
 def pieces(tokens: Sequence[Any]) -> list[Piece]:
@@ -125,6 +135,7 @@ def _template() -> Template:
             "flowing": _flowing,
             "unsigned": _unsigned,
             "standing": standing,
+            "sources_say": SOURCES_SAY,
         },
     )
 

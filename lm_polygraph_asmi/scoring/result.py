@@ -15,7 +15,7 @@ from rich.text import Text
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
 from lm_polygraph_asmi.saved.names import at_depth, passage
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
-from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part, visible
+from lm_polygraph_asmi.scoring.page import FULL_SHADE, SOURCES_SAY, render, render_part, visible
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.validation import VARIANTS
 
@@ -29,10 +29,6 @@ DERIVED = (
 """What `Score.to_dict` holds besides the fields."""
 NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
 BARS = " ▁▂▃▄▅▆▇█"
-SOURCES_SAY = (
-    "What the answer hangs on: masks that take from heads only what comes from a source, the MI "
-    "they leave as a share of that of masks that take all (shares need not add up)."
-)
 BOUNDARY = (
     "A check of faithfulness for answers that should come from the given context. For closed-book "
     "recall it is of no use: take a sequence probability there."
@@ -134,7 +130,7 @@ class Source:
     """What an answer owes to one source: means over the counted tokens, in the scope "response".
 
     Attributes:
-        text: its characters in the prompt; None of "context", all passages, and "elsewhere".
+        text: its characters in the prompt; None where it is no single passage.
         share: MI where masks take from heads only what comes from this source, over MI where they
             take all; at least 0. Those of several sources need not add up to one.
         mi: the first of these, nats.
@@ -164,10 +160,9 @@ def sources_from(
     """
     from lm_polygraph_asmi.maths.information import NO_INFORMATION  # torch: there by now
 
-    names = {f"passage {number + 1}": passage(number) for number in range(len(texts))}
-    if len(texts) == 1:
-        names = {}
-    by_name: dict[str, str | None] = dict(zip(names, texts, strict=False))
+    several = range(len(texts)) if len(texts) > 1 else ()
+    names = {f"passage {number + 1}": passage(number) for number in several}
+    by_name = dict(zip(names or ["context"], texts, strict=True))
     whole = float(np.mean(stats[at_depth("asmi_mi", depth)][counted]))
     found = {}
     for name, source in {**names, "context": "context", "elsewhere": "elsewhere"}.items():
@@ -435,7 +430,7 @@ class Score:
                           f"{token.vote:.0%}", Text(other + share))  # fmt: skip
         yield table
         if self.sources:
-            yield Text(SOURCES_SAY)
+            yield Text(f"What the answer hangs on. {SOURCES_SAY}")
             table = Table("source", "share of MI", "attention", "KL without", "", box=None,
                           header_style="dim")  # fmt: skip
             for name, source in self.sources.items():

@@ -27,8 +27,9 @@ class Row(NamedTuple):
 
     Attributes:
         number: of its line, from 1, blank ones counted: what an editor shows.
-        content: `prompt`, and if given `answer`, `samples`, `context` (a passage or a list of them,
-            as `score` takes them), `offsets` (see `Score.with_spans`) and more, which is passed through; or, where the line cannot be read, `error` alone.
+        content: `prompt`, and if given `answer`, `samples`, `context` (as `score` takes it),
+            `offsets` (see `Score.with_spans`) and more, which is passed through; or, where the line
+            cannot be read, `error` alone.
     """
 
     number: int
@@ -129,8 +130,8 @@ def score_rows(
             error = f"has the fields {clashing}, which the output uses: rename them"
         if error is None:
             try:
-                own = (row.content.get(name) for name in ("answer", "samples", "context"))
-                score = scorer.score(row.content["prompt"], *own)
+                given = [row.content.get(name) for name in ("answer", "samples", "context")]
+                score = scorer.score(row.content["prompt"], *given)
                 if row.content.get("offsets") is not None:
                     score = score.with_spans(row.content["offsets"])
             except (ValueError, TypeError, ArithmeticError, RuntimeError) as failure:

@@ -50,7 +50,7 @@ class HeadPart:
     attention: Float[Tensor, "H T"]
 
 
-def check_spans(context: Span | Sequence[Span] | None, tokens: int) -> list[Span]:
+def check_spans(context: Any, tokens: int) -> list[Span]:
     """The context's spans, one or several, as plain numbers.
 
     Raises:

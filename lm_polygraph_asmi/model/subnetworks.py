@@ -16,7 +16,7 @@ from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_ch
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation, check_arm
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.sources import Span, check_spans, head_parts, together
+from lm_polygraph_asmi.model.sources import check_spans, head_parts, together
 from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Way, run_suffix, ways
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
@@ -147,7 +147,7 @@ def subnetwork_log_probs(
     *,
     scope: str = "all",
     source: str = "all",
-    context: Span | Sequence[Span] | None = None,
+    context: Sequence[int] | Sequence[Sequence[int]] | None = None,
     perturbation: str = "heads",
     dose: float | None = None,
     seed: int = 0,

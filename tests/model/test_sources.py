@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,6 +153,7 @@ def heads_of(unmasked, layer):
 def test_every_kind_equals_plain_loops(name):
     class_name, overrides, layer, projection = KINDS[name]
     model, ids, prompt = tiny_class(class_name, **overrides), sequence(20), 12
+    few = masks()[:3]
     part, mass, gate = plain_part(model, ids, layer, CONTEXT)
     assert name.startswith("gated") == bool((gate - 1).abs().max() > 1e-2)
     (found, _), unmasked = split(model, ids, prompt, layer, [CONTEXT])
@@ -160,11 +162,9 @@ def test_every_kind_equals_plain_loops(name):
     torch.testing.assert_close(found.heads, part[at], atol=1e-5 * max(1, scale), rtol=1e-4)
     torch.testing.assert_close(found.attention, mass[:, at], atol=1e-5, rtol=0)
     fast = subnetwork_log_probs(
-        model, ids, prompt, layer, masks(), scope="response", source="context", context=CONTEXT
+        model, ids, prompt, layer, few, scope="response", source="context", context=CONTEXT
     )
-    slow = reference.log_probs_without_part(
-        model, projection.format(layer), part, ids, prompt, masks()
-    )
+    slow = reference.log_probs_without_part(model, projection.format(layer), part, ids, prompt, few)
     assert apart(fast, slow) < 1e-4
     if part[at].any():  # not all of it is outside a window
         assert apart(slow, slow[:1].expand_as(slow)) > 1e-5
@@ -242,7 +242,8 @@ def test_the_model_up_to_the_layer_gives_the_same(family_model, input_ids):
 
 def test_a_layer_that_is_another_when_called_alone_is_reached_through_the_model(llama, input_ids):
     expected, unmasked = split(llama, input_ids, PROMPT_LENGTH, LAYER, [CONTEXT])
-    unmasked.targets[LAYER].hidden.mul_(1.5)
+    target = unmasked.targets[LAYER]
+    unmasked.targets[LAYER] = replace(target, hidden=1.5 * target.hidden)
     with scoring_session(llama):
         found = head_parts(llama, unmasked, LAYER, [CONTEXT])
     for one, other in zip(found, expected, strict=True):
@@ -301,12 +302,16 @@ def test_half_precision(input_ids):
         ([(3, 8), (7, 9)], "overlap"),
     ],
 )
-def test_contexts_that_are_none(llama, input_ids, context, message):
+def test_contexts_that_are_none(context, message):
     with pytest.raises(ValueError, match=message):
+        check_spans(context, 17)
+
+
+def test_a_source_needs_a_context(llama, input_ids):
+    with pytest.raises(ValueError, match="needs to know the context"):
         subnetwork_log_probs(
-            llama, input_ids, PROMPT_LENGTH, LAYER, masks(),
-            scope="response", source="context", context=context,
-        )  # fmt: skip
+            llama, input_ids, PROMPT_LENGTH, LAYER, masks(), scope="response", source="elsewhere"
+        )
 
 
 def test_spans_in_any_form():

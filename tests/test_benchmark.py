@@ -100,7 +100,9 @@ def test_every_config_composes_and_names_what_exists(name):
               for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
-    assert job.save_stats == saved_stats(job.asmi.calculator.depths)
+    assert job.save_stats == saved_stats(
+        job.asmi.calculator.depths, source=job.asmi.calculator.source
+    )
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
     parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}

@@ -165,3 +165,21 @@ def test_each_module_is_a_builder(module, variant):
     assert type(estimator) is variant
     assert estimator.level == "sequence"
     assert str(estimator).endswith("(70%, K=32)")
+
+
+def test_each_source_is_a_score_of_its_own():
+    used = {"scope": "response", "source": "context"}
+    found = stats("d60_context", **used)
+    estimator = SemASMI(scope="response", source="context")
+    assert str(estimator) == "Sem-ASMI (60%, K=64, scope=response, source=context)"
+    np.testing.assert_allclose(estimator(found), SemASMI()(stats()))
+    gated = AdaptASMI(scope="response", source="elsewhere", closing_token=False)
+    assert str(gated) == (
+        "Adapt-ASMI (60%, K=64, scope=response, source=elsewhere, no closing token)"
+    )
+    with pytest.raises(KeyError, match="asmi_settings_d60_context"):
+        estimator(stats(scope="response"))
+    with pytest.raises(ValueError, match="source 'context' is for scope 'response'"):
+        ASMI(source="context")
+    with pytest.raises(ValueError, match="an estimator reads one source"):
+        ASMI(source=["all", "context"], scope="response")

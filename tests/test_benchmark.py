@@ -139,9 +139,13 @@ def test_the_paper_benchmark_has_all_methods():
 
 @pytest.mark.parametrize("group", shipped("estimators"))
 def test_every_group_of_estimators(group):
-    # A sweep's depths are asked for by its own config.
-    depths = [] if group != "asmi_depth_sweep" else ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"]
-    config = composed("asmi_cell", f"estimators={group}", *depths)
+    # A sweep's depths, and sources, are asked for by their own configs.
+    own = {
+        "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
+        "asmi_sources": ["asmi.calculator.scope=response",
+                         "asmi.calculator.source=[all,context,elsewhere]"],
+    }  # fmt: skip
+    config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
     names = names_of(config)
     assert len(set(names)) == len(names)
     made = {stat for entry in config.stat_calculators[1:] for stat in entry.stats}

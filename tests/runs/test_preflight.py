@@ -208,4 +208,4 @@ def test_rows_without_a_context_are_named(tmp_path):
     assert "has no group" in finding.text
     (finding,) = of_data(folder, sources, "data.context_regex=null")
     assert "set data.context_regex" in finding.text
-    assert of_data(folder, sources, "data.context_regex='Question:\\\\n(.*)'") == []
+    assert of_data(folder, sources, "data.context_regex='(?s)Question:(.*)'") == []

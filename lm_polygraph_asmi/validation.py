@@ -141,11 +141,11 @@ def check_source(source: str, scope: str, perturbation: str = "heads") -> None:
         )
 
 
-def check_context_regex(sources: Sequence[str], context_regex: str | None) -> None:
-    """Raise ValueError where a source needs a context that no regular expression finds."""
-    if tuple(sources) != ("all",) and not context_regex:
+def check_context_regex(needed: bool, context_regex: str | None) -> None:
+    """Raise ValueError where a context is needed that no regular expression finds."""
+    if needed and not context_regex:
         raise ValueError(
-            f"the sources {', '.join(sources)} need to know the context of each prompt: set "
+            "sources other than 'all' need to know the context of each prompt: set "
             "data.context_regex (in a calculator of your own, context_regex) to a regular "
             "expression whose first group it is"
         )

@@ -101,7 +101,9 @@ def test_every_config_composes_and_names_what_exists(name):
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
     assert job.save_stats == saved_stats(
-        job.asmi.calculator.depths, source=job.asmi.calculator.source
+        job.asmi.calculator.depths,
+        source=job.asmi.calculator.source,
+        without_context=job.asmi.calculator.without_context,
     )
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
@@ -143,7 +145,8 @@ def test_every_group_of_estimators(group):
     own = {
         "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
         "asmi_sources": ["asmi.calculator.scope=response",
-                         "asmi.calculator.source=[all,context,elsewhere]"],
+                         "asmi.calculator.source=[all,context,elsewhere]",
+                         "asmi.calculator.without_context=true"],
     }  # fmt: skip
     config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
     names = names_of(config)

@@ -5,7 +5,7 @@
 - `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
   `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
 - `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`; with
-  details and sources, `${asmi_stats:[0.6],false,[all,context]}`.
+  details, sources and the prompt without the context, `${asmi_stats:[0.6],false,[all,context],true}`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
@@ -66,20 +66,22 @@ def _stats(
     depths: Sequence[float] = (0.6,),
     details: bool = False,
     source: str | Sequence[str] | None = None,
+    without_context: bool = False,
 ) -> ListConfig:
     from lm_polygraph_asmi.saved.names import masked_head_stats
 
-    return ListConfig(masked_head_stats(depths, details, source))
+    return ListConfig(masked_head_stats(depths, details, source, without_context))
 
 
 def _saved_stats(
     depths: Sequence[float] = (0.6,),
     details: bool = False,
     source: str | Sequence[str] | None = None,
+    without_context: bool = False,
 ) -> ListConfig:
     from lm_polygraph_asmi.saved.names import saved_stats
 
-    return ListConfig(saved_stats(depths, details, source))
+    return ListConfig(saved_stats(depths, details, source, without_context))
 
 
 def _rows(*, _root_: DictConfig) -> str:

@@ -164,3 +164,16 @@ class MaskedHeadsEstimator(Estimator):
     @abstractmethod
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         """Per-token scores (T,) of each example, in nats."""
+
+
+class SourceEstimator(MaskedHeadsEstimator):
+    """A mean over tokens of what a source gives, made beside the masked passes.
+
+    Raises:
+        ValueError: no source; else as every estimator.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self.source == "all":
+            raise ValueError(f"{self.symbol} needs a source, such as source='context'")

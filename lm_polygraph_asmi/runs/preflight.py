@@ -216,11 +216,12 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
 def _check_context(config: DictConfig) -> Iterator[Finding]:
     """Whether each prompt has the context that masks with a source ask for."""
     sources = sources_of(OmegaConf.select(config, "asmi.calculator.source"))
+    without = OmegaConf.select(config, "asmi.calculator.without_context")
     regex = OmegaConf.select(config, "asmi.calculator.context_regex")
-    if sources == ("all",):
+    if sources == ("all",) and not without:
         return
     try:
-        check_context_regex(sources, regex)
+        check_context_regex(True, regex)
         if not _is_built(config):
             return
         rows = load_from_disk(rows_folder(container(config.data)))

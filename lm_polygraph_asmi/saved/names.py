@@ -46,6 +46,13 @@ PER_SOURCE = {
 }
 """Besides `PER_DEPTH`, where masks take from heads what comes from a source."""
 
+WITHOUT_CONTEXT = {
+    "asmi_without_context_kl": "(T,) KL to the unmasked output of that to a prompt without the "
+    "context's tokens, nats",
+    "asmi_without_context_seconds": "seconds spent on it",
+}
+"""On request, where there is a context; no depth, and no mask."""
+
 SHARE = {"asmi_source_share": "(T,) MI_t of the source over MI_t of all; 0 where there is no MI_t"}
 """Besides, where both were scored. Shares of several sources need not add up to one."""
 
@@ -98,10 +105,11 @@ def masked_head_stats(
     depths: Iterable[float] = (0.6,),
     details: bool = False,
     source: str | Iterable[str] | None = None,
+    without_context: bool = False,
 ) -> list[str]:
     """Every statistic the masked-heads calculator writes, for `stats:` and `save_stats:`."""
     names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
-    found = [*DEPTH_FREE]
+    found = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
     sources = sources_of(source)
     for depth in depths:
         for own in sources:
@@ -114,9 +122,10 @@ def saved_stats(
     depths: Iterable[float] = (0.6,),
     details: bool = False,
     source: str | Iterable[str] | None = None,
+    without_context: bool = False,
 ) -> list[str]:
     """What a run should save for later analysis; LM-Polygraph skips what a run does not compute."""
-    ours = masked_head_stats(depths, details, source)
+    ours = masked_head_stats(depths, details, source, without_context)
     return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
 
 

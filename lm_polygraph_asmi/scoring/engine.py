@@ -90,6 +90,7 @@ class Engine:
         source: what a masked head loses: "all" its output, or, in the scope "response", only what
             of it comes from the "context" or from "elsewhere" (`model.sources`); or several of
             these, scored with the same masks.
+        without_context: also run the model on the prompt without the context's tokens.
         seed: base seed; each example's masks follow from it, the layer and the token ids.
         perturbation: what a mask changes: "heads", the method's own, or another arm of the
             falsifier (`model.perturbation`), which are no scores of the method.
@@ -116,6 +117,7 @@ class Engine:
         mask_sampler: str = "bernoulli",
         scope: str = "all",
         source: str | Sequence[str] = "all",
+        without_context: bool = False,
         seed: int = 0,
         perturbation: str = "heads",
         dose: float | str | None = None,
@@ -136,6 +138,7 @@ class Engine:
         for own in self.sources:
             check_source(own, scope, perturbation)
         check_at_least_one("memory_budget", memory_budget)
+        self.without_context = without_context
         self.depths = depths
         # NumPy's numbers pass, and become plain ones.
         self.num_masks = None if num_masks is None else int(num_masks)
@@ -216,7 +219,7 @@ class Engine:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
         sources, spans = self.sources, None
-        if passages or sources != ("all",):
+        if passages or self.needs_context:
             spans = check_spans(context, len(scored))
             if passages:
                 sources += tuple(map(passage, range(len(spans))))
@@ -242,7 +245,9 @@ class Engine:
         kept = {part: self.journal.get(key) for part, key in keys.items()}
         parts = {part: found for part, found in kept.items() if found is not None}
         missing = [part for part in parts_of if part not in parts]
-        if example is None or missing:
+        shorter_key = answer_key | {"without": spans}
+        shorter = self.journal.get(shorter_key) if self.without_context else {}
+        if example is None or missing or shorter is None:
             layers = [parts_of[part].layer for part in missing or parts_of]
             with scoring_session(model, self.attention):
                 unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
@@ -254,6 +259,10 @@ class Engine:
                     parts[part] = self._score_part(model, unmasked, used, spans, split)
                     self.journal.put(keys[part], parts[part])
                 self.journal.put(answer_key, example)  # now that it has been checked
+                if shorter is None:
+                    assert spans is not None
+                    shorter = self._without_context(model, unmasked, spans)
+                    self.journal.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for (depth, source), part in parts.items():
             found = {n: v for n, v in part.items() if n != "asmi_seconds"}
@@ -263,10 +272,14 @@ class Engine:
                 ).numpy()
             example |= {at_depth(name, depth, source): value for name, value in found.items()}
         again = {depth for depth, _ in missing}
-        return example | {
-            "asmi_seconds": seconds,
-            "asmi_reused_depths": sum(depth not in again for depth in self.depths),
-        }
+        return (
+            example
+            | (shorter or {})
+            | {
+                "asmi_seconds": seconds,
+                "asmi_reused_depths": sum(depth not in again for depth in self.depths),
+            }
+        )
 
     def _score_unmasked(
         self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
@@ -366,10 +379,31 @@ class Engine:
             "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
 
+    @property
+    def needs_context(self) -> bool:
+        """Whether `score` must be told the context."""
+        return self.without_context or self.sources != ("all",)
+
+    def _without_context(
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, spans: Context
+    ) -> dict[str, Any]:
+        """What the model says to the prompt without the context's tokens."""
+        start = time.perf_counter()
+        kept = torch.ones(len(unmasked.input_ids), dtype=torch.bool)
+        for first, behind in spans:
+            kept[first:behind] = False
+        kept[unmasked.prompt_length :] = True  # the answer itself stays
+        left = int(kept[: unmasked.prompt_length].sum())
+        shorter = run_unmasked(model, unmasked.input_ids[kept], left, [])
+        return {
+            "asmi_without_context_kl": self._source_kl(model, unmasked, shorter.final_hidden),
+            "asmi_without_context_seconds": time.perf_counter() - start,
+        }
+
     def _source_kl(
         self, model: PreTrainedModel, unmasked: UnmaskedPass, without: Float[Tensor, "T D"]
     ) -> np.ndarray:
-        """KL to the unmasked output of that without a source in any head, (T,)."""
+        """KL to the unmasked output of that without a source, (T,), nats."""
         own = unmasked.final_hidden
 
         def apart(part: slice) -> Tensor:

@@ -24,7 +24,7 @@ class MaskedHeadsCalculator(StatCalculator):
     Args:
         context_regex: for sources other than "all": its first group is the context in a prompt.
         **settings: of `scoring.engine.Engine`: depths, num_masks, mask_rate, top_k, mask_sampler,
-            scope, source, seed, attention, memory_budget, details, journal.
+            scope, source, without_context, seed, attention, memory_budget, details, journal.
 
     Raises:
         TypeError: a setting there is not.
@@ -35,7 +35,7 @@ class MaskedHeadsCalculator(StatCalculator):
         super().__init__()
         self.engine = Engine(**settings)
         self.context_regex = context_regex
-        check_context_regex(self.engine.sources, context_regex)
+        check_context_regex(self.engine.needs_context, context_regex)
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -65,7 +65,7 @@ class MaskedHeadsCalculator(StatCalculator):
             prompt = prompt_ids(model, text, row, dependencies)
             response = endings.response(tokens, len(texts))
             context = None
-            if self.engine.sources != ("all",):
+            if self.engine.needs_context:
                 assert self.context_regex is not None
                 context = [context_span(model, text, prompt.tolist(), self.context_regex)]
             example = self.engine.score(transformer, prompt, response, context)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.saved.names import DIVERSITY, masked_head_stats
 
-OPTIONS = ("attention", "memory_budget", "journal", "details", "context_regex")
+OPTIONS = ("attention", "memory_budget", "journal", "details", "context_regex", "without_context")
 """Settings of the masked-heads calculator that are not read from the estimators."""
 
 
@@ -59,7 +59,9 @@ def available_stat_calculators(
         name="MaskedHeadsCalculator",
         builder="lm_polygraph_asmi.stat_calculators.masked_heads",
         cfg=OmegaConf.create(config),
-        stats=masked_head_stats(depths, bool(options.get("details")), sources),
+        stats=masked_head_stats(
+            depths, bool(options.get("details")), sources, bool(options.get("without_context"))
+        ),
         dependencies=["greedy_tokens"],
     )
     diversity = StatCalculatorContainer(

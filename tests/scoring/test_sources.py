@@ -109,6 +109,33 @@ def test_every_listed_statistic_is_written_and_no_other(example):
         assert set(found) == set(masked_head_stats(source=source)) - ours
 
 
+def test_the_prompt_without_the_context(example, tmp_path):
+    """As a whole pass over what is left of it says; kept like everything else."""
+    model, prompt, response = example
+    given = {"scope": "response", "without_context": True, **FEW}
+    journal = str(tmp_path / "journal")
+    found = Engine(journal=journal, **given).score(*example, SPANS)
+    ids = torch.cat([prompt, torch.tensor(response)]).tolist()
+    inside = {place for span in SPANS for place in range(*span)}
+    left = [token for place, token in enumerate(ids) if place not in inside]
+    with torch.no_grad():
+        rows = [
+            model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+            for tokens in (left, ids)
+        ]
+    answer = slice(-len(response) - 1, -1)
+    expected = divergence(rows[0][answer], rows[1][answer])
+    np.testing.assert_allclose(found["asmi_without_context_kl"], expected, atol=1e-5)
+    assert min(expected) > 1e-3
+    again = Engine(journal=journal, **given).score(*example, SPANS)
+    for name in ("asmi_without_context_kl", "asmi_without_context_seconds"):
+        np.testing.assert_array_equal(again[name], found[name])
+    ours = {"asmi_closing", "asmi_token_texts"}
+    assert set(found) == set(masked_head_stats(without_context=True)) - ours
+    with pytest.raises(ValueError, match="the prompt must have at least one token"):
+        Engine(**given).score(*example, [(0, len(prompt))])
+
+
 def test_journal(example, tmp_path):
     """What was scored without sources serves a run with them; another context is another entry."""
     journal = str(tmp_path / "journal")

@@ -421,5 +421,5 @@ def test_the_context_of_each_prompt(model):
             np.testing.assert_allclose(found[name][row], alone[name], atol=1e-6)
     with pytest.raises(ValueError, match="finds no context in the prompt 'True or'"):
         run(model, ["True or"], calculator)
-    with pytest.raises(ValueError, match="the sources all, context need to know the context"):
+    with pytest.raises(ValueError, match="sources other than 'all' need to know the context"):
         MaskedHeadsCalculator(scope="response", source=sources)

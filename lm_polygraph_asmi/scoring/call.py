@@ -19,7 +19,7 @@ from lm_polygraph_asmi.maths import adaptive_gate, example_seed
 from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.names import ABSENT, at_depth
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.reference import Reference
@@ -60,6 +60,8 @@ class Scorer:
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         closing_token: bool = True,
         num_samples: int = 10,
         tau: float = TAU,
@@ -87,6 +89,8 @@ class Scorer:
             mask_sampler=mask_sampler,
             scope=scope,
             seed=seed,
+            perturbation=perturbation,
+            dose=dose,
             attention=attention,
             memory_budget=memory_budget,
         )  # so far nothing heavy: what is refused is refused at once
@@ -130,6 +134,7 @@ class Scorer:
         """All that a score depends on but prompt, answer and samples."""
         engine = vars(self.engine)
         used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
+        used += tuple(name for name, usual in ABSENT.items() if engine[name] != usual)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
         return {
@@ -414,7 +419,9 @@ def score(
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
             depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see
-            docs/configs.md; closing_token: whether the token that ends the answer counts (True);
+            docs/configs.md; perturbation ("heads"), dose (None): what a mask changes, arms other
+            than heads being controls and no scores of the method; closing_token: whether the token
+            that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which

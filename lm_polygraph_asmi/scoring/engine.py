@@ -147,7 +147,7 @@ class Engine:
         """Refuse at once a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: a quantised output projection, or a layer without what the perturbation changes.
+            TypeError: a quantised output projection, or a layer without what is to be perturbed.
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)

@@ -4,20 +4,13 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.model import (
-    perturbation,
-    run_subnetworks,
-    run_unmasked,
-    scoring_session,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.layers import down_projection
-from lm_polygraph_asmi.model.perturbation import ARMS, Perturbation, perturbed_layer
-from lm_polygraph_asmi.model.suffix import ways
+from lm_polygraph_asmi.model.perturbation import ARMS
 from lm_polygraph_asmi.validation import PERTURBATIONS, SCOPES
 from tests import arms
 from tests.conftest import PROMPT_LENGTH
-from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
-from tests.registry import tiny_class
+from tests.families import LLAMA_LIKE, PROJECTIONS
 
 LAYER = 2
 OTHERS = [name for name in PERTURBATIONS if name != "heads"]

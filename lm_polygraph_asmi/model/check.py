@@ -321,8 +321,7 @@ def _check(
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    kind = change.arm, change.dose is None  # whatever the dose, it is the same code
-    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
+    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, change.kind), [])
     if any(before.covers(extent) for before in reached):
         return None
     try:

@@ -37,33 +37,6 @@ returns."""
 
 
 @dataclass(frozen=True)
-class Perturbation:
-    """What a mask changes, as far as it does not depend on the example.
-
-    Attributes:
-        arm: name in `ARMS`.
-        dose: multiplies the change of the layer's output: r_0 + dose (r - r_0); None changes it as
-            the arm does, without a detour.
-        seed: base seed of what an arm draws; with layer, tokens and mask it gives each draw.
-
-    Raises:
-        ValueError: an unknown arm, or a dose that is no positive number.
-    """
-
-    arm: str = "heads"
-    dose: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_perturbation(self.arm)
-        check_dose(self.dose)
-
-
-WITHOUT_HEADS = Perturbation()
-"""The method's own."""
-
-
-@dataclass(frozen=True)
 class Masking:
     """What an edit is told besides the values.
 
@@ -101,6 +74,46 @@ class Masking:
         return self.masks.cpu()[:, self.groups(values.shape[-1])].to(values)[:, None]
 
 
+Edit = Callable[[Tensor, Masking], Tensor]
+"""(values (B, n, W) at a site, what is masked) -> values (B, n, W)."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What a mask changes, as far as it does not depend on the example.
+
+    Attributes:
+        arm: name in `ARMS`.
+        dose: multiplies the change of the layer's output: r_0 + dose (r - r_0); None changes it as
+            the arm does, without a detour.
+        seed: base seed of what an arm draws; with layer, tokens and mask it gives each draw.
+        edit: what is done at the arm's site in place of what the arm does, where that depends on
+            the example.
+
+    Raises:
+        ValueError: an unknown arm, or a dose that is no positive number.
+    """
+
+    arm: str = "heads"
+    dose: float | None = None
+    seed: int = 0
+    edit: Edit | None = None
+
+    def __post_init__(self) -> None:
+        check_perturbation(self.arm)
+        check_dose(self.dose)
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """By what code it is done: what was seen to be right for one of a kind is for all."""
+        done = self.edit or ARMS[self.arm].edit
+        return self.arm, str(self.dose is None), getattr(done, "__qualname__", type(done).__name__)
+
+
+WITHOUT_HEADS = Perturbation()
+"""The method's own."""
+
+
 def _seed(*numbers: list[int]) -> int:
     """Non-negative, below 2^63; lists of other lengths give others."""
     content = b"".join(array("q", [len(part), *part]).tobytes() for part in numbers)
@@ -109,10 +122,6 @@ def _seed(*numbers: list[int]) -> int:
 
 def permutation(width: int, seed: int) -> Int[Tensor, " width"]:
     return torch.randperm(width, generator=torch.Generator().manual_seed(seed))
-
-
-Edit = Callable[[Tensor, Masking], Tensor]
-"""(values (B, n, W) at a site, what is masked) -> values (B, n, W)."""
 
 
 def _by_head(values: Tensor, masks: Tensor) -> Float[Tensor, "B 1 W"]:
@@ -297,7 +306,8 @@ def perturbed(
         return hook
 
     module = decoder_layers(model)[layer]
-    own = {} if arm.site == OUTPUT else {arm.site: arm.edit}
+    edit = change.edit or arm.edit
+    own = {} if arm.site == OUTPUT else {arm.site: edit}
     forward = module.forward
 
     def several(*args: Any, **kwargs: Any) -> Any:
@@ -319,7 +329,7 @@ def perturbed(
         plain = states(returned)
         rows = plain.reshape(len(masks), -1, plain.shape[-1])
         if changed is None:
-            changed = edited(rows, arm.edit)
+            changed = edited(rows, edit)
         mixed = _mixed(
             rows,
             changed.reshape(rows.shape),

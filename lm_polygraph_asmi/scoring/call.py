@@ -133,8 +133,8 @@ class Scorer:
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
         engine = vars(self.engine)
-        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
-        used += tuple(name for name, usual in ABSENT.items() if engine[name] != usual)
+        apart = (name for name, usual in ABSENT.items() if engine[name] != usual)
+        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
         return {

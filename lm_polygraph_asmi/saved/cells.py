@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
-from lm_polygraph_asmi.saved.names import at_depth, perturbed_by
+from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import (
     MSP,
     RIGHT,
@@ -48,29 +48,6 @@ class Variant(NamedTuple):
     settings: str
 
 
-@dataclass(frozen=True, eq=False)
-class ArmRun:
-    """A run in which masks change something else than heads, or more or less of them.
-
-    Attributes:
-        arm: name of the perturbation, of `validation.PERTURBATIONS`.
-        dose: what the change of the layer's output was multiplied with; None: with nothing.
-        matching: what the dose was matched by, "effect" or "norm"; None where it was not.
-        times: so many doses.
-        run: its scores and statistics.
-    """
-
-    arm: str
-    dose: float | None
-    matching: str | None
-    times: float
-    run: Run
-
-    @property
-    def label(self) -> str:
-        return ", ".join(perturbed_by({"perturbation": self.arm, "dose": self.dose}))
-
-
 class Unavailable(ValueError):
     """A cell has not got what an item of the report needs; the text says what."""
 
@@ -94,8 +71,6 @@ class Cell:
         depth: the operating depth.
         rows: (n,) rows in use: those where quality and the scores of all methods are finite.
         notes: what was left out, and why.
-        arms: runs of the falsifier's arms over these answers. Their scores are no methods: they
-            stand in none of the tables above.
     """
 
     model: str
@@ -107,7 +82,6 @@ class Cell:
     depth: float
     rows: np.ndarray
     notes: tuple[str, ...]
-    arms: tuple[ArmRun, ...] = ()
 
     @property
     def label(self) -> str:
@@ -291,20 +265,6 @@ class Cell:
                 return [values[i] for i in self.rows]
         return None
 
-    def arm_score(self, arm: ArmRun, symbol: str) -> np.ndarray:
-        """(n,) scores of an arm at the operating depth, nats, as `score` of a method.
-
-        Raises:
-            Unavailable: its run has not got them for every row.
-        """
-        for method in arm.run.scores:
-            parsed = variant(method)
-            if parsed and parsed.symbol == symbol and same_depth(parsed.depth, self.depth):
-                found = arm.run.scores[method].to_numpy(dtype=float)[self.rows]
-                if np.isfinite(found).all():
-                    return found
-        raise Unavailable(f"{arm.run.path} has no {symbol} of {arm.label} for every row")
-
     def mi_of(self, method: str) -> list[np.ndarray] | None:
         """MI_t behind a score at the operating depth, from the run that made it; None if unsaved.
 
@@ -354,7 +314,7 @@ class Cell:
             "clusters": len(set(self.clusters)),
             "runs": [
                 {"file": str(run.path), "seeds": run.recorded("seeds"), "asmi": run.settings()}
-                for run in (*self.runs, *(arm.run for arm in self.arms))
+                for run in self.runs
             ],
             "packages": self.run.recorded("packages"),
             "device": (self.run.manifest or {}).get("device", "not recorded"),
@@ -455,27 +415,9 @@ def _names(run: Run) -> tuple[str, str]:
     return (path if name == "local" else name).replace("_", " "), dataset
 
 
-def _arm_of(run: Run) -> ArmRun | None:
-    """The arm a run is of; None where masks take heads away, as the method does."""
-    used = next((used for used in run.settings() if perturbed_by(used)), None)
-    if used is None:
-        return None
-    node = run.recorded("config").get("falsifier") or {}
-    matching = node.get("matching") if node.get("doses") else None
-    arm, dose = used.get("perturbation", "heads"), used.get("dose")
-    return ArmRun(arm, dose, matching, float(node.get("times") or 1), run)
-
-
 def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
-    arms = [arm for run in group if (arm := _arm_of(run))]
     # The run with the most methods first: the others only add theirs.
-    apart = [arm.run for arm in arms]
-    runs = sorted((r for r in group if r not in apart), key=lambda run: -len(run.scores.columns))
-    if not runs:
-        raise ValueError(
-            f"{arms[0].run.path} masks {arms[0].label}, an arm of the falsifier and no method of "
-            "its own: name the run of heads over the same answers too"
-        )
+    runs = sorted(group, key=lambda run: -len(run.scores.columns))
     run, notes = together(runs), []
     names = list(run.quality)
     if metric is not None and metric not in names:
@@ -511,5 +453,4 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
         notes.append("no ASMI score")
     model, dataset = _names(run)
     rows = np.flatnonzero(finite)
-    own = tuple(runs), run, metric, depth, rows, tuple(notes), tuple(arms)
-    return Cell(model, dataset, "", *own)
+    return Cell(model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes))

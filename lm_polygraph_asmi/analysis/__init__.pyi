@@ -27,6 +27,13 @@ from .depth import Sweep as Sweep
 from .depth import depth_selection as depth_selection
 from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
+from .heads import PermutationNull as PermutationNull
+from .heads import concentration as concentration
+from .heads import head_criticality as head_criticality
+from .heads import permutation_null as permutation_null
+from .heads import redrawn_masks as redrawn_masks
+from .heads import redrawn_null as redrawn_null
+from .heads import split_half as split_half
 from .judge import auroc_by_judge as auroc_by_judge
 from .judge import label_noise as label_noise
 from .judge import same_order as same_order

@@ -20,6 +20,10 @@ from .comparison import tally as tally
 from .cost import PhaseSeconds as PhaseSeconds
 from .cost import method_seconds as method_seconds
 from .cost import phase_seconds as phase_seconds
+from .coupling import Coupling as Coupling
+from .coupling import criticality_coupling as criticality_coupling
+from .coupling import high_stratum as high_stratum
+from .coupling import sharpening as sharpening
 from .coverage import coverage_by_band as coverage_by_band
 from .coverage import tail_entropy_bound as tail_entropy_bound
 from .depth import DepthSelection as DepthSelection

@@ -1,7 +1,7 @@
 """Which heads carry a token's disagreement, how few they are, and what noise alone would give.
 
-Axes as everywhere: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural Analysis" of the
-paper (criticality, its Herfindahl index, the permutation null).
+Axes as everywhere: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
+Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
 """
 
 from collections.abc import Iterable, Iterator

@@ -16,6 +16,9 @@ LEVELS = ("sequence", "claim")
 MASK_SAMPLERS = ("bernoulli", "balanced")
 """How masks are drawn; see `maths.sample_head_masks`."""
 
+PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
+"""What a mask changes at the target layer: the method's own, then the arms of the falsifier."""
+
 
 VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Name in `score` -> symbol in tables."""

@@ -31,6 +31,12 @@ from .depth import Sweep as Sweep
 from .depth import depth_selection as depth_selection
 from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
+from .falsifier import ArmComparison as ArmComparison
+from .falsifier import Verdict as Verdict
+from .falsifier import arm_comparisons as arm_comparisons
+from .falsifier import corrected_correlation as corrected_correlation
+from .falsifier import double_dissociation as double_dissociation
+from .falsifier import verdicts as verdicts
 from .heads import PermutationNull as PermutationNull
 from .heads import concentration as concentration
 from .heads import head_criticality as head_criticality
@@ -49,7 +55,10 @@ from .mechanism import error_separation as error_separation
 from .mechanism import masking_response as masking_response
 from .mechanism import votes as votes
 from .power import SampleSize as SampleSize
+from .power import equivalence_size as equivalence_size
 from .power import sample_size as sample_size
+from .probe import chance_of_hitting as chance_of_hitting
+from .probe import flip_rates as flip_rates
 from .prr import PRR as PRR
 from .prr import normalised_prr as normalised_prr
 from .prr import prr_draws as prr_draws

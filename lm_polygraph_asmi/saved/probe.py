@@ -96,10 +96,14 @@ def read_probe(manager: str | Path) -> Probe | None:
         ) from error
 
 
-def write_probe(content: Mapping[str, Any], manager: str | Path) -> Path:
-    """Write a probe beside a manager file, whole or not at all; returns its path."""
-    path = probe_path(manager)
+def write_probe(
+    content: Mapping[str, Any], manager: str | Path, path: str | Path | None = None
+) -> Path:
+    """Write a probe, whole or not at all; beside its manager file if no path is named, where
+    `read_probe` finds it. Returns its path."""
+    path = probe_path(manager) if path is None else Path(path)
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps({"format": FORMAT, **content}), encoding="utf-8")
+    text = json.dumps({"format": FORMAT, **content}, allow_nan=False)
+    unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
     return path

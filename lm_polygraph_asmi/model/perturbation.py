@@ -296,12 +296,12 @@ def perturbed(
             given, *others = args
             if site == HEADS and heads is not None:
                 given = heads.expand(len(masks), -1, -1)
-            elif site not in acting:
-                return None
             if site in acting:
                 rows = given.reshape(len(masks), -1, given.shape[-1])
                 given = edited(rows, acting[site]).reshape(given.shape)
-            return (given, *others)
+            elif given is args[0]:
+                return None
+            return (given.contiguous(), *others)  # in one piece, as some projections want it
 
         return hook
 
@@ -386,8 +386,8 @@ def perturbed_layer(
         return (projected, *[None] * (site.returns - 1)) if site.returns else projected
 
     with (
-        replaced_forward(attention, attend),
         perturbed(model, unmasked, layer, masks, places, change, heads=heads),
+        replaced_forward(attention, attend),
     ):
         hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
         return call.replay(module, hidden, positions)

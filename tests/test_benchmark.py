@@ -14,6 +14,7 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import OmegaConf, read_write
 
 from lm_polygraph_asmi._hydra.configs import configs_path
+from lm_polygraph_asmi.analysis import head_criticality
 from lm_polygraph_asmi.runs.rows import read_rows
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.names import saved_stats
@@ -33,7 +34,7 @@ MULTIRUNS = ["asmi_grid", "asmi_stability"]
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
-NEEDED = {"asmi_stability": ["answers=somewhere"]}
+NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
 """What a user must give besides data and model."""
 
 
@@ -100,10 +101,9 @@ def test_every_config_composes_and_names_what_exists(name):
               for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
+    calculator = job.asmi.calculator
     assert job.save_stats == saved_stats(
-        job.asmi.calculator.depths,
-        source=job.asmi.calculator.source,
-        without_context=job.asmi.calculator.without_context,
+        calculator.depths, calculator.details, calculator.source, calculator.without_context
     )
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
@@ -206,7 +206,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", sorted(set(RUNS) - set(MULTIRUNS) - {"asmi_depth_sweep"}))
+@pytest.mark.parametrize("name", sorted({*RUNS} - {*MULTIRUNS} - {*NEEDED, "asmi_depth_sweep"}))
 def test_every_config_runs(name, tiny, stand_ins, tmp_path):
     benchmark = composed(name).hydra.runtime.choices.get("benchmark", "asmi_squad")
     overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
@@ -281,6 +281,28 @@ def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
         )
         assert not np.allclose(of_first, of_second)
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
+
+
+@pytest.mark.usefixtures("here")
+def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_path):
+    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+    answers = tmp_path / "answers"
+    polygraph_eval_here("--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}")
+    polygraph_eval_here(
+        "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
+        "asmi.calculator.num_masks=60",
+    )  # fmt: skip
+    given, run = load_run(answers), load_run(tmp_path / "run")
+    assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
+    assert [used["depth"] for used in run.settings()] == [0.6, 0.9]
+    for depth in ("d60", "d90"):
+        saved = (run.stats[f"{name}_{depth}"] for name in ("asmi_masks", "asmi_kl", "asmi_mi"))
+        for masks, kl, mi in zip(*saved, strict=True):
+            assert len(masks) == len(kl) == 60
+            np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
+            assert np.isfinite(head_criticality(kl, masks)).all()
+    shipped = composed("asmi_heads", "asmi.answers=somewhere")
+    assert (shipped.data.first, shipped.asmi.calculator.num_masks) == (500, 300)
 
 
 def test_the_grid_has_sixteen_cells():

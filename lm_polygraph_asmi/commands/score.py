@@ -11,6 +11,7 @@ import click
 from lm_polygraph_asmi.validation import (
     BETA,
     MASK_SAMPLERS,
+    PERTURBATIONS,
     SCOPES,
     SOURCES,
     TAU,
@@ -64,6 +65,14 @@ from lm_polygraph_asmi.validation import (
 @click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
 @click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
 @click.option(
+    "--perturbation",
+    type=click.Choice(PERTURBATIONS),
+    default="heads",
+    show_default=True,
+    help="What a mask changes; all but heads are controls.",
+)
+@click.option("--dose", help="Times that change: a number, or a file of `polygraph_asmi dose`.")
+@click.option(
     "--closing-token/--no-closing-token",
     default=True,
     show_default=True,
@@ -110,6 +119,7 @@ def score(
     if not sys.warnoptions:  # those of other libraries, which no user can act on
         warnings.simplefilter("ignore")
     try:
+        settings["dose"] = _dose(settings["dose"], settings["perturbation"])
         _check(settings, stop)
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
@@ -183,9 +193,22 @@ def _passage(given: str) -> str:
 
 def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     """Refuse settings before anything heavy is imported; the scorer would do so after."""
-    point = ("top_k", "num_masks", "mask_rate", "mask_sampler", "scope")
+    point = (
+        "top_k", "num_masks", "mask_rate", "mask_sampler", "scope", "perturbation", "dose",
+    )  # fmt: skip
     check_settings([settings["depth"]], *(settings[name] for name in point))
     check_source(settings["source"], settings["scope"])
     own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token")
     check_scoring(**{name: settings[name] for name in own})
     stop_strings(stop)
+
+
+def _dose(given: str | None, perturbation: str) -> float | None:
+    """A number, or what a file says of this perturbation."""
+    from lm_polygraph_asmi.saved.doses import dose_of
+
+    try:
+        number = None if given is None else float(given)
+    except ValueError:
+        return dose_of(given, perturbation)
+    return dose_of(number, perturbation)

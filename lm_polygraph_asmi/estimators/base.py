@@ -154,11 +154,12 @@ class MaskedHeadsEstimator(Estimator):
             used["num_heads"], self.expected["num_masks"], self.expected["mask_rate"]
         )
         expected = self.expected | point._asdict()
-        different = {k: v for k, v in expected.items() if used.get(k, ABSENT.get(k)) != v}
+        used = ABSENT | used
+        different = {k: v for k, v in expected.items() if used[k] != v}
         if different:
             raise ValueError(
                 f"{self} expects {different}, but the masked-heads calculator used "
-                f"{ {k: used.get(k, ABSENT.get(k)) for k in different} }: give both the same settings"
+                f"{ {k: used[k] for k in different} }: give both the same settings"
             )
 
     @abstractmethod

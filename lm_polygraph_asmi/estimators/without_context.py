@@ -12,8 +12,9 @@ from lm_polygraph_asmi.saved.names import require
 class WithoutContext(SourceEstimator):
     """Mean over tokens of the KL to the model's output of that without the context, in nats.
 
-    The context's tokens are taken out of the prompt. Higher = the answer hangs more on the context; whether that is more uncertain
-    differs between models. No head is masked; settings are those of the run it stands in.
+    The context's tokens are taken out of the prompt. Higher = the answer hangs more on the context;
+    whether that is more uncertain differs between models. No head is masked; settings are those of
+    the run it stands in.
     """
 
     symbol = "Without-context"

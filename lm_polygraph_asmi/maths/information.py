@@ -81,7 +81,9 @@ def mutual_information(
     return disagreement(union_support(log_probs, top_k), counts).mutual_information
 
 
-def divergence(log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "T V"]) -> Float[Tensor, " T"]:
+def divergence(
+    log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "*masks T V"]
+) -> Float[Tensor, "*masks T"]:
     """KL(p || q) at each position, in nats, at least 0; from log-probabilities."""
     log_p, log_q = log_p.double(), log_q.double()
     apart = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0

@@ -11,7 +11,12 @@ from lm_polygraph_asmi.model.layers import (
     unembedding,
 )
 from lm_polygraph_asmi.model.notes import model_lock, model_state
-from lm_polygraph_asmi.model.perturbation import Perturbation, check_arm
+from lm_polygraph_asmi.model.perturbation import (
+    Perturbation,
+    check_arm,
+    perturbed_layer,
+    without_part,
+)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
@@ -51,6 +56,7 @@ __all__ = [
     "model_state",
     "num_heads",
     "num_layers",
+    "perturbed_layer",
     "plain_model",
     "readout",
     "response_embeddings",
@@ -62,4 +68,5 @@ __all__ = [
     "target_layer",
     "together",
     "unembedding",
+    "without_part",
 ]

@@ -321,9 +321,7 @@ def _check(
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    # Whatever the dose and the part, it is the same code.
-    kind = change.arm, change.dose is None, change.part is None
-    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
+    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, change.kind), [])
     if any(before.covers(extent) for before in reached):
         return None
     try:

@@ -12,7 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,36 +37,6 @@ returns."""
 
 
 @dataclass(frozen=True)
-class Perturbation:
-    """What a mask changes, as far as it does not depend on the example.
-
-    Attributes:
-        arm: name in `ARMS`.
-        dose: multiplies the change of the layer's output: r_0 + dose (r - r_0); None changes it as
-            the arm does, without a detour.
-        seed: base seed of what an arm draws; with layer, tokens and mask it gives each draw.
-        part: what masked heads lose at the T predicting positions in place of all they bring; the
-            one thing here that is an example's own (`sources`). None takes all.
-
-    Raises:
-        ValueError: an unknown arm, or a dose that is no positive number.
-    """
-
-    arm: str = "heads"
-    dose: float | None = None
-    seed: int = 0
-    part: Float[Tensor, "T W"] | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_perturbation(self.arm)
-        check_dose(self.dose)
-
-
-WITHOUT_HEADS = Perturbation()
-"""The method's own."""
-
-
-@dataclass(frozen=True)
 class Masking:
     """What an edit is told besides the values.
 
@@ -76,7 +46,6 @@ class Masking:
         unmasked: the unmasked pass.
         layer: the target layer.
         seed: base seed.
-        part: what masked heads lose, see `Perturbation`.
     """
 
     masks: Shaped[Tensor, "B H"]
@@ -84,7 +53,6 @@ class Masking:
     unmasked: UnmaskedPass
     layer: int
     seed: int
-    part: Float[Tensor, "T W"] | None = None
 
     def generators(self) -> Iterator[torch.Generator]:
         """One for each mask. What it draws follows from base seed, layer, tokens and mask alone,
@@ -106,6 +74,46 @@ class Masking:
         return self.masks.cpu()[:, self.groups(values.shape[-1])].to(values)[:, None]
 
 
+Edit = Callable[[Tensor, Masking], Tensor]
+"""(values (B, n, W) at a site, what is masked) -> values (B, n, W)."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What a mask changes, as far as it does not depend on the example.
+
+    Attributes:
+        arm: name in `ARMS`.
+        dose: multiplies the change of the layer's output: r_0 + dose (r - r_0); None changes it as
+            the arm does, without a detour.
+        seed: base seed of what an arm draws; with layer, tokens and mask it gives each draw.
+        edit: what is done at the arm's site in place of what the arm does, where that depends on
+            the example.
+
+    Raises:
+        ValueError: an unknown arm, or a dose that is no positive number.
+    """
+
+    arm: str = "heads"
+    dose: float | None = None
+    seed: int = 0
+    edit: Edit | None = None
+
+    def __post_init__(self) -> None:
+        check_perturbation(self.arm)
+        check_dose(self.dose)
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """By what code it is done: what was seen to be right for one of a kind is for all."""
+        done = self.edit or ARMS[self.arm].edit
+        return self.arm, str(self.dose is None), getattr(done, "__qualname__", type(done).__name__)
+
+
+WITHOUT_HEADS = Perturbation()
+"""The method's own."""
+
+
 def _seed(*numbers: list[int]) -> int:
     """Non-negative, below 2^63; lists of other lengths give others."""
     content = b"".join(array("q", [len(part), *part]).tobytes() for part in numbers)
@@ -114,10 +122,6 @@ def _seed(*numbers: list[int]) -> int:
 
 def permutation(width: int, seed: int) -> Int[Tensor, " width"]:
     return torch.randperm(width, generator=torch.Generator().manual_seed(seed))
-
-
-Edit = Callable[[Tensor, Masking], Tensor]
-"""(values (B, n, W) at a site, what is masked) -> values (B, n, W)."""
 
 
 def _by_head(values: Tensor, masks: Tensor) -> Float[Tensor, "B 1 W"]:
@@ -129,13 +133,19 @@ def without_heads(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "
     """The method's own: a masked head's outputs are zero, without rescaling the rest.
 
     Where a gate multiplies head outputs before the projection, what is masked is the gated output,
-    a head's whole contribution to the projection. With a part, only that is taken away.
+    a head's whole contribution to the projection.
     """
-    kept = _by_head(heads, at.masks)
-    if at.part is None:
-        return heads * kept
-    part = at.part.to(heads)[at.positions - at.unmasked.predicting.start]
-    return heads - (1 - kept) * part
+    return heads * _by_head(heads, at.masks)
+
+
+def without_part(part: Float[Tensor, "T W"]) -> Edit:
+    """A masked head loses a part of what it says at the T predicting positions, see `sources`."""
+
+    def edit(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
+        gone = 1 - _by_head(heads, at.masks)
+        return heads - gone * part.to(heads)[at.positions - at.unmasked.predicting.start]
+
+    return edit
 
 
 def without_groups(values: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
@@ -282,7 +292,7 @@ def perturbed(
     """
     arm, masking = (
         ARMS[change.arm],
-        Masking(masks, places, unmasked, layer, change.seed, change.part),
+        Masking(masks, places, unmasked, layer, change.seed),
     )
     acting: dict[str, Edit] = {}  # by site, while the target layer runs
 
@@ -299,17 +309,18 @@ def perturbed(
             given, *others = args
             if site == HEADS and heads is not None:
                 given = heads.expand(len(masks), -1, -1)
-            elif site not in acting:
-                return None
             if site in acting:
                 rows = given.reshape(len(masks), -1, given.shape[-1])
                 given = edited(rows, acting[site]).reshape(given.shape)
-            return (given, *others)
+            elif given is args[0]:
+                return None
+            return (given.contiguous(), *others)  # in one piece, as some projections want it
 
         return hook
 
     module = decoder_layers(model)[layer]
-    own = {} if arm.site == OUTPUT else {arm.site: arm.edit}
+    edit = change.edit or arm.edit
+    own = {} if arm.site == OUTPUT else {arm.site: edit}
     forward = module.forward
 
     def several(*args: Any, **kwargs: Any) -> Any:
@@ -331,7 +342,7 @@ def perturbed(
         plain = states(returned)
         rows = plain.reshape(len(masks), -1, plain.shape[-1])
         if changed is None:
-            changed = edited(rows, arm.edit)
+            changed = edited(rows, edit)
         mixed = _mixed(
             rows,
             changed.reshape(rows.shape),
@@ -388,8 +399,8 @@ def perturbed_layer(
         return (projected, *[None] * (site.returns - 1)) if site.returns else projected
 
     with (
-        replaced_forward(attention, attend),
         perturbed(model, unmasked, layer, masks, places, change, heads=heads),
+        replaced_forward(attention, attend),
     ):
         hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
         return call.replay(module, hidden, positions)

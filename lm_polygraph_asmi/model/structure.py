@@ -506,7 +506,7 @@ def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, tr
     for path, module in layer.named_modules():
         sizes = [part.ndim for part in module.parameters(recurse=False)]
         if max(sizes, default=0) > 2 and module not in attention | projections:
-            raise TypeError(f"{refusal}: {path!r} holds the weights of experts")
+            raise TypeError(f"{refusal}: {path!r} has weights of more axes, as experts do")
     ways_out = [
         call for call in outside if call.leaving is not None and call.leaving.shape[-1] == width
     ]

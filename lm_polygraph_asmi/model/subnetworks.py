@@ -13,7 +13,12 @@ from lm_polygraph_asmi.model.check import check_unmasked, right_way
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation, check_arm
+from lm_polygraph_asmi.model.perturbation import (
+    WITHOUT_HEADS,
+    Perturbation,
+    check_arm,
+    without_part,
+)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.sources import check_spans, head_parts, together
@@ -199,7 +204,7 @@ def subnetwork_log_probs(
         if spans:
             *inside, elsewhere = head_parts(model, unmasked, layer, spans)
             part = together(inside) if source == "context" else elsewhere
-            change = replace(change, part=part.heads)
+            change = replace(change, edit=without_part(part.heads))
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)
         hidden = subnetworks.hidden
         vocabulary = model.config.get_text_config().vocab_size

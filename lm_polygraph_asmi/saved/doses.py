@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lm_polygraph_asmi.validation import check_one_of, check_dose
+from lm_polygraph_asmi.validation import check_dose, check_one_of
 
 FORMAT = 1
 MATCHINGS = ("effect", "norm")

@@ -173,7 +173,7 @@ class Settings:
         return {field.name: value for field, value in values.items() if value != field.default}
 
 
-ABSENT = {"perturbation": "heads", "dose": None}
+ABSENT = {"source": "all", "perturbation": "heads", "dose": None}
 """What saved settings mean that do not name these, as those of older runs."""
 
 

@@ -19,7 +19,7 @@ from lm_polygraph_asmi.maths import adaptive_gate, example_seed
 from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.names import ABSENT, at_depth
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -62,6 +62,8 @@ class Scorer:
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         closing_token: bool = True,
         num_samples: int = 10,
         tau: float = TAU,
@@ -94,7 +96,8 @@ class Scorer:
             "memory_budget": memory_budget,
         }
         # So far nothing heavy: what is refused is refused at once.
-        self.engine = Engine(scope=scope, source=source, **masks)
+        changed: dict[str, Any] = {"perturbation": perturbation, "dose": dose}
+        self.engine = Engine(scope=scope, source=source, **masks, **changed)
         self.by_source = Engine(scope="response", source=SOURCES, **masks)
         self.source = source
         self.instruct = False
@@ -135,12 +138,12 @@ class Scorer:
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
-        engine = vars(self.engine)
-        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
+        engine = vars(self.engine) | {"source": self.source}
+        apart = (name for name, usual in ABSENT.items() if engine[name] != usual)
+        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
-        found = {} if self.source == "all" else {"source": self.source}
-        return found | {
+        return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "reference": None if self.reference is None else self.reference.name,
@@ -235,7 +238,8 @@ class Scorer:
         by_source = self.by_source.score(
             self.model, prompt_ids, ids, spans, passages=len(spans) > 1
         )
-        if self.engine.scope == self.by_source.scope:
+        plain = (self.engine.perturbation, self.engine.dose) == ("heads", None)
+        if plain and self.engine.scope == self.by_source.scope:
             return by_source, by_source
         own = self.engine.score(self.model, prompt_ids, ids)
         seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
@@ -465,8 +469,9 @@ def score(
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
             depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
-            see docs/configs.md; closing_token: whether the token that ends the answer counts
-            (True);
+            see docs/configs.md; perturbation ("heads"), dose (None): what a mask changes, arms
+            other than heads being controls and no scores of the method; closing_token: whether the
+            token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which

@@ -40,6 +40,7 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     together,
     unembedding,
+    without_part,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.saved.doses import dose_of
@@ -181,7 +182,7 @@ class Engine:
         """Refuse at once a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: a quantised output projection, or a layer without what the perturbation changes.
+            TypeError: a quantised output projection, or a layer without what is to be perturbed.
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)
@@ -340,7 +341,7 @@ class Engine:
             if used.layer not in split:
                 split[used.layer] = head_parts(model, unmasked, used.layer, spans)
             part = _from_source(split[used.layer], used.source)
-            change = replace(change, part=part.heads)
+            change = replace(change, edit=without_part(part.heads))
             # One row more, without this source in any head.
             drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
             every = run_subnetworks(model, unmasked, used.layer, drawn, self.memory_budget, change)

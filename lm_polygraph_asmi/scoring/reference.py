@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval, finite, wilson_interval
+from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "source", "closing_token", "stop", "tau", "beta", "num_samples",
+    "closing_token", "stop", "tau", "beta", "num_samples", *ABSENT,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
 
@@ -262,12 +263,11 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
-        # Saved settings name a source only where there is one.
-        run, own = ({"source": "all"} | used for used in (self.settings, settings))
+        own, other = ABSENT | self.settings, ABSENT | settings
         found = [
-            f"{name} {run[name]} there, {own[name]} here"
+            f"{name} {own[name]} there, {other[name]} here"
             for name in COMPARED
-            if name in run and name in own and run[name] != own[name]
+            if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:

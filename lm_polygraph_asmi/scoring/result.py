@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
-from lm_polygraph_asmi.saved.names import at_depth, passage
+from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
 from lm_polygraph_asmi.scoring.page import FULL_SHADE, SOURCES_SAY, render, render_part, visible
 from lm_polygraph_asmi.scoring.reference import Reference
@@ -245,11 +245,17 @@ class Score:
         return self.score
 
     def __repr__(self) -> str:
-        return f"Score({self.symbol} {self.score:.4f} nats, answer={self.answer!r})"
+        return f"Score({self.method} {self.score:.4f} nats, answer={self.answer!r})"
 
     @property
     def symbol(self) -> str:
         return VARIANTS[self.variant]
+
+    @property
+    def method(self) -> str:
+        """The symbol, and what masks change if that is not the method's own."""
+        said = perturbed_by(self.settings)
+        return f"{self.symbol} ({', '.join(said)})" if said else self.symbol
 
     @property
     def highest(self) -> float:
@@ -328,9 +334,14 @@ class Score:
     def verdict(self) -> list[str]:
         """What the number means and on what ground, in sentences."""
         said = [
-            f"{self.symbol}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
+            f"{self.method}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
             f"fragile), the mean over {self.counted} tokens."
         ]
+        if perturbed_by(self.settings):
+            said.append(
+                f"Not the method: masks change {', '.join(perturbed_by(self.settings))} in the "
+                "layer, an arm of the falsifier in the place of heads. A control, no score to use."
+            )
         if not self.answered:
             said.append(
                 "No verdict: the model answered nothing. The number is that of the token that ends "

@@ -16,6 +16,7 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi._hydra.configs import configs_path
+from lm_polygraph_asmi.analysis import head_criticality
 from lm_polygraph_asmi.runs.rows import read_rows
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.names import saved_stats
@@ -37,7 +38,7 @@ TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256"]
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
-NEEDED = {"asmi_stability": ["answers=somewhere"]}
+NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
 """What a user must give besides data and model."""
 
 
@@ -113,7 +114,10 @@ def test_every_config_composes_and_names_what_exists(name):
               for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
-    assert job.save_stats == saved_stats(job.asmi.calculator.depths)
+    calculator = job.asmi.calculator
+    assert job.save_stats == saved_stats(
+        calculator.depths, calculator.details, calculator.source, calculator.without_context
+    )
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
     parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
@@ -150,9 +154,14 @@ def test_the_paper_benchmark_has_all_methods():
 
 @pytest.mark.parametrize("group", shipped("estimators"))
 def test_every_group_of_estimators(group):
-    # A sweep's depths are asked for by its own config.
-    depths = [] if group != "asmi_depth_sweep" else ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"]
-    config = composed("asmi_cell", f"estimators={group}", *depths)
+    # A sweep's depths, and sources, are asked for by their own configs.
+    own = {
+        "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
+        "asmi_sources": ["asmi.calculator.scope=response",
+                         "asmi.calculator.source=[all,context,elsewhere]",
+                         "asmi.calculator.without_context=true"],
+    }  # fmt: skip
+    config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
     names = names_of(config)
     assert len(set(names)) == len(names)
     made = {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
@@ -215,7 +224,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in TWINS else [])
-        for name in sorted(set(RUNS) - set(MULTIRUNS) - {"asmi_depth_sweep"})
+        for name in sorted({*RUNS} - {*MULTIRUNS, *NEEDED, "asmi_depth_sweep"})
     ],
 )
 def test_every_config_runs(name, tiny, stand_ins, tmp_path):
@@ -293,6 +302,28 @@ def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
         )
         assert not np.allclose(of_first, of_second)
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
+
+
+@pytest.mark.usefixtures("here")
+def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_path):
+    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+    answers = tmp_path / "answers"
+    polygraph_eval_here("--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}")
+    polygraph_eval_here(
+        "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
+        "asmi.calculator.num_masks=60",
+    )  # fmt: skip
+    given, run = load_run(answers), load_run(tmp_path / "run")
+    assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
+    assert [used["depth"] for used in run.settings()] == [0.6, 0.9]
+    for depth in ("d60", "d90"):
+        saved = (run.stats[f"{name}_{depth}"] for name in ("asmi_masks", "asmi_kl", "asmi_mi"))
+        for masks, kl, mi in zip(*saved, strict=True):
+            assert len(masks) == len(kl) == 60
+            np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
+            assert np.isfinite(head_criticality(kl, masks)).all()
+    shipped = composed("asmi_heads", "asmi.answers=somewhere")
+    assert (shipped.data.first, shipped.asmi.calculator.num_masks) == (500, 300)
 
 
 def test_the_grid_has_sixteen_cells():

@@ -29,7 +29,7 @@ from lm_polygraph_asmi.model.layer_call import MASKABLE
 from lm_polygraph_asmi.model.layers import num_heads
 from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.model.notes import known
-from lm_polygraph_asmi.model.perturbation import Edit, without_heads
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.suffix import Way, ways, whole_passes
@@ -212,14 +212,14 @@ def _differences(
     masks: Shaped[Tensor, "S H"],
     together: int,
     way: Way,
-    edit: Edit,
+    change: Perturbation,
 ) -> dict[str, float]:
     """Total variation of what a way returns from what whole passes do, by what was compared."""
     ones = torch.ones(1, masks.shape[1], dtype=masks.dtype)
     pack = torch.cat([ones, masks[: max(1, together - 1)]])
     states = torch.cat(
         in_chunks(
-            lambda part: way.run(model, unmasked, layer, pack[part], edit), len(pack), together
+            lambda part: way.run(model, unmasked, layer, pack[part], change), len(pack), together
         )
     )
     own, kept = _own(model, unmasked), readout(model, states[0])
@@ -231,7 +231,7 @@ def _differences(
         found["logits in 32 bits"] = _apart(own, unmasked.log_probs(model))
     chosen = torch.linspace(1, len(pack) - 1, min(CHECKED_ROWS, len(pack) - 1)).long().unique()
     for row in chosen.tolist():
-        whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], edit)[0])
+        whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], change)[0])
         found[f"mask {row} of {len(pack)}"] = _apart(whole, readout(model, states[row]))
     return found
 
@@ -242,7 +242,7 @@ def right_way(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     together: "dict[str, int]",
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
 ) -> Way:
     """The cheapest way to run these masks that was seen to be right; see the module's docstring.
 
@@ -264,7 +264,7 @@ def right_way(
         refused = next((why for at, why in refusals if at.resembles(extent)), None)
         if refused is None:
             refused = _check(
-                model, unmasked, layer, masks, together[way.name], way, edit, checks, extent
+                model, unmasked, layer, masks, together[way.name], way, change, checks, extent
             )
             if refused is None:
                 return way
@@ -315,18 +315,17 @@ def _check(
     masks: Shaped[Tensor, "S H"],
     together: int,
     way: Way,
-    edit: Edit,
+    change: Perturbation,
     checks: dict[Any, Any],
     extent: Extent,
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    kind = getattr(edit, "__qualname__", type(edit).__name__)  # not each closure by itself
-    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, kind), [])
+    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, change.kind), [])
     if any(before.covers(extent) for before in reached):
         return None
     try:
-        found = _differences(model, unmasked, layer, masks, together, way, edit)
+        found = _differences(model, unmasked, layer, masks, together, way, change)
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:
@@ -349,7 +348,7 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
     """
     way = next(ways(model, unmasked, layer))
     keep_all = torch.ones(2, num_heads(model, layer))
-    found = _differences(model, unmasked, layer, keep_all, 2, way, without_heads)
+    found = _differences(model, unmasked, layer, keep_all, 2, way, WITHOUT_HEADS)
     excess = _excess(found, model.dtype)
     if excess is not None:
         raise RuntimeError(

@@ -461,6 +461,64 @@ def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
     return None
 
 
+def mlp_projection(model: PreTrainedModel, layer: int) -> str:
+    """Path from a layer to the down projection of its MLP: outside of the attention, the one
+    projection that returns what a layer does. Found once.
+
+    Raises:
+        TypeError: experts, several such projections, or none.
+    """
+    facts = known(model)
+    key = ("down projection", layer)
+    if key not in facts:
+        found = structure_of(model)
+        module = model.get_submodule(found.layers).get_submodule(str(layer))
+        trace = _Trace()
+        with scoring_session(model), trace.watching(module):
+            tokens = _ordinary_tokens(model)[None]
+            tokens = tokens.to(execution_device(model.get_input_embeddings()))
+            model.get_submodule(found.trunk)(input_ids=tokens, use_cache=False)
+        facts[key] = _down_projection(
+            type(model).__name__, layer, module, found.sites[layer], trace
+        )
+    path: str = facts[key]
+    return path
+
+
+def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, trace: _Trace) -> str:
+    heads = layer.get_submodule(site.projection)
+    (called,) = [call for call in trace.calls if call.module is layer]
+    # Where no module holds the attention, all that is called before its projection is of it.
+    around = layer.get_submodule(site.attention) if site.attention else None
+    attention = set() if around is None else set(around.modules())
+    behind = 0 if around else next(c.order for c in trace.calls if c.module is heads)
+    outside = [
+        call
+        for call in trace.calls
+        if _multiplies(call.module)
+        and call.module not in attention
+        and call.order > behind
+        and not any(_multiplies(outer) for outer in call.stack)  # an adapter's parts
+    ]
+    projections = {part for call in outside for part in call.module.modules()}
+    width = called.leaving.shape[-1] if called.leaving is not None else 0
+    refusal = f"{name}: layer {index} has no single down projection of an MLP"
+    for path, module in layer.named_modules():
+        sizes = [part.ndim for part in module.parameters(recurse=False)]
+        if max(sizes, default=0) > 2 and module not in attention | projections:
+            raise TypeError(f"{refusal}: {path!r} has weights of more axes, as experts do")
+    ways_out = [
+        call for call in outside if call.leaving is not None and call.leaving.shape[-1] == width
+    ]
+    paths = [_path_of(layer, call.module) for call in ways_out]
+    if len(paths) != 1:
+        raise TypeError(f"{refusal}, but {', '.join(map(repr, paths)) or 'none'}")
+    (down,) = ways_out
+    if down.entering is None or down.entering.shape[:-1].numel() != TOKENS:
+        raise TypeError(f"{refusal}: {paths[0]!r} does not see every token once, as experts do")
+    return paths[0]
+
+
 def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> None:
     trunk = model.get_submodule(found.trunk)
     other = tokens.clone()

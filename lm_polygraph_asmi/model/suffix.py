@@ -25,7 +25,12 @@ from lm_polygraph_asmi.model.layers import (
     trunk,
 )
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
-from lm_polygraph_asmi.model.perturbation import Edit, perturbed, perturbed_layer, without_heads
+from lm_polygraph_asmi.model.perturbation import (
+    WITHOUT_HEADS,
+    Perturbation,
+    perturbed,
+    perturbed_layer,
+)
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
@@ -48,7 +53,7 @@ def masked_everywhere(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked at every position; the layers above are called again one by one.
 
@@ -57,9 +62,9 @@ def masked_everywhere(
     """
     last = num_layers(model) - 1
     if layer == last:
-        hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, edit)
+        hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
         return final_norm(model)(hidden)
-    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
     for index in range(layer + 1, last):
         hidden = unmasked.calls[index].replay(decoder_layers(model)[index], hidden)
     call, module = unmasked.calls[last], decoder_layers(model)[last]
@@ -80,14 +85,14 @@ def masked_layer_by_layer(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """As `masked_everywhere`, the last layer like all others, each row with arguments of its own.
 
     For layers that want a mask or angles for every row of a batch, or that keep more than keys and
     values.
     """
-    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
     for index in range(layer + 1, num_layers(model)):
         module = decoder_layers(model)[index]
         hidden = unmasked.calls[index].replay(module, hidden, spread=True)
@@ -99,14 +104,14 @@ def masked_in_response(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked at the response positions alone, all masks in one sequence.
 
     Keys and values before them are those of the unmasked pass, so the B subnetworks stand behind
     one another in a single sequence after them, each blind to the others.
     """
-    hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, edit)
+    hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
     places = torch.arange(unmasked.predicting.start, unmasked.predicting.stop).repeat(copies)
@@ -132,7 +137,7 @@ def whole_passes(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
 ) -> Float[Tensor, "B T D"]:
     """Final states of whole passes, masks as rows of a batch, through the model's own forward.
 
@@ -142,7 +147,7 @@ def whole_passes(
     places = every[unmasked.predicting] if unmasked.scope == "response" else every
     device = execution_device(model.get_input_embeddings())
     tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
-    with perturbed(model, layer, masks, places, edit):
+    with perturbed(model, unmasked, layer, masks, places, change):
         output = trunk(model)(input_ids=tokens, use_cache=False)
     return states_of(output)[:, unmasked.predicting]
 
@@ -152,7 +157,7 @@ def _behind_prompt(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
     at_once: int,
 ) -> Float[Tensor, "B T D"]:
     """Final states of passes over the response positions behind what the model keeps of a prompt.
@@ -178,7 +183,8 @@ def _behind_prompt(
     states = []
     for start in range(unmasked.predicting.start, unmasked.predicting.stop, at_once):
         part = rows[:, start : min(start + at_once, unmasked.predicting.stop)]
-        with perturbed(model, layer, masks, torch.arange(part.shape[1]), edit, start):
+        places = torch.arange(start, start + part.shape[1])
+        with perturbed(model, unmasked, layer, masks, places, change, before=start):
             output = trunk(model)(input_ids=part, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         states.append(states_of(output))
@@ -190,10 +196,10 @@ def rows_behind_prompt(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """`_behind_prompt`, all response positions together."""
-    return _behind_prompt(model, unmasked, layer, masks, edit, unmasked.predicting.stop)
+    return _behind_prompt(model, unmasked, layer, masks, change, unmasked.predicting.stop)
 
 
 def rows_token_by_token(
@@ -201,13 +207,13 @@ def rows_token_by_token(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """`_behind_prompt`, one position after the other, as text is generated."""
-    return _behind_prompt(model, unmasked, layer, masks, edit, 1)
+    return _behind_prompt(model, unmasked, layer, masks, change, 1)
 
 
-Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Edit], Tensor]
+Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Perturbation], Tensor]
 
 
 @dataclass(frozen=True)
@@ -273,9 +279,9 @@ def run_suffix(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
     way: Way | None = None,
 ) -> Float[Tensor, "B T D"]:
     """Final states at the response positions, all masks in one pass, by default the cheapest."""
     way = way or next(ways(model, unmasked, layer))
-    return way.run(model, unmasked, layer, masks, edit)
+    return way.run(model, unmasked, layer, masks, change)

@@ -18,6 +18,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     text_clusters,
     wilson_interval,
 )
+from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples",
+    "closing_token", "stop", "tau", "beta", "num_samples", *ABSENT,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
 
@@ -161,12 +162,14 @@ class Reference:
     unit: str = "answers"
 
     @classmethod
-    def read(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def read(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """A saved reference (.json), or one made of a run (manager file or folder) or of rows.
 
         Args:
             path: rows end in .jsonl, see `from_spans`.
-            variant, depth: which score of a run.
+            variant, depth, source: which score of a run.
 
         Raises:
             FileNotFoundError: nothing there.
@@ -178,26 +181,32 @@ class Reference:
         path = Path(path)
         if path.suffix.lower() in ROWS:
             return cls.from_spans(path)
-        return cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth)
+        return (
+            cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth, source)
+        )
 
     @classmethod
-    def from_run(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def from_run(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """Fit on all answers of a finished run with finite scores. Arguments as for `score`.
 
         Raises:
             FileNotFoundError: no such run.
             ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
-        from lm_polygraph_asmi.saved.cells import load_cells, same_depth
+        from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
 
         cell, *others = load_cells([path], depth=depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
+        cell = with_source(cell, source)
         symbol = VARIANTS[variant]
         if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
-                f"{path} has no score {symbol} at depth {depth:.0%}, but {list(cell.scores)}: give "
-                "a run with this variant and depth, or score with those it has"
+                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, but "
+                f"{list(cell.scores)}: give a run with this variant, depth and source, or score "
+                "with those it has"
             )
         method = cell.variants[symbol]
         scores = cell.score(method)
@@ -356,10 +365,11 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
+        own, other = ABSENT | self.settings, ABSENT | settings
         found = [
-            f"{name} {self.settings[name]} there, {settings[name]} here"
+            f"{name} {own[name]} there, {other[name]} here"
             for name in COMPARED
-            if name in self.settings and name in settings and self.settings[name] != settings[name]
+            if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:
@@ -435,6 +445,7 @@ def of_answers_and_parts(
     given: "Reference | str | Path | Sequence[Reference | str | Path] | None",
     variant: str,
     depth: float,
+    source: str = "all",
 ) -> tuple[Reference | None, Reference | None]:
     """The reference of answers and that of parts; None for each that was not given.
 
@@ -452,7 +463,7 @@ def of_answers_and_parts(
                 "reference must be a Reference, or the path of a saved one, of a finished run or "
                 f"of labelled rows; got {one!r:.80}"
             )
-        read = one if isinstance(one, Reference) else Reference.read(one, variant, depth)
+        read = one if isinstance(one, Reference) else Reference.read(one, variant, depth, source)
         if read.unit in found:
             raise ValueError(
                 f"two references of {read.unit}, {found[read.unit].name} and {read.name}: give "

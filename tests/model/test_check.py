@@ -12,6 +12,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     check,
     model_state,
+    perturbation,
     plain_model,
     readout,
     response_embeddings,
@@ -24,6 +25,7 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.check import limit, total_variation
 from lm_polygraph_asmi.model.memory import default_budget
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.validation import SCOPES
@@ -238,9 +240,7 @@ def test_16_bits_stay_far_below_the_limit():
             for scope in SCOPES:
                 unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
                 way = next(suffix.ways(model, unmasked, 2))
-                found = check._differences(
-                    model, unmasked, 2, masks(), 4, way, suffix.without_heads
-                )
+                found = check._differences(model, unmasked, 2, masks(), 4, way, WITHOUT_HEADS)
                 assert max(found.values()) < limit(torch.bfloat16) / 2, (name, scope, found)
 
 
@@ -508,19 +508,20 @@ def test_what_is_more_than_rounding():
     assert excess(1e-6, 1e-5, dtype=single) is None
 
 
-def test_an_edit_is_told_places_in_the_whole_sequence():
+def test_an_edit_is_told_places_in_the_whole_sequence(monkeypatch):
     """Whichever way the passes are run: here heads shrink with their distance from the start."""
 
-    def fading(heads, masks, positions):
-        masked = suffix.without_heads(heads, masks, positions)
-        return heads + (masked - heads) * (positions / 20)[:, None].to(heads)
+    def fading(heads, at):
+        masked = perturbation.without_heads(heads, at)
+        return heads + (masked - heads) * (at.positions / 20)[:, None].to(heads)
 
+    monkeypatch.setitem(perturbation.ARMS, "heads", perturbation.Arm("heads", fading))
     model = tiny_model("llama")
     with scoring_session(model):
         for scope in SCOPES:
             unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
             found = [
-                way.run(model, unmasked, 2, masks(), fading)
+                way.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
                 for way in suffix.ways(model, unmasked, 2)
             ]
             assert len(found) == (3 if scope == "all" else 4)

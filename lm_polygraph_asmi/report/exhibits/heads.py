@@ -5,9 +5,10 @@ divergences (`asmi_heads`). What stands beside the paper's own figures is marked
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -258,12 +259,12 @@ def coupled(cell: Cell, depth: float, unit: str = "examples") -> dict[str, Coupl
     table = pd.DataFrame(
         {"mi": found.mi, "entropy": found.entropy, "z": found.z, "unit": keys}
     )[rows]  # fmt: skip
-    answers = table.groupby(found.answer[rows]).agg(
+    by_answer = table.groupby(found.answer[rows]).agg(
         {"mi": "mean", "entropy": "mean", "z": "mean", "unit": "first"}
     )
-    if len(answers) > 2:
+    if len(by_answer) > 2:
         said["means of answers†"] = criticality_coupling(
-            answers["mi"], answers["entropy"], answers["z"], answers["unit"].tolist()
+            by_answer["mi"], by_answer["entropy"], by_answer["z"], by_answer["unit"].tolist()
         )
     return said
 
@@ -329,14 +330,54 @@ def head_coupling(cells: Sequence[Cell]) -> Items:
     )  # fmt: skip
 
 
+class Answers(NamedTuple):
+    """Answers of a cell that have a token with z_t.
+
+    Attributes:
+        signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
+        known: (all rows in use,) which they are.
+        wrong: (n,).
+        clusters: (n,) keys.
+    """
+
+    signals: pd.DataFrame
+    known: np.ndarray
+    wrong: np.ndarray
+    clusters: list[str]
+
+
 @cache
-def errors_of(cell: Cell, depth: float) -> pd.DataFrame:
-    """(n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t; NaN without z_t."""
+def answers(cell: Cell, depth: float) -> Answers:
+    """What is known of a cell's answers at a depth.
+
+    Raises:
+        Unavailable: no profiles, or no right and wrong answers among them.
+    """
     found = profiles(cell, depth)
+    cell.need_errors()
     rows = found.defined
     table = pd.DataFrame({"mean z": found.z, "mass": found.mass, "MI": found.mi})[rows]
     means = table.groupby(found.answer[rows]).mean()
-    return means.reindex(range(len(cell)))
+    known = np.isin(np.arange(len(cell)), means.index)
+    wrong = cell.wrong[known]
+    if wrong.all() or not wrong.any():
+        raise Unavailable("answers with z_t are all right, or all wrong")
+    clusters = [key for key, ok in zip(cell.clusters, known, strict=True) if ok]
+    return Answers(means, known, wrong, clusters)
+
+
+@cache
+def error_detection(cell: Cell, depth: float) -> dict[str, Interval]:
+    """AUROC of each signal, over clusters.
+
+    Raises:
+        Unavailable: as `answers`.
+    """
+    found = answers(cell, depth)
+    return {
+        str(name): auroc_interval(values, found.wrong, found.clusters)
+        for name, values in found.signals.items()
+    }
 
 
 def head_errors(cells: Sequence[Cell]) -> Items:
@@ -345,43 +386,34 @@ def head_errors(cells: Sequence[Cell]) -> Items:
 
     def compute(group: tuple[Cell, float]) -> list[dict[str, Any]]:
         cell, depth = group
-        means = errors_of(cell, depth)
-        cell.need_errors()
+        found = answers(cell, depth)
         msp, entropy = cell.need("msp", "entropy")
-        known = means["mean z"].notna().to_numpy()
-        wrong = cell.wrong[known]
-        clusters = [key for key, ok in zip(cell.clusters, known, strict=True) if ok]
-        if wrong.all() or not wrong.any():
-            raise Unavailable("answers with z_t are all right, or all wrong")
-        controls = np.column_stack([msp, entropy])[known]
+        controls = np.column_stack([msp, entropy])[found.known]
         beyond = controls
         if cell.lengths is not None:
-            beyond = np.column_stack([controls, cell.lengths[known]])
+            beyond = np.column_stack([controls, cell.lengths[found.known]])
         rows = []
-        for name in means:
-            values = means[name].to_numpy()[known]
+        for name, area in error_detection(cell, depth).items():
+            values = found.signals[name].to_numpy()
             row = _head(cell, depth) | {
-                "signal": {"mass": "mass of criticality"}.get(str(name), name),
+                "signal": {"mass": "mass of criticality"}.get(name, name),
                 "answers": len(values),
-                "errors": int(wrong.sum()),
-                "AUROC": auroc_interval(values, wrong, clusters),
+                "errors": int(found.wrong.sum()),
+                "AUROC": area,
                 "residual AUROC": None,
                 "z of the test": None,
                 "p": float("nan"),
                 "direction": 0,
             }
-            try:
-                added = adds_information(values, beyond, wrong, clusters)
-                row["residual AUROC"] = distinct_signal(
-                    values, controls, wrong, clusters
-                ).residual_auroc
+            with suppress(ValueError):  # too few clusters or errors for folds: the AUROC stands
+                added = adds_information(values, beyond, found.wrong, found.clusters)
+                left = distinct_signal(values, controls, found.wrong, found.clusters)
                 row |= {
+                    "residual AUROC": left.residual_auroc,
                     "z of the test": added.statistic,
                     "p": added.p_value,
                     "direction": added.direction,
                 }
-            except ValueError:  # too few clusters or errors for the folds: the AUROC stands
-                pass
             rows.append(row)
         return rows
 

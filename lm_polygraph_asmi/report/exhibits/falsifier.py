@@ -35,7 +35,7 @@ SCORES = ("Sem-ASMI", "ASMI")
 OTHERWISE = "no run perturbed anything but heads: needs asmi_falsifier"
 
 
-class Tested(NamedTuple):
+class Compared(NamedTuple):
     """One score of heads, and that of every arm with the same masks and settings.
 
     Attributes:
@@ -72,7 +72,7 @@ def _name(arm: ArmRun) -> str:
 
 
 @cache
-def tested(cell: Cell) -> list[Tested]:
+def comparable(cell: Cell) -> list[Compared]:
     """What can be compared on a cell: the first draw of each arm, beside heads with its masks."""
     found: dict[tuple[str, str], dict[str, ArmRun]] = {}
     for symbol in SCORES:
@@ -84,32 +84,32 @@ def tested(cell: Cell) -> list[Tested]:
                 continue
             found.setdefault((symbol, heads), {}).setdefault(_name(arm), arm)
     # Of several draws of the masks, that with the most arms; the others are its redraws.
-    most: dict[str, Tested] = {}
+    most: dict[str, Compared] = {}
     for (symbol, heads), arms in found.items():
         if symbol not in most or len(arms) > len(most[symbol].arms):
-            most[symbol] = Tested(cell, symbol, heads, arms)
+            most[symbol] = Compared(cell, symbol, heads, arms)
     return list(most.values())
 
 
-def _all_tested(cells: Sequence[Cell]) -> Iterator[Tested]:
+def _all(cells: Sequence[Cell]) -> Iterator[Compared]:
     for cell in cells:
-        yield from tested(cell)
+        yield from comparable(cell)
 
 
 @cache
 def _compared(cell: Cell, symbol: str) -> dict[str, ArmComparison]:
     """Every arm against heads; see `arm_comparisons`."""
-    (found,) = (one for one in tested(cell) if one.symbol == symbol)
+    (found,) = (one for one in comparable(cell) if one.symbol == symbol)
     scores = {name: found.score(arm) for name, arm in found.arms.items()}
     return arm_comparisons(cell.score(found.heads), scores, cell.quality, cell.clusters)
 
 
-def verdicts_on(cells: Sequence[Cell]) -> list[tuple[Tested, Verdict]]:
+def verdicts_on(cells: Sequence[Cell]) -> list[tuple[Compared, Verdict]]:
     """The verdict on every cell with arms at matched effect, Holm over the cells of a score."""
     said = []
     for symbol in SCORES:
         found, comparisons = [], []
-        for one in _all_tested(cells):
+        for one in _all(cells):
             if one.symbol != symbol or not one.matched:
                 continue
             try:
@@ -127,7 +127,7 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
     title = "Is it the heads? The verdict†"
     said = {(one.cell, one.symbol): found for one, found in verdicts_on(cells)}
 
-    def compute(one: Tested) -> list[dict[str, Any]]:
+    def compute(one: Compared) -> list[dict[str, Any]]:
         if not one.matched:
             raise Unavailable("no arm at matched effect: needs doses (polygraph_asmi dose)")
         compared = _compared(one.cell, one.symbol)
@@ -162,7 +162,7 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
         "the test without running it.",
     ]
     return frame(
-        "falsifier_verdicts", title, _all_tested(cells), compute, notes, digits=3,
+        "falsifier_verdicts", title, _all(cells), compute, notes, digits=3,
         p_values=("p special, Holm", "p reproduced, Holm"), label=lambda one: one.label,
         otherwise=OTHERWISE,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def falsifier(cells: Sequence[Cell]) -> Items:
     """PRR of heads against every arm and dose."""
     title = "Heads against other perturbations of the same layer†"
 
-    def compute(one: Tested) -> list[dict[str, Any]]:
+    def compute(one: Compared) -> list[dict[str, Any]]:
         return [
             {
                 "cell": one.cell.label,
@@ -209,7 +209,7 @@ def falsifier(cells: Sequence[Cell]) -> Items:
         "is none. Never competing with methods: an arm is no score.",
     ]
     return frame(
-        "falsifier", title, _all_tested(cells), compute, notes, draw, digits=3,
+        "falsifier", title, _all(cells), compute, notes, draw, digits=3,
         signed=("heads minus arm",), p_values=("p equal",), label=lambda one: one.label,
         otherwise=OTHERWISE,
     )  # fmt: skip
@@ -219,7 +219,7 @@ def falsifier_added(cells: Sequence[Cell]) -> Items:
     """What heads know of errors beyond an arm, and an arm beyond heads."""
     title = "What heads know beyond another perturbation, and the reverse†"
 
-    def compute(one: Tested) -> list[dict[str, Any]]:
+    def compute(one: Compared) -> list[dict[str, Any]]:
         cell = one.cell
         cell.need_errors()
         msp, entropy = cell.need("msp", "entropy")
@@ -267,13 +267,13 @@ def falsifier_added(cells: Sequence[Cell]) -> Items:
         "of both with another seed).",
     ]
     return frame(
-        "falsifier_added", title, _all_tested(cells), compute, notes, digits=3,
+        "falsifier_added", title, _all(cells), compute, notes, digits=3,
         p_values=("p of heads", "p of arm"), finish=finish, label=lambda one: one.label,
         otherwise=OTHERWISE,
     )  # fmt: skip
 
 
-def _correlated(one: Tested, arm: ArmRun) -> tuple[Interval, Interval | None]:
+def _correlated(one: Compared, arm: ArmRun) -> tuple[Interval, Interval | None]:
     """Rank correlation of heads and an arm, and the corrected one where both were redrawn."""
     scores = one.cell.score(one.heads), one.score(arm)
     again = _redrawn(one, arm)
@@ -283,7 +283,7 @@ def _correlated(one: Tested, arm: ArmRun) -> tuple[Interval, Interval | None]:
     return corrected_correlation(scores, again, one.cell.clusters)
 
 
-def _redrawn(one: Tested, arm: ArmRun) -> tuple[np.ndarray, np.ndarray] | None:
+def _redrawn(one: Compared, arm: ArmRun) -> tuple[np.ndarray, np.ndarray] | None:
     """Scores of heads and of an arm with masks of another seed; None where one is missing."""
 
     def without_seed(method: str) -> tuple[str, ...]:
@@ -315,9 +315,9 @@ def dissociation(cells: Sequence[Cell]) -> Items:
             raise Unavailable("no question is in both runs")
         ours, theirs = (list(column) for column in zip(*rows, strict=True))
         clusters = [opened.clusters[i] for i in ours]
-        by_symbol = {one.symbol: one for one in tested(closed)}
+        by_symbol = {one.symbol: one for one in comparable(closed)}
         found = []
-        for one in tested(opened):
+        for one in comparable(opened):
             other = by_symbol.get(one.symbol)
             for name in one.arms:
                 if other is None or name not in other.arms:

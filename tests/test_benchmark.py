@@ -1,5 +1,6 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
+import json
 from functools import cache
 from importlib import import_module
 from itertools import product
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.analysis import head_criticality
 from lm_polygraph_asmi.runs.rows import read_rows
+from lm_polygraph_asmi.saved.cells import load_cells
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.names import saved_stats
 from lm_polygraph_asmi.saved.runs import load_run
@@ -32,13 +34,17 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-MULTIRUNS = ["asmi_grid", "asmi_stability"]
+MULTIRUNS = ["asmi_falsifier", "asmi_grid", "asmi_stability"]
 TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256"]
 """Of other configs, from which they differ in one number."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
-NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
+NEEDED = {
+    "asmi_stability": ["answers=somewhere"],
+    "asmi_falsifier": ["answers=somewhere"],
+    "asmi_heads": ["asmi.answers=somewhere"],
+}
 """What a user must give besides data and model."""
 
 
@@ -360,3 +366,41 @@ def test_launchers_of_the_extras(launcher):
     pytest.importorskip(f"hydra_plugins.{plugin}")
     launched = composed("asmi_grid", f"hydra/launcher={launcher}").hydra.launcher
     assert plugin in launched._target_
+
+
+@pytest.mark.usefixtures("here")
+def test_arms_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
+    """A run of heads and one for each arm become one cell, whose methods are those of heads."""
+    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+    answers, swept, doses = tmp_path / "answers", tmp_path / "arms", tmp_path / "doses.json"
+    found = {"mlp": {"effect": 0.75, "norm": 0.5}}
+    doses.write_text(json.dumps({"format": 1, "arms": found}))
+    polygraph_eval_here(
+        "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
+    )
+    polygraph_eval_here(
+        "--config-name", "asmi_falsifier", *overrides, f"answers={answers}",
+        f"hydra.sweep.dir={swept}", "asmi.calculator.perturbation=heads,mlp",
+        f"falsifier.doses={doses}", "falsifier.times=2",
+    )  # fmt: skip
+    heads, mlp = (load_run(swept / str(number)) for number in (0, 1))
+    assert list(mlp.scores) == [
+        f"{symbol} (60%, K=64, mlp, dose=1.5)" for symbol in ("ASMI", "Sem-ASMI")
+    ]
+    assert list(heads.scores) == [
+        f"{symbol} (60%, K=64, dose=2)" for symbol in ("ASMI", "Sem-ASMI")
+    ]
+    manifest = read_manifest(mlp.path)
+    assert manifest["asmi"][0]["perturbation"] == "mlp"
+    assert manifest["asmi"][0]["dose"] == 1.5
+    assert manifest["doses"]["arms"] == found
+    (cell,) = load_cells([answers, *(run.path for run in (heads, mlp))])
+    assert list(cell.scores) == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)"]
+    assert [(arm.arm, arm.dose, arm.matching, arm.times) for arm in cell.arms] == [
+        ("heads", 2.0, "effect", 2.0),
+        ("mlp", 1.5, "effect", 2.0),
+    ]
+    np.testing.assert_array_equal(
+        cell.arm_score(cell.arms[1], "ASMI"), mlp.scores["ASMI (60%, K=64, mlp, dose=1.5)"]
+    )
+    assert not np.allclose(cell.arm_score(cell.arms[1], "ASMI"), cell.score("ASMI (60%, K=64)"))

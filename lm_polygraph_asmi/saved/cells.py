@@ -187,6 +187,10 @@ class Cell:
         # Numbers in place of passages: they are compared in every resample.
         return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
+    def cluster_of(self, row: int) -> str:
+        """Key of a row in the run's own order, in use or not."""
+        return self._clusters[row]
+
     @cached_property
     def ids(self) -> list[str] | None:
         """Ids of the rows in use, None where no manifest names them."""

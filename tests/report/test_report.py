@@ -29,7 +29,8 @@ from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study
 from lm_polygraph_asmi.report.exhibits.signal import distinct
-from tests.report.runs import content, manifest, save
+from lm_polygraph_asmi.saved.probe import write_probe
+from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -47,15 +48,17 @@ def everything(tmp_path_factory):
     details["stats"]["asmi_candidate_cosines_d60"] = [
         np.tile(np.eye(8), (t, 1, 1)) for t in lengths
     ]
-    save(root / "open", details)
+    dissect(details)
+    write_probe(probe(n), save(root / "open", details))
     save(root / "k256", content(top_k=256))
     save(root / "redraw", content(mask_seed=1))
-    save(root / "closed", content(shift=0.5), manifest(n, "asmi_squad_closed_book", closed=True))
+    closed = manifest(n, "asmi_squad_closed_book", closed=True)
+    save(root / "closed", content(shift=0.5), closed)
+    save(root / "mlp", arm(content(), "mlp", 0.5), matched(manifest(n)))
+    save(root / "closed mlp", arm(content(shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
-    result = CliRunner().invoke(
-        main, ["report", *(str(root / name) for name in ("open", "k256", "redraw", "closed")),
-               "--out", str(out)], env={"COLUMNS": "200"},
-    )  # fmt: skip
+    runs = [str(root / name) for name in ("open", "k256", "redraw", "closed", "mlp", "closed mlp")]
+    result = CliRunner().invoke(main, ["report", *runs, "--out", str(out)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return root, out, result.output
 
@@ -77,7 +80,9 @@ def test_a_report_has_every_item_in_every_form(everything):
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
         "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
         "length", "audit", "cost", "cost_by_method", "depth_by_cell",
-        "confident_fragile_by_regime",
+        "confident_fragile_by_regime", "head_claims", "head_concentration", "head_coupling",
+        "head_errors", "causal_probe", "causal_differences", "falsifier_verdicts", "falsifier",
+        "falsifier_added", "double_dissociation",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -96,7 +101,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 15
+    assert len(pictures) == 18
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)

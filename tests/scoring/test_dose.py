@@ -24,7 +24,7 @@ from lm_polygraph_asmi.validation import PERTURBATIONS
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
-SCORED = {"num_masks": 6, "mask_rate": 0.4, "scope": "response"}
+SCORED = {"num_masks": 5, "mask_rate": 0.4, "scope": "response"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def run(tiny):
-    return scored_run(tiny, QUESTIONS[:2], **SCORED)
+    return scored_run(tiny, QUESTIONS[:1], **SCORED)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,6 @@ def each(run):
         yield answer, example_masks(*how, answer.input_ids.tolist())[1], used["layer"]
 
 
-@pytest.mark.usefixtures("search")
 def test_doses_match_the_size_of_the_change(matched, run, tiny):
     """Loops over masks and tokens, in double precision."""
     for arm in PERTURBATIONS:
@@ -105,7 +104,7 @@ def test_the_effect_is_the_mean_divergence_from_the_unmasked_model(search, run, 
 
 def test_rows_that_are_evaluated_are_refused(run, monkeypatch):
     monkeypatch.setattr(room, "load_run", lambda _: run)
-    with pytest.raises(ValueError, match="2 prompts of held stand in run too"):
+    with pytest.raises(ValueError, match="1 prompts of held stand in run too"):
         doses_for("run", "held", "tiny")
 
 

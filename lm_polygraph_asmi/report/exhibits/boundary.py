@@ -40,14 +40,14 @@ def boundary(cells: Sequence[Cell]) -> Items:
         "rates differ between the two, so read the gaps within a row."
     ]
     return frame(
-        "boundary", title, _twins(cells), _twin_rows, notes, draw, digits=3,
+        "boundary", title, twins(cells), _twin_rows, notes, draw, digits=3,
         signed=("Sem-ASMI Δ MSP",), label=lambda twins: f"{twins[0].label} against "
         f"{twins[1].dataset}",
         otherwise="no model was asked the same questions with and without context",
     )  # fmt: skip
 
 
-def _twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
+def twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
     """Closed-book cells, each with the open-book cell that shares the most questions."""
     for closed in (cell for cell in cells if cell.closed_book and cell.ids):
         source = closed.run.recorded("dataset").get("source")

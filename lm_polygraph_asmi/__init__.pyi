@@ -4,6 +4,8 @@ from .estimators import SemASMI as SemASMI
 from .scoring import Reference as Reference
 from .scoring import Score as Score
 from .scoring import score as score
+from .scoring import score_batch as score_batch
+from .scoring import stream as stream
 from .stat_calculators.registration import available_stat_calculators as available_stat_calculators
 
 __version__: str

@@ -20,6 +20,9 @@ LEVELS = ("sequence", "claim")
 MASK_SAMPLERS = ("bernoulli", "balanced")
 """How masks are drawn; see `maths.sample_head_masks`."""
 
+TOKENS = ("none", "compact", "full")
+"""How much of each token is written for many rows."""
+
 PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 """What a mask changes at the target layer: the method's own, then the arms of the falsifier."""
 

@@ -216,7 +216,7 @@ def test_scoring_leaves_the_host_alone():
 def test_public_names():
     assert set(lm_polygraph_asmi.__all__) == {
         "ASMI", "AdaptASMI", "Reference", "Score", "SemASMI", "__version__",
-        "available_stat_calculators", "score",
+        "available_stat_calculators", "score", "score_batch", "stream",
     }  # fmt: skip
     for name in lm_polygraph_asmi.__all__:
         assert getattr(lm_polygraph_asmi, name)

@@ -26,23 +26,31 @@ from lm_polygraph_asmi.model.sources import (
     head_parts,
     together,
 )
+from lm_polygraph_asmi.model.stepwise import Written, steps_of
 from lm_polygraph_asmi.model.structure import Structure, family_of, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
     run_subnetworks,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.unmasked import UnmaskedPass, check_scope_runs, run_unmasked
+from lm_polygraph_asmi.model.unmasked import (
+    Memory,
+    UnmaskedPass,
+    check_scope_runs,
+    run_unmasked,
+)
 
 __all__ = [
     "FAMILIES",
     "Depth",
     "Family",
     "HeadPart",
+    "Memory",
     "Perturbation",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
+    "Written",
     "attention_of",
     "check_arm",
     "check_replay",
@@ -63,6 +71,7 @@ __all__ = [
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
+    "steps_of",
     "structure_of",
     "subnetwork_log_probs",
     "target_layer",

@@ -161,7 +161,17 @@ def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
 
 
 def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: int) -> Extent:
-    prompt, tokens = unmasked.before.stop, unmasked.predicting.stop
+    return extent_of(model, unmasked.before.stop, unmasked.predicting.stop, packed, rows)
+
+
+def extent_of(model: PreTrainedModel, prompt: int, tokens: int, packed: bool, rows: int) -> Extent:
+    """How far a check reaches; see `Extent`.
+
+    Args:
+        prompt: positions before the predicting ones.
+        tokens: all positions.
+        packed: whether all masks stand in one sequence.
+    """
     response = tokens - prompt
     keys = prompt + rows * response if packed else tokens
     return Extent(prompt, response, keys, rows, regimes(model, prompt, tokens, keys))
@@ -190,7 +200,7 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
         RuntimeError: the two differ by more than rounding.
     """
     checks = known(model).setdefault("checks", {})
-    reached = checks.setdefault((UNMASKED, attention_of(model)), [])
+    reached = checks.setdefault((UNMASKED, attention_of(model), unmasked.start > 0), [])
     extent = _extent(model, unmasked, False, 1)
     if any(before.covers(extent) for before in reached):
         return
@@ -259,7 +269,9 @@ def right_way(
     reasons = []
     possible = list(ways(model, unmasked, layer))
     for way in possible:
-        refusals = checks.setdefault(("refused", unmasked.scope, attention, way.name), [])
+        refusals = checks.setdefault(
+            ("refused", unmasked.scope, attention, way.name, unmasked.start > 0), []
+        )
         extent = _extent(model, unmasked, way.packed, min(together[way.name], len(masks)))
         refused = next((why for at, why in refusals if at.resembles(extent)), None)
         if refused is None:
@@ -321,9 +333,27 @@ def _check(
 ) -> str | None:
     """Why a way is not to be taken; None if it was checked far enough, now or before."""
     attention = attention_of(model)
-    reached = checks.setdefault((layer, unmasked.scope, attention, way.name, change.kind), [])
+    known_start = unmasked.start > 0  # then its keys and values are from elsewhere
+    seen = (layer, unmasked.scope, attention, way.name, change.kind, known_start)
+    reached = checks.setdefault(seen, [])
     if any(before.covers(extent) for before in reached):
         return None
+    excess = difference(model, unmasked, layer, masks, together, way, change)
+    if excess is None:
+        reached.append(extent)
+    return excess
+
+
+def difference(
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "S H"],
+    together: int,
+    way: Way,
+    change: Perturbation,
+) -> str | None:
+    """By how much more than rounding a way differs from whole passes; None if it does not."""
     try:
         found = _differences(model, unmasked, layer, masks, together, way, change)
     except (torch.OutOfMemoryError, FloatingPointError):
@@ -333,8 +363,6 @@ def _check(
     excess = _excess(found, model.dtype)
     if excess is not None:
         excess = _excess(found, model.dtype, _rounding(model, unmasked))
-    if excess is None:
-        reached.append(extent)
     return excess
 
 

@@ -44,6 +44,13 @@ class KeyValueTap(DynamicCache):
         self.asked = True
         return self.length
 
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        if not self.length:
+            return super().get_mask_sizes(query_length, layer_idx)
+        # Older releases give the positions themselves.
+        new = query_length if isinstance(query_length, int) else len(query_length)
+        return self.length + new, 0  # all that came before is kept, beyond windows too
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> KeysValues:
@@ -87,13 +94,17 @@ class LayerCall:
     Attributes:
         arguments: the other arguments by name.
         num_positions: N.
+        before: positions in front of these N, whose keys and values were known.
     """
 
     arguments: dict[str, Any]
     num_positions: int
+    before: int = 0
 
     @staticmethod
-    def split(layer: nn.Module, args: tuple, kwargs: dict) -> "tuple[Tensor, LayerCall]":
+    def split(
+        layer: nn.Module, args: tuple, kwargs: dict, before: int = 0
+    ) -> "tuple[Tensor, LayerCall]":
         """The hidden states a layer is being called with, and the rest of the call.
 
         Raises:
@@ -111,7 +122,7 @@ class LayerCall:
                 f"{type(layer).__name__} does not say that its first argument is the hidden "
                 "states: is the model compiled? ASMI needs it as transformers loads it"
             )
-        return hidden, LayerCall(arguments, hidden.shape[1])
+        return hidden, LayerCall(arguments, hidden.shape[1], before)
 
     def replay(
         self,
@@ -171,19 +182,36 @@ class LayerCall:
         def follow(key: Tensor, value: Tensor, _: int) -> KeysValues:
             return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
 
-        tap = KeyValueTap(follow)
-        if isinstance(positions, slice):
-            tap.length = positions.start
+        length = self.before + positions.start if isinstance(positions, slice) else 0
+        return self.replay_over(layer, hidden, follow, positions, allowed, length)
+
+    def replay_over(
+        self,
+        layer: nn.Module,
+        hidden: Tensor,
+        keys_values: Callable[[Tensor, Tensor, int], KeysValues],
+        positions: slice | Tensor,
+        allowed: Tensor,
+        length: int = 0,
+    ) -> Tensor:
+        """`replay_after`, where a function is given the n new keys and values and returns all.
+
+        Args:
+            length: how many positions the cache says it holds.
+        """
+        tap = KeyValueTap(keys_values)
+        tap.length = length
         arguments = self._with_cache(tap) | self._at(positions)
         arguments["attention_mask"] = self._mask(allowed.to(hidden.device))
         return self._call(layer, hidden, arguments)
 
     def allowed(self, positions: slice) -> Tensor:
-        """(n, N): which positions each of the n attends to: causal, and in the layer's window."""
+        """(n, before + N): which positions each of the n attends to: causal, and in the layer's
+        window."""
         mask = self.arguments.get("attention_mask")
         if mask is None:
-            every = torch.arange(self.num_positions)
-            return every <= every[positions, None]
+            every = torch.arange(self.before + self.num_positions)
+            return every <= every[self.before :][positions, None]
         rows = mask[0, 0, positions]
         return rows if rows.dtype == torch.bool else rows == 0
 

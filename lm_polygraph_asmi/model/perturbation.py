@@ -384,14 +384,15 @@ def perturbed_layer(
     """
     target, module = unmasked.targets[layer], decoder_layers(model)[layer]
     attention, site = attention_module(model, layer), head_site(model, layer)
-    places = torch.arange(target.heads.shape[1])[positions]
+    here = unmasked.run(positions)
+    places = unmasked.start + torch.arange(target.heads.shape[1])[here]
     call = unmasked.calls[layer]
     if attention is None:
         # No module returns what the projection does: the attention is run, for all positions.
         hidden = target.hidden.expand(len(masks), -1, -1)
         with perturbed(model, unmasked, layer, masks, places, change):
             return call.replay(module, hidden)[:, positions]
-    heads = target.heads[:, positions]
+    heads = target.heads[:, here]
     projection = output_projection(model, layer)
 
     def attend(*_: Any, **__: Any) -> Any:
@@ -402,5 +403,5 @@ def perturbed_layer(
         perturbed(model, unmasked, layer, masks, places, change, heads=heads),
         replaced_forward(attention, attend),
     ):
-        hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
-        return call.replay(module, hidden, positions)
+        hidden = target.hidden[:, here].expand(len(masks), -1, -1)
+        return call.replay(module, hidden, here)

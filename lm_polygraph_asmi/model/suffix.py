@@ -114,14 +114,15 @@ def masked_in_response(
     hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
-    places = torch.arange(unmasked.predicting.start, unmasked.predicting.stop).repeat(copies)
+    here = unmasked.run(unmasked.predicting)
+    places = torch.arange(here.start, here.stop).repeat(copies)
     packed: dict[int, Tensor] = {}
     for index in range(layer + 1, num_layers(model)):
         call = unmasked.calls[index]
         # Layers of one kind (full attention, sliding window) were given one mask between them.
         kind = id(call.arguments.get("attention_mask"))
         if kind not in packed:
-            allowed = call.allowed(unmasked.predicting)
+            allowed = call.allowed(here)
             known, own = allowed.split([unmasked.before.stop, length], dim=1)
             packed[kind] = torch.cat(
                 [known.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1

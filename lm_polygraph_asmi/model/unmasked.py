@@ -1,6 +1,6 @@
 """One ordinary pass over prompt and response that records what the masked suffixes start from."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.families import family_entry
@@ -21,6 +21,7 @@ from lm_polygraph_asmi.model.layers import (
     output_projection,
     trunk,
 )
+from lm_polygraph_asmi.model.notes import known as notes
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
@@ -44,14 +45,16 @@ class TargetInput:
 class UnmaskedPass:
     """The unmasked forward pass of one example.
 
-    It runs over all tokens but the last, which predicts nothing that is scored.
+    It runs over all tokens but the last, which predicts nothing that is scored; and but the first
+    of them whose keys and values were known.
 
     Attributes:
         input_ids: prompt and response, N + 1 tokens.
         prompt_length: number of prompt tokens; T = N + 1 - prompt_length.
-        targets: for each target layer, what enters it.
+        targets: for each target layer, what enters it at the positions that were run.
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
+        start: the first position that was run; those before it were known (`Memory`).
         known: for scope "response", keys and values of the positions before the predicting ones,
             for every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
@@ -71,6 +74,7 @@ class UnmaskedPass:
     devices: frozenset[torch.device]
     final_hidden: Float[Tensor, "T D"]
     by_length: bool = False
+    start: int = 0
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -83,9 +87,70 @@ class UnmaskedPass:
         """Positions whose output distribution predicts the response tokens, the last T of N."""
         return slice(self.prompt_length - 1, len(self.input_ids) - 1)
 
+    def run(self, positions: slice) -> slice:
+        """Positions of the sequence among those that were run."""
+        if not self.start:
+            return positions
+        return slice(positions.start - self.start, positions.stop - self.start)
+
     def log_probs(self, model: PreTrainedModel) -> Float[Tensor, "T V"]:
         """The model's own next-token log-probabilities at the response positions."""
         return readout(model, self.final_hidden)
+
+
+@dataclass
+class Memory:
+    """Keys and values of the last sequence, so that the next one's common start need not run again.
+
+    Attributes:
+        input_ids: the tokens they are of.
+        layers: keys and values of each layer, from the first to the last.
+    """
+
+    input_ids: list[int] = field(default_factory=list)
+    layers: list[KeysValues] = field(default_factory=list)
+
+    @staticmethod
+    def serves(model: PreTrainedModel) -> bool:
+        """Whether every layer keeps keys and values and nothing else, and can be run over them."""
+        found = structure_of(model)
+        return (
+            found.chained
+            and found.takes_cache
+            and len(found.sites) == found.num_layers
+            and all(site.attention is not None for site in found.sites.values())
+            and NO_MEMORY not in notes(model)
+        )
+
+    @staticmethod
+    def refuse(model: PreTrainedModel) -> None:
+        """Have `serves` say no from now on: what came of it was wrong."""
+        notes(model)[NO_MEMORY] = True
+
+    def common(self, input_ids: Sequence[int]) -> int:
+        """How many tokens from the first on are the same and known."""
+        pairs = enumerate(zip(self.input_ids, input_ids, strict=False))
+        end = min(len(self.input_ids), len(input_ids))
+        return next((i for i, (own, other) in pairs if own != other), end)
+
+    def cache(self, length: int) -> DynamicCache:
+        """The first so many positions as a cache of transformers, which keeps all it is given."""
+        cache = DynamicCache()
+        if length:
+            for index, (key, value) in enumerate(self.layers):
+                cache.update(key[:, :, :length], value[:, :, :length], index)
+        return cache
+
+    def take(self, input_ids: Sequence[int], cache: DynamicCache) -> None:
+        """Keep what a cache holds of a sequence; nothing where it does not hold all layers."""
+        self.input_ids, self.layers = [], []
+        found = [(layer.keys, layer.values) for layer in cache.layers]
+        lengths = {0 if key is None else key.shape[-2] for key, _ in found}
+        if len(lengths) == 1:
+            self.input_ids, self.layers = list(input_ids)[: lengths.pop()], found
+
+
+NO_MEMORY = "passes over known keys and values were wrong"
 
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
@@ -134,6 +199,7 @@ def run_unmasked(
     prompt_length: int,
     target_layers: Iterable[int],
     scope: str = "all",
+    memory: Memory | None = None,
 ) -> UnmaskedPass:
     """Run the model once and keep what suffixes from each of `target_layers` need.
 
@@ -143,6 +209,8 @@ def run_unmasked(
     Args:
         scope: positions at which heads will be masked, "all" or "response" (those that predict the
             response).
+        memory: what is known of a sequence that began alike, in the scope "response", for a model
+            that it `serves`; it then knows this one.
 
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
@@ -162,16 +230,20 @@ def run_unmasked(
         head_site(model, layer)
     found = structure_of(model)
     first = targets[0] if targets else total
+    start, kept = 0, []
+    if memory is not None and scope == "response":
+        start, kept = memory.common(input_ids[: prompt_length - 1].tolist()), memory.layers
     hidden: dict[int, Tensor] = {}
     heads: dict[int, Tensor] = {}
     calls: dict[int, LayerCall] = {}
     known: dict[int, KeysValues] = {}
+    every: dict[int, KeysValues] = {}
     devices: set[torch.device] = set()
     final: list[Tensor] = []
 
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            states, calls[index] = LayerCall.split(module, args, kwargs)
+            states, calls[index] = LayerCall.split(module, args, kwargs, start)
             if index == first:
                 tap.asked = False  # the model itself may; do layers?
             if index in targets:
@@ -188,6 +260,11 @@ def run_unmasked(
         return hook
 
     def record_known(key: Tensor, value: Tensor, index: int) -> KeysValues:
+        if start:
+            key = torch.cat([kept[index][0][:, :, :start], key], dim=-2)
+            value = torch.cat([kept[index][1][:, :, :start], value], dim=-2)
+        if memory is not None:
+            every[index] = key, value
         if index >= first:
             devices.add(key.device)
         if scope == "response" and index > first:
@@ -198,6 +275,7 @@ def run_unmasked(
     # Made for the model's config it also takes what layers keep besides keys and values.
     config = model.config if family_entry(model) is None else None
     tap = KeyValueTap(record_known, config)
+    tap.length = start
     with ExitStack() as hooks:
         for index in range(first, total) if found.chained else ():
             module = decoder_layers(model)[index]
@@ -212,7 +290,7 @@ def run_unmasked(
             hooks.callback(handle.remove)
         handle = trunk(model).register_forward_hook(lambda *call: final.append(states_of(call[-1])))
         hooks.callback(handle.remove)
-        ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+        ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
         # The trunk stops before the output projection, which only T positions need.
         if found.chained and found.takes_cache:
             trunk(model)(input_ids=ids, past_key_values=tap, use_cache=True)
@@ -220,6 +298,8 @@ def run_unmasked(
             trunk(model)(input_ids=ids, use_cache=False)
     if found.chained:
         _check_heads(model, heads, targets)
+    if memory is not None and len(every) == total:
+        memory.input_ids, memory.layers = input_ids[:-1].tolist(), [every[i] for i in range(total)]
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,
@@ -228,8 +308,9 @@ def run_unmasked(
         scope=scope,
         known=known,
         devices=frozenset(devices) or frozenset([final[0].device]),
-        final_hidden=final[0][0, prompt_length - 1 :],
+        final_hidden=final[0][0, prompt_length - 1 - start :],
         by_length=tap.asked,
+        start=start,
     )
 
 

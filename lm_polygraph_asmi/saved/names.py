@@ -149,6 +149,8 @@ class Settings:
         source: where what a mask takes comes from, "context" or "elsewhere"; None for all.
         perturbation: what a mask changes, "heads" or another arm of the falsifier.
         dose: what multiplies the change of the layer's output; None leaves it as it is.
+        seeded_by: what the masks' seed follows from, the "answer" (and its prompt), or the
+            "prompt" alone, as where masks act while the answer is written.
     """
 
     depth: float
@@ -166,6 +168,7 @@ class Settings:
     source: str | None = None
     perturbation: str = "heads"
     dose: float | None = None
+    seeded_by: str = "answer"
 
     def to_dict(self) -> dict[str, Any]:
         """By name; those with a default only where they differ from it, as in runs of before."""

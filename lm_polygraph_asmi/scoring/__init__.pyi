@@ -1,5 +1,10 @@
+from .call import Scorer as Scorer
+from .call import Stream as Stream
 from .call import score as score
+from .call import stream as stream
 from .division import Span as Span
+from .many import Outcome as Outcome
+from .many import score_batch as score_batch
 from .reference import Reference as Reference
 from .result import Score as Score
 from .result import Token as Token

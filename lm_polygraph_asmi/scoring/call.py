@@ -1,30 +1,32 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed
-from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
+from lm_polygraph_asmi.model import Memory, model_lock, plain_model, scoring_session, structure_of
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.saved.names import ABSENT, at_depth
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
-from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
+from lm_polygraph_asmi.scoring.engine import Engine, Writing, diversity_of
+from lm_polygraph_asmi.scoring.many import Outcome, outcome
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.reference import Reference, of_answers_and_parts
-from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
+from lm_polygraph_asmi.scoring.result import Score, Token, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.text import (
+    UNFINISHED,
     Answer,
     Messages,
     Prompt,
@@ -38,10 +40,29 @@ from lm_polygraph_asmi.scoring.text import (
     spans,
     token_ids,
 )
-from lm_polygraph_asmi.validation import BETA, SOURCES, TAU, TOP_K, check_scoring, stop_strings
+from lm_polygraph_asmi.validation import (
+    BETA,
+    SOURCES,
+    TAU,
+    TOP_K,
+    check_one_of,
+    check_scoring,
+    stop_strings,
+)
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
+
+
+class _Query(NamedTuple):
+    """What was asked to be scored."""
+
+    prompt: Prompt
+    said: Answer | None
+    notes: tuple[str, ...]
+    prompt_ids: Tensor
+    answer: Answer | None = None
+    samples: Sequence[Answer] | None = None
 
 
 class Scorer:
@@ -64,6 +85,7 @@ class Scorer:
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         seed: int = 0,
+        seeded_by: str = "answer",
         perturbation: str = "heads",
         dose: float | str | None = None,
         closing_token: bool = True,
@@ -93,8 +115,9 @@ class Scorer:
             "memory_budget": memory_budget,
         }
         changed: dict[str, Any] = {"perturbation": perturbation, "dose": dose}
-        self.engine = Engine(scope=scope, source=source, **masks, **changed)
-        self.by_source = Engine(scope="response", source=SOURCES, **masks)
+        self.engine = Engine(scope=scope, source=source, seeded_by=seeded_by, **masks, **changed)
+        self.by_source = Engine(scope="response", source=SOURCES, seeded_by=seeded_by, **masks)
+        self.while_written = Engine(scope="response", seeded_by="prompt", **masks, **changed)
         self.source = source
         self.reference, self.span_reference = of_answers_and_parts(
             reference, variant, depth, source
@@ -137,7 +160,8 @@ class Scorer:
         """All that a score depends on but prompt, answer and samples."""
         engine = vars(self.engine) | {"source": self.source}
         references = (self.reference, self.span_reference)
-        apart = (name for name, usual in ABSENT.items() if engine[name] != usual)
+        usual = {**ABSENT, "seeded_by": "answer"}
+        apart = (name for name in usual if engine[name] != usual[name])
         used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
@@ -157,9 +181,18 @@ class Scorer:
         context: Any = None,
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
-        given = prompt
-        if self.instruct and isinstance(prompt, str):  # as LM-Polygraph does
-            given = [{"role": "user", "content": prompt}]
+        return self._score(prompt, answer, samples, context, Memory())
+
+    def _score(
+        self,
+        prompt: Prompt,
+        answer: Answer | None,
+        samples: Sequence[Answer] | None,
+        context: Any,
+        memory: Memory,
+    ) -> Score:
+        """`score`, over what is known of the row before."""
+        given = self._given(prompt)
         before, said, notes = asked(given, answer)
         prompt_ids = prompt_tokens(self.tokenizer, before)
         passages = None
@@ -168,19 +201,74 @@ class Scorer:
         elif self.source != "all":
             raise ValueError(f"source {self.source!r} needs to know the context: give context=")
         with _undisturbed(self.model):
-            ids = self._answer(before, prompt_ids, said)
-            stats, sourced = self._stats(prompt_ids, ids, passages)
-            gate, diversity, responses = self._gate(before, prompt_ids, samples)
+            ids = self._answer(before, prompt_ids, said, memory)
+            stats, sourced = self._stats(prompt_ids, ids, passages, memory)
+            gate = self._gate(before, prompt_ids, samples)
+        query = _Query(before, said, notes, prompt_ids, answer, samples)
+        return self._result(query, ids, stats, gate, passages, sourced, self.source)
+
+    def _given(self, prompt: Prompt) -> Prompt:
+        if self.instruct and isinstance(prompt, str):  # as LM-Polygraph does
+            return [{"role": "user", "content": prompt}]
+        return prompt
+
+    def stream(self, prompt: Prompt) -> "Stream":
+        """Score the model's own answer while it is written; see `lm_polygraph_asmi.stream`.
+
+        Whatever the scorer's own settings, this is the scope "response", with masks that follow
+        from the prompt alone.
+        """
+        return Stream(self, prompt)
+
+    def score_many(
+        self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
+    ) -> Iterator[Outcome]:
+        """Score rows as they come, one after the other; none is kept.
+
+        In the scope "response" the tokens that a row has in common with the one before, from the
+        first on, are not run again: put questions on one passage, and answers to one prompt, next
+        to each other. Scores differ from those of single calls by rounding alone.
+
+        Args:
+            rows: texts, or mappings with `prompt` and, if wanted, `answer`, `samples`, `context`
+                and `offsets`, as `score` and `Score.with_spans` take them. They are not changed.
+            on_error: "return" has a bad row be an outcome with an error; "raise" stops at it.
+            id_field: name of the field that holds a row's own id.
+
+        Yields:
+            An `Outcome` for each row, in order.
+        """
+        check_one_of("on_error", on_error, ("return", "raise"))
+        return self._outcomes(rows, on_error, id_field)
+
+    def _outcomes(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
+        memory = Memory()
+        for index, row in enumerate(rows):
+            yield outcome(self, index, row, memory, on_error, id_field)
+
+    def _result(
+        self,
+        query: "_Query",
+        ids: list[int],
+        stats: Mapping[str, Any],
+        gated: tuple[float, float | None, int],
+        passages: Sequence[Passage] | None = None,
+        sourced: Mapping[str, Any] | None = None,
+        source: str = "all",
+    ) -> Score:
+        """What statistics mean."""
+        before, said, notes, prompt_ids, answer, samples = query
+        gate, diversity, responses = gated
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
         counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
-        tokens = tokens_of(self._at_depth(stats), ids, text, places, gate, self.tokenizer)
+        tokens = tokens_of(self._at_depth(stats, source), ids, text, places, gate, self.tokenizer)
         sources = None
-        if passages is not None:
+        if passages is not None and sourced is not None:
             tokens = with_context(tokens, sourced, self.depth)
             texts = [passage.text for passage in passages]
             sources = sources_from(sourced, self.depth, texts, counted)
-        used = stats[at_depth("asmi_settings", self.depth, self.source)]
+        used = stats[at_depth("asmi_settings", self.depth, source)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
         if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
@@ -235,13 +323,14 @@ class Scorer:
         prompt_ids: Int[Tensor, " P"],
         ids: list[int],
         passages: Sequence[Passage] | None,
+        memory: Memory,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Statistics of the score, and those by source, which there are with a context alone.
 
         Sources are told apart in the scope "response", whatever the score's own.
         """
         if passages is None:
-            return self.engine.score(self.model, prompt_ids, ids), {}
+            return self.engine.score(self.model, prompt_ids, ids, memory=memory), {}
         spans = [passage.tokens for passage in passages]
         by_source = self.by_source.score(
             self.model, prompt_ids, ids, spans, passages=len(spans) > 1
@@ -265,18 +354,22 @@ class Scorer:
             found |= {"tau": self.tau, "beta": self.beta, "num_samples": drawn}
         return found
 
-    def _at_depth(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+    def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Token-level statistics under their plain names."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = {name: stats[at_depth(name, self.depth, self.source)] for name in names}
+        found = {name: stats[at_depth(name, self.depth, source)] for name in names}
         return found | {name: stats[name] for name in plain}
 
     def _answer(
-        self, prompt: Prompt, prompt_ids: Int[Tensor, " P"], answer: Answer | None
+        self,
+        prompt: Prompt,
+        prompt_ids: Int[Tensor, " P"],
+        answer: Answer | None,
+        memory: Memory,
     ) -> list[int]:
         if answer is None:
-            return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
+            return self._greedy(prompt_ids, memory)
         if not isinstance(answer, str):
             return token_ids(answer)
         ids = answer_tokens(self.tokenizer, prompt, answer)
@@ -334,18 +427,39 @@ class Scorer:
         diversity = diversity_of(self.model, prompt_ids, responses, self.attention)
         return adaptive_gate(diversity, self.tau, self.beta), diversity, len(responses)
 
+    def _greedy(self, prompt_ids: Int[Tensor, " P"], memory: Memory) -> list[int]:
+        """The model's own answer; what its generation knows then is remembered."""
+        if not self.engine.remembers(self.model):
+            return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
+        with scoring_session(self.model):
+            cache = memory.cache(memory.common(prompt_ids[:-1].tolist()))
+        (ids,) = self._generate(
+            prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
+        )
+        memory.take([*prompt_ids.tolist(), *ids], cache)
+        return ids
+
+    def _room(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
+        """How many tokens an answer may have."""
+        window = context_window(self.model)
+        if window is None:
+            return max_new_tokens
+        if window <= len(prompt_ids):
+            raise ValueError(
+                f"the prompt is {len(prompt_ids)} tokens long and the model's context window "
+                f"{window}: there is no room for an answer"
+            )
+        return min(max_new_tokens, window - len(prompt_ids))
+
     def _generate(
-        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, **how: Any
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        max_new_tokens: int,
+        past_key_values: Cache | None = None,
+        **how: Any,
     ) -> list[list[int]]:
         """Answers of the model, each up to and with what ended it."""
-        window = context_window(self.model)
-        if window is not None:
-            max_new_tokens = min(max_new_tokens, window - len(prompt_ids))
-            if max_new_tokens < 1:
-                raise ValueError(
-                    f"the prompt is {len(prompt_ids)} tokens long and the model's context window "
-                    f"{window}: there is no room for an answer"
-                )
+        max_new_tokens = self._room(prompt_ids, max_new_tokens)
         ends = sorted(self.endings.end_ids)
         pad = self.tokenizer.pad_token_id
         # All that governs generation is said here; what a model ships may sample.
@@ -358,6 +472,7 @@ class Scorer:
             stop_strings=self.stop or None,
             **how,
         )
+        known = {} if past_key_values is None else {"past_key_values": past_key_values}
         model: Any = self.model
         model.generation_config = config  # else transformers takes what is unset from the model's
         ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
@@ -367,9 +482,93 @@ class Scorer:
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
                 tokenizer=self.tokenizer if self.stop else None,
+                **known,
             )
         rows = found[:, len(prompt_ids) :].tolist()
         return [self.endings.response(row, batch_size=2) for row in rows]
+
+
+class Stream(Iterator[Token]):
+    """Tokens of an answer as they are written, each scored; see `lm_polygraph_asmi.stream`.
+
+    Between two tokens the model is as it was found and free for others. Leaving off is enough to
+    stop; `close`, or the end of a `with` block, lets go of what is kept of the answer.
+    """
+
+    def __init__(self, scorer: Scorer, prompt: Prompt) -> None:
+        before, said, notes = asked(scorer._given(prompt))
+        if said is not None:
+            raise ValueError(
+                "the chat ends in the assistant's message, but only an answer that the model "
+                "writes can be scored while it is written: leave the message out"
+            )
+        self.scorer = scorer
+        self._query = _Query(before, None, notes, prompt_tokens(scorer.tokenizer, before))
+        self._room = scorer._room(self._query.prompt_ids, scorer.max_new_tokens)
+        self._gate: tuple[float, float | None, int] | None = None
+        self._writing: Writing | None = None
+        self._closed = self._ended = False
+        self._place = 0
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write no further; `result` is then the score of what has been written."""
+        self._closed = True
+        if self._writing is not None:
+            self._writing.forget()
+
+    def __next__(self) -> Token:
+        if self._closed or self._ended:
+            self.close()
+            raise StopIteration
+        scorer, prompt_ids = self.scorer, self._query.prompt_ids
+        try:
+            with scoring_session(scorer.model, scorer.attention):
+                if self._writing is None:
+                    with _undisturbed(scorer.model):
+                        self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
+                    self._writing = scorer.while_written.write(scorer.model, prompt_ids)
+                found = self._writing.step()
+        except BaseException:
+            self.close()
+            raise
+        assert self._gate is not None
+        ids = self._writing.ids
+        self._ended = len(ids) == self._room or scorer.endings.closes(ids)
+        text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
+        end = len(text)
+        if not self._ended:  # a character may still lack bytes
+            end = max(self._place, len(text.rstrip(UNFINISHED)))
+        place, self._place = (self._place, end), end
+        gate = self._gate[0]
+        (token,) = tokens_of(found, ids[-1:], text, [place], gate, scorer.tokenizer)
+        return token
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        ids = [] if self._writing is None else self._writing.ids
+        return spans(self.scorer.tokenizer, self._query.prompt_ids.tolist(), ids)[0] if ids else ""
+
+    @property
+    def result(self) -> Score:
+        """The `Score` of what has been written so far.
+
+        Raises:
+            ValueError: nothing has.
+        """
+        if self._writing is None or not self._writing.ids or self._gate is None:
+            raise ValueError("no token has been written: there is nothing to score")
+        found = self._writing
+        return self.scorer._result(self._query, found.ids, found.statistics(), self._gate)
 
 
 @contextmanager
@@ -464,7 +663,8 @@ def score(
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
             depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
-            see docs/configs.md; perturbation ("heads"), dose (None): what a mask changes, arms
+            see docs/configs.md; seeded_by ("answer"): what the masks follow from, or "prompt"
+            alone, as in `stream`; perturbation ("heads"), dose (None): what a mask changes, arms
             other than heads being controls and no scores of the method; closing_token: whether the
             token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
@@ -519,3 +719,44 @@ def score(
     scorer = Scorer(model, tokenizer, **settings)
     rows = zip(prompts, answers, sampled, contexts, strict=True)
     return [scorer.score(*row) for row in rows]
+
+
+def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **settings: Any) -> Stream:
+    """Score the model's own answer while it is written: its tokens, one after the other.
+
+        for token in stream(model, tokenizer, prompt):
+            print(token.text, token.u, token.alternative)
+
+    At each step the masked subnetworks go on by one position behind the prompt that they share:
+    the scope "response". An answer that is not there yet cannot choose its masks, so they follow
+    from the prompt: the tokens are those of `score(model, tokenizer, prompt, scope="response",
+    seeded_by="prompt", **settings)`.
+
+    Args:
+        model, tokenizer, prompt: one prompt, as for `score`.
+        **settings: keyword arguments of `Scorer`. `scope` and `seeded_by` are settled, and there is
+            no `source`, since parts of heads need the finished answer.
+
+    Returns:
+        A `Stream` of `Token`; its `result` is the `Score` of what has been written.
+
+    Raises:
+        RuntimeError: the model cannot be scored step by step.
+        TypeError, ValueError, OSError: as `score`.
+    """
+    if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
+        if prompt is not None or not (isinstance(model, str | Path) or is_host_model(model)):
+            raise ValueError(
+                "wanted stream(model, tokenizer, prompt), or stream(model, prompt) where the model "
+                f"brings its tokenizer; got a {type(tokenizer).__name__} in its place"
+            )
+        tokenizer, prompt = None, tokenizer
+    settled = {"scope": "response", "seeded_by": "prompt", "source": "all"}
+    for name, only in settled.items():
+        if settings.setdefault(name, only) != only:
+            raise ValueError(
+                f"{name}={settings[name]!r}: while an answer is written it is scored with "
+                f"{name}={only!r}. Score the finished answer for anything else"
+            )
+    asked(prompt)  # what is wrong is told before a model is loaded
+    return Scorer(model, tokenizer, **settings).stream(prompt)

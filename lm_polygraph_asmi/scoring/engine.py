@@ -20,9 +20,11 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.model import (
     HeadPart,
+    Memory,
     Perturbation,
     Subnetworks,
     UnmaskedPass,
+    Written,
     attention_of,
     check_arm,
     check_scope_runs,
@@ -38,6 +40,7 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    steps_of,
     together,
     unembedding,
     without_part,
@@ -56,6 +59,7 @@ from lm_polygraph_asmi.saved.names import (
 from lm_polygraph_asmi.validation import (
     TOP_K,
     check_at_least_one,
+    check_one_of,
     check_settings,
     check_source,
     check_top_k,
@@ -102,6 +106,8 @@ class Engine:
         memory_budget: bytes for masked passes above the weights; None takes half of the free
             device memory, or 512 MiB on a CPU.
         details: also return masks, per-mask KL and the top candidates.
+        seeded_by: what each example's masks follow from, besides seed and layer: the "answer" and
+            its prompt, or the "prompt" alone.
         journal: folder in which results are kept as they are made, and looked up before any pass
             is run (`journal.Journal`); None keeps nothing.
 
@@ -126,6 +132,7 @@ class Engine:
         memory_budget: int | None = None,
         details: bool = False,
         journal: str | None = None,
+        seeded_by: str = "answer",
     ) -> None:
         depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
@@ -148,6 +155,8 @@ class Engine:
         self.mask_sampler, self.scope = mask_sampler, scope
         self.perturbation, self.dose = perturbation, dose
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
+        check_one_of("seeded_by", seeded_by, ("answer", "prompt"))
+        self.seeded_by = seeded_by
         self.journal = Journal(journal)
         self._keys = ModelKeys()
 
@@ -172,6 +181,7 @@ class Engine:
             source=None if source == "all" else source,
             perturbation=self.perturbation,
             dose=self.dose,
+            seeded_by=self.seeded_by,
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
@@ -200,6 +210,7 @@ class Engine:
         response: Sequence[int],
         context: Context | None = None,
         passages: bool = False,
+        memory: Memory | None = None,
     ) -> dict[str, Any]:
         """All statistics of one prompt and response, by name (`saved.names`).
 
@@ -212,11 +223,40 @@ class Engine:
             response: its T token ids.
             context: for sources other than "all", the spans of tokens that are the context.
             passages: also score each of these spans as a source of its own, "passage0" and so on.
+            memory: keys and values of a sequence that began alike, this answer's own generation
+                or the row before; used where `remembers` says so and the result is right.
 
         Raises:
             ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
+        if memory is not None and self.remembers(model) and not passages:
+            try:
+                return self._score(model, prompt, response, context, passages, memory)
+            except (torch.OutOfMemoryError, FloatingPointError):
+                raise
+            except Exception as error:  # models refuse in any way what they cannot do
+                found = self._score(model, prompt, response, context, passages)
+                Memory.refuse(model)  # now that it is known to be the memory's fault
+                log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
+                return found
+        return self._score(model, prompt, response, context, passages)
+
+    def remembers(self, model: PreTrainedModel) -> bool:
+        """Whether known keys and values are of use: the prompt's are the same for all masks."""
+        plain = self.sources == ("all",) and not self.without_context
+        heads = self.perturbation == "heads"  # another arm may look at the prompt's heads
+        return self.scope == "response" and plain and heads and Memory.serves(model)
+
+    def _score(
+        self,
+        model: PreTrainedModel,
+        prompt: Tensor,
+        response: Sequence[int],
+        context: Context | None,
+        passages: bool,
+        memory: Memory | None = None,
+    ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
         sources, spans = self.sources, None
@@ -251,7 +291,7 @@ class Engine:
         if example is None or missing or shorter is None:
             layers = [parts_of[part].layer for part in missing or parts_of]
             with scoring_session(model, self.attention):
-                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
+                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers, memory)
                 if not missing:
                     check_unmasked(model, unmasked)
                 split: dict[int, list[HeadPart]] = {}
@@ -283,13 +323,28 @@ class Engine:
         )
 
     def _score_unmasked(
-        self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
+        self,
+        model: PreTrainedModel,
+        scored: Tensor,
+        prompt_length: int,
+        layers: list[int],
+        memory: Memory | None = None,
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The pass that serves all depths, and what the unmasked model says of the response."""
         start = time.perf_counter()
-        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope)
+        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope, memory)
         tokens = scored[prompt_length:]
-        hidden = unmasked.final_hidden
+        return unmasked, self._own_statistics(model, unmasked.final_hidden, tokens) | {
+            "asmi_tokens": tokens.numpy().astype(np.int64),
+            "asmi_prompt_length": prompt_length,
+            # Copying results to NumPy has waited for the device.
+            "asmi_seconds": time.perf_counter() - start,
+        }
+
+    def _own_statistics(
+        self, model: PreTrainedModel, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]
+    ) -> dict[str, np.ndarray]:
+        """What the unmasked model says of tokens, from its final states."""
 
         def own(part: slice) -> tuple[Tensor, Tensor]:
             log_probs = readout(model, hidden[part]).double()
@@ -298,14 +353,7 @@ class Engine:
 
         chunk = self._at_once(model, hidden.device)
         entropy, likelihood = map(torch.cat, zip(*in_chunks(own, len(tokens), chunk), strict=True))
-        return unmasked, {
-            "asmi_entropy": _numpy(entropy),
-            "asmi_log_likelihood": _numpy(likelihood),
-            "asmi_tokens": tokens.numpy().astype(np.int64),
-            "asmi_prompt_length": prompt_length,
-            # Copying results to NumPy has waited for the device.
-            "asmi_seconds": time.perf_counter() - start,
-        }
+        return {"asmi_entropy": _numpy(entropy), "asmi_log_likelihood": _numpy(likelihood)}
 
     def _score_part(
         self,
@@ -328,7 +376,7 @@ class Engine:
             used.mask_sampler,
             used.seed,
             used.layer,
-            unmasked.input_ids.tolist(),
+            unmasked.input_ids[: self._seeding(unmasked.prompt_length)].tolist(),
         )
         change = Perturbation(used.perturbation, used.dose, used.seed)
         own: dict[str, np.ndarray] = {}
@@ -350,6 +398,51 @@ class Engine:
                 "asmi_source_attention": _numpy(part.attention.double().mean(0)),
                 "asmi_source_kl": self._source_kl(model, unmasked, every.hidden[every.index[-1]]),
             }
+        joined = self._reduced(model, subnetworks, used)
+        if self.details:
+            joined["asmi_masks"] = masks.to(torch.bool).numpy()
+        return {
+            **joined,
+            **own,
+            "asmi_mask_seed": seed,
+            "asmi_settings": used.to_dict(),
+            "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
+        }
+
+    def _seeding(self, prompt_length: int) -> int | None:
+        """How many of the tokens the masks follow from; None for all."""
+        return prompt_length if self.seeded_by == "prompt" else None
+
+    def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "Writing":
+        """Score an answer while it is written, in the scope "response"; depth by the first.
+
+        Call it in `scoring_session`.
+
+        Raises:
+            NotImplementedError, RuntimeError: see `steps_of`.
+            ValueError: settings that need the finished answer.
+        """
+        if self.scope != "response" or self.seeded_by != "prompt" or self.sources != ("all",):
+            raise ValueError(
+                "an answer is scored while it is written in the scope 'response', with masks "
+                "seeded by the 'prompt', without a source"
+            )
+        check_top_k(self.top_k, model.config.get_text_config().vocab_size)
+        used = self.settings(model, self.depths[0])
+        start = time.perf_counter()
+        seed, masks = maths.example_masks(
+            used.num_masks, used.num_heads, used.mask_rate, used.mask_sampler, used.seed,
+            used.layer, prompt.tolist(),
+        )  # fmt: skip
+        change = Perturbation(used.perturbation, used.dose, used.seed)
+        written = steps_of(model, prompt, used.layer, masks, change)
+        seconds = time.perf_counter() - start
+        return Writing(self, model, used, written, seed, prompt.tolist(), seconds)
+
+    def _reduced(
+        self, model: PreTrainedModel, subnetworks: Subnetworks, used: Settings
+    ) -> dict[str, np.ndarray]:
+        """Per-token statistics of subnetworks."""
         # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
         # few positions at a time.
         weight = unembedding(model)
@@ -366,19 +459,7 @@ class Engine:
             positions,
             int(budget) // (per_position + rows * per_row),
         )
-        joined = {
-            name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
-            for name in parts[0]
-        }
-        if self.details:
-            joined["asmi_masks"] = masks.to(torch.bool).numpy()
-        return {
-            **joined,
-            **own,
-            "asmi_mask_seed": seed,
-            "asmi_settings": used.to_dict(),
-            "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
-        }
+        return _joined(parts)
 
     @property
     def needs_context(self) -> bool:
@@ -452,6 +533,72 @@ class Engine:
                 "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
         return {name: _numpy(value) for name, value in reduced.items()}
+
+
+class Writing:
+    """An answer that is scored while it is written, greedily.
+
+    Attributes:
+        ids: the answer so far.
+        settings: in force.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: PreTrainedModel,
+        used: Settings,
+        written: Written,
+        seed: int,
+        prompt: list[int],
+        seconds: float,
+    ) -> None:
+        self.engine, self.model, self.settings = engine, model, used
+        self.ids: list[int] = []
+        self._written: Written | None = written
+        self._seed, self._next = seed, prompt
+        self._length, self._seconds = len(prompt), seconds
+        self._parts: list[dict[str, np.ndarray]] = []
+
+    def step(self) -> dict[str, Any]:
+        """Write one token more; its statistics, by plain names. Call it in `scoring_session`."""
+        start = time.perf_counter()
+        assert self._written is not None, "it was let go of"
+        own, subnetworks = self._written(self._next)
+        # What the model itself says, rounded as it rounds, as generation does.
+        token = int(readout(self.model, own, wide=False)[-1].argmax())
+        found = self.engine._own_statistics(self.model, own, torch.tensor([token]))
+        found |= self.engine._reduced(self.model, subnetworks, self.settings)
+        self.ids.append(token)
+        self._next = [token]
+        self._parts.append(found)
+        self._seconds += time.perf_counter() - start
+        return found
+
+    def forget(self) -> None:
+        """Let go of keys and values; what was written and its statistics stay."""
+        self._written = None
+
+    def statistics(self) -> dict[str, Any]:
+        """Those of the answer so far, by name, as `Engine.score` returns them."""
+        own = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
+        plain = ("asmi_entropy", "asmi_log_likelihood")
+        found = _joined(self._parts) | own
+        depth = self.settings.depth
+        return {n if n in plain else at_depth(n, depth): v for n, v in found.items()} | {
+            "asmi_tokens": np.array(self.ids, dtype=np.int64),
+            "asmi_prompt_length": self._length,
+            "asmi_seconds": self._seconds,
+            "asmi_reused_depths": 0,
+        }
+
+
+def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Statistics of positions that follow on one another."""
+    return {
+        name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
+        for name in parts[0]
+    }
 
 
 def _from_source(parts: list[HeadPart], source: str) -> HeadPart:

@@ -1,0 +1,98 @@
+"""An own answer is scored over what its generation knows, and the numbers stay the same."""
+
+import numpy as np
+import pytest
+import torch
+
+from lm_polygraph_asmi.model import Memory
+from lm_polygraph_asmi.model import unmasked as unmasked_module
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.engine import Engine
+from tests.families import CONFIGS
+from tests.model.test_kinds import KINDS, sequence
+from tests.registry import tiny_class
+from tests.scoring.conftest import PROMPT
+from tests.tiny_lm import whitebox
+
+SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4}
+COLUMNS = ("mi", "agreement", "u", "entropy", "log_likelihood", "vote", "alternative_share")
+EITHER = pytest.mark.parametrize("attention", ["eager", "sdpa"])
+
+
+def columns(tokens):
+    return np.array([[getattr(token, name) for name in COLUMNS] for token in tokens])
+
+
+def same(found, expected):
+    assert [token.id for token in found] == [token.id for token in expected]
+    assert [token.text for token in found] == [token.text for token in expected]
+    np.testing.assert_allclose(columns(found), columns(expected), atol=1e-5)
+    assert columns(expected)[:, 0].max() > 1e-4  # masks change something
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """Where each unmasked pass began; 0 is the prompt's first token."""
+    found, plain = [], unmasked_module.LayerCall.split
+
+    def split(layer, args, kwargs, before=0):
+        found.append(before)
+        return plain(layer, args, kwargs, before)
+
+    monkeypatch.setattr(unmasked_module.LayerCall, "split", staticmethod(split))
+    return found
+
+
+@EITHER
+@pytest.mark.parametrize("family", CONFIGS)
+def test_own_answers_of_every_family(family, attention, starts):
+    if (family, attention) == ("gemma2-softcap", "sdpa"):
+        pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
+    tiny = whitebox(family)
+    scorer = Scorer(tiny, **SETTINGS, max_new_tokens=7, attention=attention)
+    own = scorer.score(PROMPT)
+    known = len(tiny.tokenizer(PROMPT)["input_ids"]) - 1
+    assert set(starts) == {known}
+    given = scorer.score(PROMPT, [token.id for token in own.tokens])
+    assert set(starts) == {0, known}
+    same(own.tokens, given.tokens)
+
+
+def test_one_token_and_no_scope_all(starts):
+    tiny = whitebox()
+    for settings in ({"max_new_tokens": 1}, {"max_new_tokens": 1, "scope": "all"}):
+        scorer = Scorer(tiny, **SETTINGS | settings)
+        own = scorer.score(PROMPT)
+        same(own.tokens, scorer.score(PROMPT, [token.id for token in own.tokens]).tokens)
+    assert starts[0] > 0 == starts[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_every_kind(kind):
+    """A longer one, one that parts from it early, and one that repeats it; or none is reused."""
+    name, overrides, layer, _ = KINDS[kind]
+    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
+    memory, first = Memory(), sequence(14)
+    other = torch.cat([first[:4], sequence(9, seed=8)])
+    for ids, prompt in ((first, 9), (sequence(20), 17), (other, 7), (other, 12)):
+        known = memory.common(ids[: prompt - 1].tolist()) if engine.remembers(model) else 0
+        given = (model, ids[:prompt], ids[prompt:].tolist())
+        found, expected = engine.score(*given, memory=memory), engine.score(*given)
+        (mi,) = (name for name in found if name.startswith("asmi_mi_"))
+        for statistic in (mi, "asmi_entropy", "asmi_log_likelihood"):
+            np.testing.assert_allclose(found[statistic], expected[statistic], atol=1e-5)
+        assert (memory.input_ids == ids[:-1].tolist()) is engine.remembers(model)
+    assert known == (11 if engine.remembers(model) else 0)
+
+
+def test_wrong_keys_are_not_believed(caplog):
+    """What an earlier sequence left is held against whole passes before it counts."""
+    tiny, ids = whitebox().model, sequence(14)
+    engine, memory = Engine(**SETTINGS), Memory()
+    given = (tiny, ids[:9], ids[9:].tolist())
+    expected = engine.score(*given, memory=memory)
+    memory.layers = [(key, value + 1) for key, value in memory.layers]
+    found = engine.score(*given, memory=memory)
+    np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
+    assert "known keys are not reused" in caplog.text
+    assert not engine.remembers(tiny)

@@ -1,0 +1,146 @@
+"""What is scored while it is written is what the finished answer scores."""
+
+import threading
+
+import pytest
+import torch
+
+from lm_polygraph_asmi import stream
+from lm_polygraph_asmi.model import attention_of, readout, scoring_session, stepwise, steps_of
+from lm_polygraph_asmi.scoring.call import Scorer
+from tests import reference
+from tests.families import CONFIGS
+from tests.model.test_device_map import state
+from tests.model.test_kinds import KINDS, masks, sequence
+from tests.registry import tiny_class
+from tests.scoring.conftest import PROMPT, ending_model
+from tests.scoring.test_reuse import EITHER, SETTINGS, same
+from tests.tiny_lm import whitebox
+
+PLAIN = {name: value for name, value in SETTINGS.items() if name != "scope"}
+FINISHED = {**SETTINGS, "seeded_by": "prompt"}
+
+
+def equal(model, prompt=PROMPT, **settings):
+    """A stream, having been compared with the score of the same answer as given ids."""
+    written = stream(model, prompt, **PLAIN | settings)
+    found = list(written)
+    ids = [token.id for token in found]
+    own = Scorer(model, **FINISHED | settings)
+    same(found, own.score(prompt, ids).tokens)
+    assert own.score(prompt).tokens[-1].id == ids[-1]
+    assert [token.id for token in own.score(prompt).tokens] == ids
+    same(written.result.tokens, found)
+    assert float(written.result) == pytest.approx(float(own.score(prompt)), abs=1e-6)
+    assert [(t.start, t.end) for t in found] == [(t.start, t.end) for t in written.result.tokens]
+    return written
+
+
+@EITHER
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family(family, attention):
+    if (family, attention) == ("gemma2-softcap", "sdpa"):
+        pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
+    equal(whitebox(family), attention=attention, max_new_tokens=7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_every_kind(kind):
+    """Against whole passes with a hook, at each position."""
+    name, overrides, layer, projection = KINDS[kind]
+    if "shared_transf" in projection:
+        pytest.skip("two layers share the projection")
+    model, ids = tiny_class(name, **overrides), sequence(20)
+    with scoring_session(model):
+        if name in UNSTEPPED:
+            with pytest.raises(RuntimeError, match="step by step"):
+                steps_of(model, ids[:11], layer, masks())
+            return
+        written = steps_of(model, ids[:11], layer, masks())
+        parts = [ids[:11].tolist(), *([i] for i in ids[11:-1].tolist())]
+        states = [written(part)[1] for part in parts]
+        found = torch.cat([readout(model, rows.hidden) for rows in states], dim=1)
+    index = written.index
+    axis = 0 if type(model.get_submodule(projection.format(layer))).__name__ == "Conv1D" else 1
+    slow = reference.subnetwork_log_probs(
+        model, projection.format(layer), axis, ids, 11, masks(), "response"
+    )
+    assert (found[index].exp() - slow.exp()).abs().sum(-1).max() / 2 < 1e-4
+    assert (slow - slow[:1]).abs().max() > 1e-3
+
+
+UNSTEPPED = {"OpenAIGPTLMHeadModel", "BartForCausalLM"}
+"""Without a cache of their own, or with one that is no cache of transformers."""
+
+
+@pytest.mark.parametrize("stop", [None, ["e"], ["\n"]])
+def test_end_tokens_and_stop_strings(stop):
+    written = equal(ending_model(), max_new_tokens=12, stop=stop, closing_token=False)
+    assert written.result.counted >= 1
+
+
+def test_one_token_and_a_long_answer():
+    tiny = whitebox()
+    assert len(equal(tiny, max_new_tokens=1).result.tokens) == 1
+    assert len(equal(tiny, max_new_tokens=40).result.tokens) == 40  # more than room is made for
+
+
+def test_chat_prompts():
+    tiny = whitebox()
+    tiny.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    try:
+        equal(tiny, [{"role": "user", "content": PROMPT}], max_new_tokens=4)
+        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        with pytest.raises(ValueError, match="leave the message out"):
+            stream(tiny, chat)
+    finally:
+        tiny.tokenizer.chat_template = None
+
+
+def test_cancelling_leaves_the_model_as_found():
+    tiny = whitebox()
+    model = tiny.model.train()
+    before = state(model), attention_of(model), model.generation_config
+    with stream(tiny, PROMPT, **PLAIN, attention="sdpa") as written:
+        first = next(written)
+        # Between two tokens it is as it was found, and free for another thread.
+        assert model.training
+        assert not torch.is_inference_mode_enabled()
+        assert attention_of(model) == before[1]
+        others = []
+        thread = threading.Thread(target=lambda: others.append(Scorer(tiny, **SETTINGS).score("A")))
+        thread.start()
+        thread.join()
+        assert others
+        second = next(written)
+    assert list(written) == []
+    assert [token.id for token in written.result.tokens] == [first.id, second.id]
+    assert (state(model), attention_of(model), model.generation_config) == before
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_is_wrong_with_settings():
+    tiny = whitebox()
+    for wrong in ({"scope": "all"}, {"seeded_by": "answer"}, {"source": "context"}):
+        with pytest.raises(ValueError, match="while an answer is written"):
+            stream(tiny, PROMPT, **wrong)
+    with pytest.raises(ValueError, match="nothing to score"):
+        assert stream(tiny, PROMPT).result
+    with pytest.raises(NotImplementedError, match="mlp"):
+        next(stream(tiny, PROMPT, perturbation="mlp"))
+
+
+def test_wrong_steps_are_refused(monkeypatch):
+    """The steps are held against whole passes before the first token is believed."""
+    monkeypatch.setattr(stepwise.OneSequence, "_masked", lambda *_: torch.ones(()))
+    plain = stepwise.RowsOfBatch.__call__
+
+    def shifted(self, tokens):
+        own, masked = plain(self, tokens)
+        return own, masked + 1
+
+    assert len(list(stream(whitebox(), PROMPT, **PLAIN, max_new_tokens=2))) == 2  # by rows
+    monkeypatch.setattr(stepwise.RowsOfBatch, "__call__", shifted)
+    with pytest.raises(RuntimeError, match="step by step"):
+        next(stream(whitebox(), PROMPT, **PLAIN))

@@ -298,7 +298,9 @@ def run_unmasked(
             trunk(model)(input_ids=ids, use_cache=False)
     if found.chained:
         _check_heads(model, heads, targets)
-    if memory is not None and len(every) == total:
+    if memory is not None and len(every) < total:
+        Memory.refuse(model)  # layers share keys, or keep them where nobody sees
+    elif memory is not None:
         memory.input_ids, memory.layers = input_ids[:-1].tolist(), [every[i] for i in range(total)]
     return UnmaskedPass(
         input_ids=input_ids,

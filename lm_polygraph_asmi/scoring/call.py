@@ -433,9 +433,16 @@ class Scorer:
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
             cache = memory.cache(memory.common(prompt_ids[:-1].tolist()))
-        (ids,) = self._generate(
-            prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
-        )
+        try:
+            (ids,) = self._generate(
+                prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
+            )
+        except (torch.OutOfMemoryError, ValueError):
+            raise
+        except Exception:  # a model without a cache refuses one in any way
+            (ids,) = self._generate(prompt_ids, self.max_new_tokens, do_sample=False)
+            Memory.refuse(self.model)
+            return ids
         memory.take([*prompt_ids.tolist(), *ids], cache)
         return ids
 

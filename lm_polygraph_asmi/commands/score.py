@@ -16,6 +16,7 @@ from lm_polygraph_asmi.validation import (
     SCOPES,
     SOURCES,
     TAU,
+    TOKENS,
     VARIANTS,
     check_scoring,
     check_settings,
@@ -25,6 +26,7 @@ from lm_polygraph_asmi.validation import (
 
 
 @click.command()
+@click.argument("rows_file", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--model", required=True, help="Folder, name on a hub, or smollm2 (the demo's model)."
 )
@@ -33,9 +35,9 @@ from lm_polygraph_asmi.validation import (
 @click.option("--device-map", help="auto for GPUs; default: the CPU.")
 @click.option(
     "--prompt-file",
-    required=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="A prompt as text, or .jsonl with prompt and, if wanted, answer and samples in each row.",
+    help="A prompt as text, or .jsonl or .parquet with prompt and, if wanted, answer and samples "
+    "in each row; or name the file without this option.",
 )
 @click.option("--answer", help="Text as it follows the prompt; default: the model's own answer.")
 @click.option("--chat", is_flag=True, help="Put text prompts through the chat template.")
@@ -92,29 +94,64 @@ from lm_polygraph_asmi.validation import (
     "trust), or what `polygraph_asmi reference` saved; twice for one of answers and one of their "
     "parts.",
 )
-@click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
+@click.option(
+    "--out",
+    type=click.Path(),
+    help="JSON lines; rows in it are kept. A folder (scored/): blocks of Parquet or JSON lines as "
+    "the input is; those in it are kept.",
+)
+@click.option(
+    "--tokens",
+    type=click.Choice(TOKENS),
+    help="What --out tells of each token; default: full, in a folder compact.",
+)
+@click.option("--id-column", help="Field with a row's own id, for messages.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who makes the blocks of a folder.",
+)
+@click.option("--actors", default=1, show_default=True, help="For ray: models side by side.")
+@click.option("--gpus-per-actor", default=0.0, show_default=True, help="For ray.")
+@click.option("--block-rows", default=256, show_default=True, help="Rows of a block of a folder.")
+@click.option("--stream", is_flag=True, help="Show the model's answer while it is written.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
 def score(
     model: str,
     gguf_file: str | None,
     dtype: str,
     device_map: str | None,
-    prompt_file: str,
+    rows_file: str | None,
+    prompt_file: str | None,
     answer: str | None,
     chat: bool,
     stop: tuple[str, ...],
     context: tuple[str, ...],
     out: str | None,
     html: str | None,
+    tokens: str | None,
+    id_column: str | None,
+    engine: str,
+    actors: int,
+    gpus_per_actor: float,
+    block_rows: int,
+    stream: bool,
     **settings: Any,
 ) -> None:
     """Score answers: how fragile they are, token by token, and what that means.
 
     The exit status is 1 if a row could not be scored.
     """
+    import time
+
     from rich.console import Console
     from rich.progress import track
 
+    if (rows_file is None) == (prompt_file is None):
+        raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
+    prompt_file = str(prompt_file or rows_file)
     from lm_polygraph_asmi.scoring.page import render
     from lm_polygraph_asmi.scoring.rows import read_rows, rows_left, score_rows
 
@@ -124,6 +161,22 @@ def score(
     try:
         settings["dose"] = _dose(settings["dose"], settings["perturbation"])
         _check(settings, stop)
+        unescaped = [text.replace("\\n", "\n") for text in stop]
+        if out and _is_folder(out):
+            loading = {"model": model, "gguf_file": gguf_file, "dtype": dtype,
+                       "device_map": device_map, "stop": unescaped}  # fmt: skip
+            only_rows = {"--answer": answer, "--chat": chat, "--context": context,
+                         "--html": html, "--stream": stream}  # fmt: skip
+            if any(only_rows.values()):
+                given = ", ".join(name for name, value in only_rows.items() if value)
+                raise ValueError(f"{given}: not for a folder of blocks; put it into the rows")
+            settings["reference"] = list(settings["reference"]) or None
+            raise SystemExit(
+                _blocks(loading | settings, prompt_file, Path(out), tokens or "compact",
+                        block_rows, engine, actors, gpus_per_actor)
+            )  # fmt: skip
+        if engine != "local":
+            raise ValueError("--engine ray writes a folder of blocks: name one with --out scored/")
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
                 raise ValueError(f"{file} cannot be written: there is no such folder")
@@ -168,9 +221,15 @@ def score(
         settings["reference"] = [one for one in found if one is not None]
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
-        unescaped = [text.replace("\\n", "\n") for text in stop]
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+        if stream:
+            if len(rows) > 1 or answer is not None or context or out:
+                raise ValueError("--stream is for the model's own answer to a single prompt")
+            result = _streamed(scorer, rows[0].content, console)
+            if html:
+                Path(html).write_text(render([result], "Fragility of an answer"), encoding="utf-8")
+            return
         left = rows_left(scorer, rows, Path(out) if out else None)
         if html and len(left) < len(rows):
             raise ValueError(
@@ -179,12 +238,15 @@ def score(
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     scores, failed, odd = [], 0, 0
-    results = score_rows(scorer, rows, Path(out) if out else None)
+    start = time.perf_counter()
+    results = score_rows(scorer, rows, Path(out) if out else None, tokens or "full")
     shown = track(results, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
     for row, result, problem in shown:
         if result is None:
             failed += 1
-            errors.print(f"row {row.number}: {problem}", style="red", markup=False, highlight=False)
+            own = row.content.get(id_column) if id_column else None
+            named = f"row {row.number}" if own is None else f"row {row.number} ({own})"
+            errors.print(f"{named}: {problem}", style="red", markup=False, highlight=False)
             continue
         odd += bool(result.warnings)
         if html:
@@ -201,9 +263,82 @@ def score(
             said.append(f"{len(rows) - len(left)} were in {out} already")
         if odd:
             said.append(f"{odd} with warnings")
+        if left:
+            said.append(f"{len(left) / (time.perf_counter() - start):.3g} rows per second")
         console.print(f"{', '.join(said)}.", highlight=False, soft_wrap=True)
     if failed:
         raise SystemExit(1)
+
+
+def _is_folder(out: str) -> bool:
+    return out.endswith(("/", os.sep)) or Path(out).is_dir()
+
+
+def _streamed(scorer: Any, content: Mapping[str, Any], console: Any) -> Any:
+    """The answer, each token shaded as it appears; then what `score` says of it."""
+    from rich.text import Text
+
+    from lm_polygraph_asmi.scoring.page import visible
+    from lm_polygraph_asmi.scoring.result import ink
+
+    if "error" in content:
+        raise ValueError(content["error"])
+    with scorer.stream(content["prompt"]) as tokens:
+        for token in tokens:
+            console.print(Text(visible(token.text), style=ink(token)), end="")
+        console.print()
+        result = tokens.result
+    console.print(result, highlight=False)
+    return result
+
+
+def _blocks(
+    loading: dict[str, Any],
+    source: str,
+    folder: Path,
+    tokens: str,
+    block_rows: int,
+    engine: str,
+    actors: int,
+    gpus_per_actor: float,
+) -> int:
+    """Score a file into a folder of blocks; the exit status."""
+    import time
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from lm_polygraph_asmi.scoring.blocks import blocks_left, score_blocks, score_on_ray
+
+    console, errors = Console(), Console(stderr=True)
+    if engine == "ray" and gpus_per_actor and loading["device_map"] is None:
+        loading["device_map"] = "auto"
+    start = time.perf_counter()
+    settings = {name: value for name, value in loading.items() if name != "device_map"}
+    left = blocks_left(source, folder, block_rows, settings | {"tokens": tokens})
+    if engine == "ray":
+        done = score_on_ray(loading, source, left, folder, tokens, actors, gpus_per_actor)
+    else:
+        from lm_polygraph_asmi.scoring.loading import load
+
+        done = score_blocks(load(**loading), source, left, folder, tokens) if left else iter(())
+    rows = failed = broken = 0
+    for one in track(done, "Blocks", total=len(left), console=errors, disable=len(left) < 2):
+        if one.error is not None:
+            broken += 1
+            errors.print(f"block {one.number}: {one.error}", style="red", markup=False,
+                         highlight=False)  # fmt: skip
+            continue
+        rows, failed = rows + one.rows, failed + one.failed
+    said = (
+        [f"{rows - failed} scored", f"{failed} with asmi_error"] if failed else [f"{rows} scored"]
+    )
+    if broken:
+        said.append(f"{broken} blocks not written, which the next start tries again")
+    if rows:
+        said.append(f"{rows / (time.perf_counter() - start):.3g} rows per second")
+    console.print(f"{', '.join(said)}; in {folder}.", highlight=False, soft_wrap=True)
+    return 1 if broken or failed else 0
 
 
 def _passage(given: str) -> str:

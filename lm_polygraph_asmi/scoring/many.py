@@ -56,14 +56,14 @@ def outcome(
         return Outcome(index, own, None, str(failure) or repr(failure))
 
 
-def told(tokens: str, score: Score) -> str | None:
-    """A score's tokens as JSON; None where none are wanted."""
+def told(score: Score, tokens: str) -> list[dict[str, Any]] | None:
+    """What is told of a score's tokens; None where nothing is wanted."""
     if tokens == "none":
         return None
     rows = [asdict(token) for token in score.tokens]
     if tokens == "compact":
         rows = [{name: row[name] for name in COMPACT} for row in rows]
-    return json.dumps(rows, ensure_ascii=False)
+    return rows
 
 
 def _plain(value: Any) -> Any:
@@ -155,14 +155,18 @@ def _cells(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
         "asmi_text": score.scored_text,
         "asmi_percentile": score.percentile,
         "asmi_error_probability": score.error_probability,
-        "asmi_tokens": told(tokens, score),
+        "asmi_tokens": None if tokens == "none" else _json(told(score, tokens)),
         "asmi_sources": None
         if score.sources is None
-        else json.dumps({name: asdict(source) for name, source in score.sources.items()}),
-        "asmi_settings": json.dumps(score.settings | {"variant": score.variant}),
-        "asmi_warnings": json.dumps(score.warnings) if score.warnings else None,
+        else _json({name: asdict(source) for name, source in score.sources.items()}),
+        "asmi_settings": _json(score.settings | {"variant": score.variant}),
+        "asmi_warnings": _json(score.warnings) if score.warnings else None,
         "asmi_error": None,
     }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _objects(values: Iterable[Any]) -> np.ndarray:

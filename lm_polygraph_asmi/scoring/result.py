@@ -94,6 +94,14 @@ class Token:
         return BARS[round(self.shade * (len(BARS) - 1))]
 
 
+def ink(token: Token) -> str:
+    """Colours of a token in a terminal, as rich has them: the darker the more fragile."""
+    if token.shade <= 0.05:
+        return ""
+    red, rest = round(255 - 100 * token.shade), round(235 - 200 * token.shade)
+    return f"{'white' if token.shade > 0.5 else 'black'} on rgb({red},{rest},{rest})"
+
+
 def _start_of(text: str, longest: int = 60) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
@@ -445,12 +453,7 @@ class Score:
         shaded, bars = Text(), Text(style="red")
         for token in self.tokens:
             # Line breaks would part the two lines, and other control characters steer a terminal.
-            text = Text(visible(token.text))
-            if token.shade > 0.05:
-                red = round(255 - 100 * token.shade)
-                rest = round(235 - 200 * token.shade)
-                ink = "white" if token.shade > 0.5 else "black"
-                text.stylize(f"{ink} on rgb({red},{rest},{rest})")
+            text = Text(visible(token.text), style=ink(token))
             shaded.append_text(text)
             bars.append(token.bar * text.cell_len)
         # Cut by hand, so that a line of a long answer and its bars stay together.

@@ -38,7 +38,8 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """All rows of a JSON-lines file (.jsonl, .ndjson), blank lines left out; of another, its text.
+    """All rows of a JSON-lines file (.jsonl, .ndjson), blank lines left out, or of a Parquet file;
+    of another, its text.
 
     A final line break is not part of the prompt of a text file, nor is a byte order mark.
 
@@ -46,6 +47,8 @@ def read_rows(path: str | Path) -> list[Row]:
         ValueError: a .json file, or one that is not UTF-8.
     """
     suffix = Path(path).suffix.lower()
+    if suffix == ".parquet":
+        return _of_parquet(path)
     if suffix == ".json":
         raise ValueError(
             f"{path} is JSON: rows are read from .jsonl, one object a line, and a prompt from .txt"
@@ -58,6 +61,17 @@ def read_rows(path: str | Path) -> list[Row]:
         return [Row(1, {"prompt": text.removesuffix("\n")})]
     lines = enumerate(text.split("\n"), start=1)
     return [Row(number, _parsed(line)) for number, line in lines if line.strip()]
+
+
+def _of_parquet(path: str | Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from error
+    return [Row(number, row) for number, row in enumerate(rows, start=1)]
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -119,7 +133,7 @@ def rows_left(scorer: "Scorer", rows: list[Row], out: Path | None) -> list[Row]:
 
 
 def score_rows(
-    scorer: "Scorer", rows: list[Row], out: Path | None = None
+    scorer: "Scorer", rows: list[Row], out: Path | None = None, tokens: str = "full"
 ) -> Iterator[tuple[Row, Score | None, str | None]]:
     """Score rows one after the other, writing each as it is done.
 
@@ -127,6 +141,7 @@ def score_rows(
         scorer: with model and settings.
         rows: those that `out` has are passed over.
         out: JSON lines: the input's own fields, `row`, and the score as by `Score.to_dict`.
+        tokens: "none", "compact" or "full": what is written of each token.
 
     Yields:
         The row, and its score or why there is none. A bad row does not stop the rest; it is not
@@ -135,23 +150,24 @@ def score_rows(
     Raises:
         ValueError: as `rows_left`.
     """
+    from lm_polygraph_asmi.model import Memory  # torch: there by now
+    from lm_polygraph_asmi.scoring.many import outcome, told
+
+    memory = Memory()
     for row in rows_left(scorer, rows, out):
         score, error = None, row.content.get("error")
         clashing = sorted(RESERVED & set(row.content))
         if error is None and clashing:
             error = f"has the fields {clashing}, which the output uses: rename them"
         if error is None:
-            try:
-                given = [row.content.get(name) for name in ("answer", "samples", "context")]
-                score = scorer.score(row.content["prompt"], *given)
-                if row.content.get("offsets") is not None:
-                    score = score.with_spans(row.content["offsets"])
-            # Templates and tokenizers raise whatever they like.
-            except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError) as failure:
-                score, error = None, str(failure) or repr(failure)
+            found = outcome(scorer, row.number, row.content, memory, "return", "id")
+            score, error = found.score, found.error
         if score is not None and out is not None:
             own = {"row": row.number, "key": key_of(scorer, row)}
-            line = json.dumps(own | score.to_dict() | row.content)  # what was given stays
+            made = score.to_dict()
+            if tokens != "full":
+                made["tokens"] = told(score, tokens)
+            line = json.dumps(own | made | row.content, default=str)  # what was given stays
             with out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         yield row, score, error

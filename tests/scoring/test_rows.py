@@ -52,13 +52,13 @@ def scorer(model, tokenizer):
 def calls(monkeypatch):
     """Prompts in the order they were scored."""
     seen = []
-    own = Scorer.score
+    own = Scorer._score
 
     def spy(self, prompt, *rest):
         seen.append(prompt)
         return own(self, prompt, *rest)
 
-    monkeypatch.setattr(Scorer, "score", spy)
+    monkeypatch.setattr(Scorer, "_score", spy)
     return seen
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import stream
-from lm_polygraph_asmi.model import attention_of, readout, scoring_session, stepwise, steps_of
+from lm_polygraph_asmi.model import attention_of, readout, scoring_session, steps_of, stepwise
 from lm_polygraph_asmi.scoring.call import Scorer
 from tests import reference
 from tests.families import CONFIGS

@@ -1,0 +1,311 @@
+"""Very many rows, in blocks: read, scored and written one by one, here or on a Ray cluster.
+
+A block is written beside its place and moved there once it is whole, so what is there is finished,
+and the next start passes over it. A killed run, a lost machine or a full disk costs the blocks that
+were being made and no others. Blocks do not depend on each other, nor on who makes them.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm_polygraph_asmi.scoring.many import OUTPUT, score_batch
+from lm_polygraph_asmi.scoring.reference import ROWS
+from lm_polygraph_asmi.validation import TOKENS, check_at_least_one, check_one_of
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.call import Scorer
+
+PLAN = "blocks.json"
+"""Which input and settings a folder of blocks is of."""
+ENDS = 2**20
+"""Bytes at either end of a file that tell it from others."""
+ARROW = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
+
+
+class Block(NamedTuple):
+    """A piece of the input.
+
+    Attributes:
+        number: from 0.
+        row: its first row's, from 0; blank lines are no rows.
+        rows: how many.
+        at: where it begins: the row group of a Parquet file and the first row in it; or the byte
+            of a file of JSON lines, and how many bytes.
+    """
+
+    number: int
+    row: int
+    rows: int
+    at: tuple[int, int]
+
+
+class Done(NamedTuple):
+    """What became of a block.
+
+    Attributes:
+        number: the block's.
+        rows: how many it has.
+        failed: how many of them have an error in place of a score.
+        error: why the block was not written; None where it was.
+    """
+
+    number: int
+    rows: int
+    failed: int
+    error: str | None
+
+
+def is_lines(path: str | Path) -> bool:
+    return Path(path).suffix.lower() in ROWS
+
+
+def blocks_of(source: str | Path, rows: int) -> list[Block]:
+    """The blocks of a Parquet file or of one of JSON lines, at most so many rows in each.
+
+    Of Parquet only the footer is read; lines are counted in one go over the file.
+
+    Raises:
+        ValueError: another kind of file, or no row in it.
+    """
+    check_at_least_one("block_rows", rows)
+    if is_lines(source):
+        found = list(_of_lines(source, rows))
+    elif Path(source).suffix.lower() == ".parquet":
+        found = list(_of_groups(source, rows))
+    else:
+        raise ValueError(f"{source}: blocks are made of .parquet, .jsonl or .ndjson files")
+    if not found:
+        raise ValueError(f"{source} holds no row")
+    return found
+
+
+def _of_groups(source: str | Path, rows: int) -> Iterator[Block]:
+    number = before = 0
+    with pq.ParquetFile(source) as file:
+        for group in range(file.metadata.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            for start in range(0, size, rows):
+                yield Block(number, before + start, min(rows, size - start), (group, start))
+                number += 1
+            before += size
+
+
+def _of_lines(source: str | Path, rows: int) -> Iterator[Block]:
+    number = held = row = start = 0
+    with Path(source).open("rb") as file:
+        for line in file:
+            held += bool(line.strip())
+            if held == rows:
+                yield Block(number, row, held, (start, file.tell() - start))
+                number, row, held, start = number + 1, row + held, 0, file.tell()
+        if held:
+            yield Block(number, row, held, (start, file.tell() - start))
+
+
+@lru_cache(maxsize=1)
+def _group(source: str, group: int) -> pa.Table:
+    with pq.ParquetFile(source) as file:
+        return file.read_row_group(group)
+
+
+def _place(folder: Path, block: Block, source: str | Path) -> Path:
+    suffix = ".jsonl" if is_lines(source) else ".parquet"
+    return folder / f"block-{block.number:07d}{suffix}"
+
+
+def score_block(
+    scorer: "Scorer", source: str | Path, block: Block, folder: Path, tokens: str = "compact"
+) -> Done:
+    """Score one block and write it: the input's columns, `asmi_row`, and those of `OUTPUT`.
+
+    A bad row is a row with `asmi_error`. What befalls the block as a whole is told, not raised.
+    """
+    place = _place(folder, block, source)
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        if is_lines(source):
+            failed = _lines(scorer, source, block, unfinished, tokens)
+        else:
+            failed = _table(scorer, source, block, unfinished, tokens)
+        unfinished.replace(place)
+    except Exception as error:  # whatever it is, the other blocks go on
+        unfinished.unlink(missing_ok=True)
+        return Done(block.number, block.rows, 0, f"{type(error).__name__}: {error}")
+    return Done(block.number, block.rows, failed, None)
+
+
+def _table(scorer: "Scorer", source: str | Path, block: Block, place: Path, tokens: str) -> int:
+    group, start = block.at
+    given = _group(str(source), group).slice(start, block.rows)
+    asked = {name: given[name].to_pylist() for name in given.column_names}
+    found = score_batch(asked, scorer, tokens)
+    columns = {name: pa.array(found[name].tolist(), ARROW[kind]) for name, kind in OUTPUT.items()}
+    numbers = pa.array(range(block.row, block.row + block.rows), pa.int64())
+    made = given.append_column("asmi_row", numbers)  # what was given stays as it is
+    for name, column in columns.items():
+        made = made.append_column(name, column)
+    pq.write_table(made, place)
+    return sum(error is not None for error in found["asmi_error"])
+
+
+def _lines(scorer: "Scorer", source: str | Path, block: Block, place: Path, tokens: str) -> int:
+    start, length = block.at
+    with Path(source).open("rb") as file:
+        file.seek(start)
+        lines = [line for line in file.read(length).split(b"\n") if line.strip()]
+    rows = [_parsed(line) for line in lines]
+    names = {name: None for row in rows for name in row}
+    asked = {name: [row.get(name) for row in rows] for name in names}
+    found = score_batch({"prompt": [None] * len(rows)} | asked, scorer, tokens)
+    with place.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(rows):
+            own = {name: found[name][number] for name in OUTPUT}
+            line = row | {"asmi_row": block.row + number} | own
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return sum(error is not None for error in found["asmi_error"])
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """A line's fields; of one that holds none an empty row, which then has an error."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _fingerprint(source: str | Path) -> str:
+    """Tells a file from others: its size, its start and its end."""
+    size = Path(source).stat().st_size
+    with Path(source).open("rb") as file:
+        content = file.read(ENDS)
+        file.seek(max(0, size - ENDS))
+        content += file.read(ENDS)
+    return hashlib.sha256(str(size).encode() + content).hexdigest()[:16]
+
+
+def blocks_left(
+    source: str | Path, folder: Path, block_rows: int, settings: Mapping[str, Any]
+) -> list[Block]:
+    """Blocks that a folder does not hold yet; it is made if need be.
+
+    Args:
+        settings: all that scores depend on besides the rows.
+
+    Raises:
+        ValueError: the folder is of another input or other settings, or holds something else.
+    """
+    found = blocks_of(source, block_rows)
+    plan = {"input": _fingerprint(source), "block_rows": block_rows, "settings": settings}
+    plan = json.loads(json.dumps(plan, default=str))
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / PLAN
+    if note.exists():
+        before = json.loads(note.read_text(encoding="utf-8"))
+        if before != plan:
+            differing = sorted(name for name in plan if before.get(name) != plan[name])
+            raise ValueError(
+                f"{folder} holds blocks with other {', '.join(differing)}: name another folder"
+            )
+    elif any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no blocks: name another folder")
+    else:
+        unfinished = folder / f".{PLAN}.{os.getpid()}"
+        unfinished.write_text(json.dumps(plan), encoding="utf-8")
+        unfinished.replace(note)
+    return [block for block in found if not _place(folder, block, source).exists()]
+
+
+def score_blocks(
+    scorer: "Scorer", source: str | Path, blocks: Sequence[Block], folder: Path, tokens: str
+) -> Iterator[Done]:
+    """Score blocks one after the other in this process."""
+    check_one_of("tokens", tokens, TOKENS)
+    for block in blocks:
+        yield score_block(scorer, source, block, folder, tokens)
+
+
+class Actor:
+    """A model of its own in a process of its own, which makes blocks."""
+
+    def __init__(self, loading: Mapping[str, Any], source: str, folder: str, tokens: str) -> None:
+        from lm_polygraph_asmi.scoring.loading import load
+
+        self.scorer = load(**loading)
+        self.source, self.folder, self.tokens = source, Path(folder), tokens
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        columns = (batch[name].tolist() for name in ("number", "row", "rows", "first", "second"))
+        done = [
+            score_block(
+                self.scorer, self.source, Block(number, row, rows, (a, b)), self.folder, self.tokens
+            )
+            for number, row, rows, a, b in zip(*columns, strict=True)
+        ]
+        return {
+            "number": [one.number for one in done],
+            "rows": [one.rows for one in done],
+            "failed": [one.failed for one in done],
+            "error": [one.error or "" for one in done],
+        }
+
+
+def score_on_ray(
+    loading: Mapping[str, Any],
+    source: str | Path,
+    blocks: Sequence[Block],
+    folder: Path,
+    tokens: str,
+    actors: int = 1,
+    gpus_per_actor: float = 0,
+) -> Iterator[Done]:
+    """Score blocks on Ray Data, by so many actors with one model each.
+
+    On several machines `source` and `folder` lie on a disk that all of them see. An actor that is
+    lost is started again, and its block with it.
+
+    Args:
+        loading: keyword arguments of `scoring.loading.load`.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    check_one_of("tokens", tokens, TOKENS)
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError(
+            "Ray Data is not installed: pip install 'lm-polygraph-asmi[ray]'"
+        ) from error
+    if not blocks:
+        return
+    items = [
+        {"number": one.number, "row": one.row, "rows": one.rows, "first": a, "second": b}
+        for one in blocks
+        for a, b in [one.at]
+    ]
+    given = ray.data.from_items(items, override_num_blocks=len(items))  # a task for each
+    made = given.map_batches(
+        Actor,
+        fn_constructor_args=(
+            dict(loading), str(Path(source).absolute()), str(folder.absolute()), tokens,
+        ),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_gpus=gpus_per_actor or None,
+        max_restarts=-1,
+        max_task_retries=-1,
+    )  # fmt: skip
+    for row in made.iter_rows():
+        yield Done(row["number"], row["rows"], row["failed"], row["error"] or None)

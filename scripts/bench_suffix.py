@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.model import (
+    Memory,
     layer_at,
     num_heads,
     num_layers,
@@ -45,6 +47,7 @@ from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_pr
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
+from lm_polygraph_asmi.scoring.engine import Engine
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(
@@ -112,7 +115,9 @@ class Contenders:
         prompt_length: int,
         layer: int,
         masks: Tensor,
+        depth: float = 0.6,
     ) -> None:
+        self.depth = depth
         self.model, self.input_ids, self.prompt_length = model, input_ids, prompt_length
         self.layer, self.masks = layer, masks
         self.predicting = slice(prompt_length - 1, len(input_ids) - 1)
@@ -186,9 +191,9 @@ class Contenders:
         context = context or (self.prompt_length // 10, 9 * self.prompt_length // 10 + 1)
         return self._ours("response", source="context", context=context)
 
-    def _generate(self, **how: object) -> None:
+    def _generate(self, **how: object) -> Tensor:
         length = len(self.input_ids) - self.prompt_length
-        self.model.generate(
+        found: Tensor = self.model.generate(
             self.input_ids[None, : self.prompt_length],
             attention_mask=torch.ones_like(self.input_ids[None, : self.prompt_length]),
             min_new_tokens=length,
@@ -196,6 +201,7 @@ class Contenders:
             pad_token_id=0,
             **how,
         )
+        return found
 
     def samples(self) -> None:
         """What Semantic Entropy needs, as transformers draws it: the prompt runs once a sample."""
@@ -203,6 +209,22 @@ class Contenders:
 
     def greedy(self) -> None:
         self._generate(do_sample=False)
+
+    def answered(self, way: str, **settings: Any) -> None:
+        """A greedy answer and its statistics, MI and A among them: "score" runs the prompt twice,
+        "reuse" keeps what generation knows of it, "stream" scores while it writes."""
+        engine = Engine([self.depth], scope="response", seeded_by="prompt", **settings)
+        prompt = self.input_ids[: self.prompt_length].cpu()
+        if way == "stream":
+            writing = engine.write(self.model, prompt)
+            for _ in range(len(self.input_ids) - self.prompt_length):
+                writing.step()
+            return
+        cache, memory = DynamicCache(), Memory()
+        ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
+        memory.take(ids, cache)
+        known = memory if way == "reuse" else None
+        engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
 
     def check(self) -> dict[str, float]:
         """Largest difference in a log-probability from the naive passes of the same scope.
@@ -350,7 +372,7 @@ def main(
         highlight=False,
     )
     with scoring_session(model, attention):
-        contenders = Contenders(model, input_ids, prompt_tokens, layer, masks)
+        contenders = Contenders(model, input_ids, prompt_tokens, layer, masks, depth)
         differences = contenders.check()
         log_probs = contenders.exact()
 
@@ -369,6 +391,22 @@ def main(
             f"{SAMPLES} samples": contenders.samples,
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,
+            **{
+                f"{label}, {said}": partial(contenders.answered, way, top_k=top_k, **point)
+                for said, point in {
+                    f"S = {num_masks}": {"num_masks": num_masks, "mask_rate": mask_rate},
+                    "20 balanced": {
+                        "num_masks": 20,
+                        "mask_rate": mask_rate,
+                        "mask_sampler": "balanced",
+                    },
+                }.items()
+                for label, way in {
+                    "greedy, then response": "score",
+                    "greedy with reuse": "reuse",
+                    "stream": "stream",
+                }.items()
+            },
             f"MI and A, K = {top_k}": statistics_alone,
         }
         taken: dict[str, list[float]] = {label: [] for label in timed}

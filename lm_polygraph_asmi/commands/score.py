@@ -235,7 +235,7 @@ def score(
             raise ValueError(
                 f"{out} holds some rows already, which --html cannot show: leave it out"
             )
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     scores, failed, odd = [], 0, 0
     start = time.perf_counter()

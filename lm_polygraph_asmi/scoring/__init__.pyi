@@ -1,5 +1,6 @@
 from .call import Scorer as Scorer
 from .call import Stream as Stream
+from .call import Streamer as Streamer
 from .call import score as score
 from .call import stream as stream
 from .division import Span as Span

@@ -1,6 +1,6 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
@@ -502,16 +503,19 @@ class Stream(Iterator[Token]):
     stop; `close`, or the end of a `with` block, lets go of what is kept of the answer.
     """
 
-    def __init__(self, scorer: Scorer, prompt: Prompt) -> None:
-        before, said, notes = asked(scorer._given(prompt))
+    def __init__(self, scorer: Scorer, prompt: Prompt, ids: Tensor | None = None) -> None:
+        """`ids`: of a prompt that somebody else goes on with; length and end are then theirs."""
+        before, said, notes = asked(prompt if ids is not None else scorer._given(prompt))
         if said is not None:
             raise ValueError(
                 "the chat ends in the assistant's message, but only an answer that the model "
                 "writes can be scored while it is written: leave the message out"
             )
         self.scorer = scorer
-        self._query = _Query(before, None, notes, prompt_tokens(scorer.tokenizer, before))
-        self._room = scorer._room(self._query.prompt_ids, scorer.max_new_tokens)
+        self._others = ids is not None
+        ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids
+        self._query = _Query(before, None, notes, ids)
+        self._room = scorer._room(ids, scorer.max_new_tokens)
         self._gate: tuple[float, float | None, int] | None = None
         self._writing: Writing | None = None
         self._closed = self._ended = False
@@ -533,6 +537,9 @@ class Stream(Iterator[Token]):
             self._writing.forget()
 
     def __next__(self) -> Token:
+        return self._written()
+
+    def _written(self, chosen: int | None = None) -> Token:
         if self._closed or self._ended:
             self.close()
             raise StopIteration
@@ -543,13 +550,14 @@ class Stream(Iterator[Token]):
                     with _undisturbed(scorer.model):
                         self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
                     self._writing = scorer.while_written.write(scorer.model, prompt_ids)
-                found = self._writing.step()
+                found = self._writing.step(chosen)
         except BaseException:
             self.close()
             raise
         assert self._gate is not None
         ids = self._writing.ids
-        self._ended = len(ids) == self._room or scorer.endings.closes(ids)
+        if not self._others:
+            self._ended = len(ids) == self._room or scorer.endings.closes(ids)
         text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
         end = len(text)
         if not self._ended:  # a character may still lack bytes
@@ -726,6 +734,39 @@ def score(
     scorer = Scorer(model, tokenizer, **settings)
     rows = zip(prompts, answers, sampled, contexts, strict=True)
     return [scorer.score(*row) for row in rows]
+
+
+class Streamer(BaseStreamer):
+    """Scores what somebody else's `generate` call writes: `model.generate(..., streamer=this)`.
+
+    For one prompt at a time, greedy or sampled; each token costs one more step of the model than in
+    a `stream`. Stop strings, end tokens and length are those of the call.
+
+    Args:
+        scorer: with the model that generates.
+        shown: called with each `Token` as it comes.
+    """
+
+    def __init__(self, scorer: Scorer, shown: Callable[[Token], None]) -> None:
+        self.scorer, self.shown = scorer, shown
+        self.stream: Stream | None = None
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt's token ids, then one token after the other."""
+        ids = value.reshape(-1).tolist()
+        if self.stream is None:
+            if value.ndim > 1 and len(value) > 1:
+                raise ValueError(f"one prompt at a time, got a batch of {len(value)}")
+            prompt = str(self.scorer.tokenizer.decode(ids))
+            self.stream = Stream(self.scorer, prompt, torch.tensor(ids))
+            return
+        for token in ids:
+            self.shown(self.stream._written(token))
+
+    def end(self) -> None:
+        """The answer is finished; `stream.result` is its score."""
+        if self.stream is not None:
+            self.stream.close()
 
 
 def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **settings: Any) -> Stream:

@@ -560,13 +560,17 @@ class Writing:
         self._length, self._seconds = len(prompt), seconds
         self._parts: list[dict[str, np.ndarray]] = []
 
-    def step(self) -> dict[str, Any]:
-        """Write one token more; its statistics, by plain names. Call it in `scoring_session`."""
+    def step(self, token: int | None = None) -> dict[str, Any]:
+        """Write one token more; its statistics, by plain names. Call it in `scoring_session`.
+
+        Args:
+            token: another than the model's most likely one.
+        """
         start = time.perf_counter()
         assert self._written is not None, "it was let go of"
         own, subnetworks = self._written(self._next)
-        # What the model itself says, rounded as it rounds, as generation does.
-        token = int(readout(self.model, own, wide=False)[-1].argmax())
+        if token is None:  # what the model itself says, rounded as it rounds, as in generation
+            token = int(readout(self.model, own, wide=False)[-1].argmax())
         found = self.engine._own_statistics(self.model, own, torch.tensor([token]))
         found |= self.engine._reduced(self.model, subnetworks, self.settings)
         self.ids.append(token)

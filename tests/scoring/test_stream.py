@@ -7,7 +7,7 @@ import torch
 
 from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import attention_of, readout, scoring_session, steps_of, stepwise
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.call import Scorer, Streamer
 from tests import reference
 from tests.families import CONFIGS
 from tests.model.test_device_map import state
@@ -118,6 +118,20 @@ def test_cancelling_leaves_the_model_as_found():
     assert (state(model), attention_of(model), model.generation_config) == before
     assert all(module.training for module in model.modules())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_streamer_scores_what_others_generate():
+    tiny, shown = whitebox(), []
+    scorer = Scorer(tiny, **FINISHED)
+    streamer = Streamer(scorer, shown.append)
+    ids = tiny.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    torch.manual_seed(3)
+    made = tiny.model.generate(
+        ids, do_sample=True, max_new_tokens=6, streamer=streamer, eos_token_id=None
+    )
+    answer = made[0, ids.shape[1] :].tolist()
+    same(shown, scorer.score(PROMPT, answer).tokens)
+    assert [token.id for token in streamer.stream.result.tokens] == answer
 
 
 def test_what_is_wrong_with_settings():

@@ -188,7 +188,18 @@ class RowsOfBatch:
             states = states_of(output := trunk(self.model)(**given))
         else:
             place = len(self.ids) - 1
-            unmasked: Any = None  # what takes away heads looks at no other pass
+            # What takes away heads looks at no other pass: there is none.
+            none = self.masks.new_empty(0, 1)
+            unmasked = UnmaskedPass(
+                torch.tensor([*self.ids, 0]),
+                len(self.ids),
+                {},
+                {},
+                "response",
+                {},
+                frozenset(),
+                none,
+            )
             with perturbed(
                 self.model, unmasked, self.layer, self.masks, torch.tensor([place]), self.change,
                 before=place,

@@ -1,0 +1,140 @@
+"""Many rows: one after the other, as columns, and in blocks that a kill does not undo."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from lm_polygraph_asmi import score_batch
+from lm_polygraph_asmi.scoring import blocks
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.many import OUTPUT
+from tests.scoring.conftest import PROMPT
+from tests.scoring.test_reuse import SETTINGS, columns, starts  # noqa: F401
+
+PASSAGE = "The ferry Ondine was built in Brask in 1931. "
+ROWS = [
+    {"id": "a", "prompt": PASSAGE + "Who built it?", "answer": " Brask"},
+    {"id": "b", "prompt": PASSAGE + "A question about the passage."},
+    {"id": "c", "prompt": ""[:0], "answer": ""},
+    {"id": "d", "prompt": PASSAGE + "A question about the passage.", "answer": " True"},
+    {"id": "e", "prompt": PROMPT, "answer": [7, 8]},
+]
+
+
+@pytest.fixture
+def scorer(model, tokenizer):
+    return Scorer(model, tokenizer, **SETTINGS, max_new_tokens=3)
+
+
+def test_rows_come_out_as_they_went_in(scorer, starts):  # noqa: F811
+    given = json.loads(json.dumps(ROWS))
+    taken = []
+
+    def rows():
+        for row in given:
+            taken.append(row["id"])
+            yield row
+
+    found = scorer.score_many(rows())
+    assert next(found).id == "a"
+    assert taken == ["a"]  # no row is taken before its turn
+    found = [None, *found]
+    assert given == ROWS
+    assert [(one.index, one.id) for one in found[1:]] == list(zip(range(1, 5), "bcde", strict=True))
+    assert [one.error is None for one in found[1:]] == [True, False, True, True]
+    shared = len(scorer.tokenizer(PASSAGE)["input_ids"])
+    assert starts[0] == 0
+    assert any(start >= shared - 1 for start in starts)  # the passage was not run again
+    for one, row in zip(found[1:], ROWS[1:], strict=True):
+        if one.score is None:
+            continue
+        alone = scorer.score(row["prompt"], row.get("answer"))
+        np.testing.assert_allclose(columns(one.score.tokens), columns(alone.tokens), atol=1e-5)
+    with pytest.raises(ValueError, match="empty"):
+        list(scorer.score_many(ROWS, on_error="raise"))
+    with pytest.raises(ValueError, match="on_error"):
+        scorer.score_many(ROWS, on_error="ignore")
+
+
+def test_columns_in_columns_out(scorer):
+    frame = pd.DataFrame(ROWS[:4])
+    given = {name: frame[name].to_numpy() for name in frame}
+    found = score_batch(given, scorer)
+    assert list(found) == [*given, *OUTPUT]
+    for name, column in given.items():
+        assert found[name] is column
+    each = list(scorer.score_many(ROWS[:4]))
+    expected = [None if one.score is None else one.score.score for one in each]
+    assert found["asmi_score"].tolist() == pytest.approx(expected)
+    assert [error is None for error in found["asmi_error"]] == [True, True, False, True]
+    # The model's own answer stands where none was given, and a given one stays.
+    assert [text is None for text in found["asmi_answer"]] == [True, False, True, True]
+    assert set(json.loads(found["asmi_tokens"][0])[0]) >= {"text", "u", "alternative"}
+    assert score_batch(given, scorer, tokens="none")["asmi_tokens"].tolist() == [None] * 4
+    with pytest.raises(ValueError, match="are there already"):
+        score_batch(found, scorer)
+    with pytest.raises(ValueError, match="no column 'prompt'"):
+        score_batch({}, scorer)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_blocks_go_on_where_they_stopped(scorer, tmp_path, suffix):
+    rows = [{**row, "answer": " Brask"} for row in ROWS[:4]]
+    source = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(source, row_group_size=3)
+    else:
+        source.write_text("\n\n".join(map(json.dumps, rows)) + "\nno JSON\n")
+    made = len(rows) + (suffix == ".jsonl")
+
+    def run(folder, stop=None):
+        left = blocks.blocks_left(source, folder, 2, {"seed": 0})
+        done = blocks.score_blocks(scorer, source, left, folder, "compact")
+        return [one for one, _ in zip(done, range(stop or 99), strict=False)]
+
+    whole = run(tmp_path / "whole")
+    assert sum(one.rows for one in whole) == made
+    assert sum(one.failed for one in whole) == 1 + (suffix == ".jsonl")
+    assert len(run(tmp_path / "killed", stop=1)) == 1
+    assert len(run(tmp_path / "killed")) == len(whole) - 1
+    assert run(tmp_path / "killed") == []
+
+    def content(folder):
+        files = sorted(folder.glob(f"block-*{suffix}"))
+        if suffix == ".parquet":
+            return [row for file in files for row in pq.read_table(file).to_pylist()]
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    found = content(tmp_path / "whole")
+    assert [row["asmi_row"] for row in found] == list(range(made))
+    assert [row.get("id") for row in found][:4] == list("abcd")
+    with pytest.raises(ValueError, match="with other settings"):
+        blocks.blocks_left(source, tmp_path / "whole", 2, {"seed": 1})
+    with pytest.raises(ValueError, match="holds no blocks"):
+        blocks.blocks_left(source, tmp_path, 2, {"seed": 0})
+
+
+def test_a_full_disk_costs_one_block(scorer, tmp_path, monkeypatch):
+    source, folder = tmp_path / "rows.parquet", tmp_path / "out"
+    pd.DataFrame([{"prompt": PROMPT, "answer": " A"}] * 3).to_parquet(source)
+    own = blocks.pq.write_table
+
+    def full(table, place):
+        if "0000001" in place.name:
+            place.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        own(table, place)
+
+    monkeypatch.setattr(blocks.pq, "write_table", full)
+    left = blocks.blocks_left(source, folder, 1, {})
+    done = list(blocks.score_blocks(scorer, source, left, folder, "none"))
+    assert [one.error is None for one in done] == [True, False, True]
+    assert "No space left" in done[1].error
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "block-0000000.parquet", "block-0000002.parquet", blocks.PLAN,
+    ]  # fmt: skip
+    assert [block.number for block in blocks.blocks_left(source, folder, 1, {})] == [1]

@@ -1,6 +1,7 @@
 """Many rows: one after the other, as columns, and in blocks that a kill does not undo."""
 
 import json
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ PASSAGE = "The ferry Ondine was built in Brask in 1931. "
 ROWS = [
     {"id": "a", "prompt": PASSAGE + "Who built it?", "answer": " Brask"},
     {"id": "b", "prompt": PASSAGE + "A question about the passage."},
-    {"id": "c", "prompt": ""[:0], "answer": ""},
+    {"id": "c", "prompt": None, "answer": ""},
     {"id": "d", "prompt": PASSAGE + "A question about the passage.", "answer": " True"},
     {"id": "e", "prompt": PROMPT, "answer": [7, 8]},
 ]
@@ -53,7 +54,7 @@ def test_rows_come_out_as_they_went_in(scorer, starts):  # noqa: F811
             continue
         alone = scorer.score(row["prompt"], row.get("answer"))
         np.testing.assert_allclose(columns(one.score.tokens), columns(alone.tokens), atol=1e-5)
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="wanted a text"):
         list(scorer.score_many(ROWS, on_error="raise"))
     with pytest.raises(ValueError, match="on_error"):
         scorer.score_many(ROWS, on_error="ignore")
@@ -93,7 +94,7 @@ def test_blocks_go_on_where_they_stopped(scorer, tmp_path, suffix):
     def run(folder, stop=None):
         left = blocks.blocks_left(source, folder, 2, {"seed": 0})
         done = blocks.score_blocks(scorer, source, left, folder, "compact")
-        return [one for one, _ in zip(done, range(stop or 99), strict=False)]
+        return list(islice(done, stop))
 
     whole = run(tmp_path / "whole")
     assert sum(one.rows for one in whole) == made

@@ -1,0 +1,201 @@
+"""A threshold on a score that keeps a promise: so few errors among the answers below it.
+
+Learn then Test (Angelopoulos et al., 2021, arXiv 2110.01052). Thresholds are tested one after the
+other, from strict to lenient, each against "more errors than promised among what it accepts"; the
+last one before the first that cannot be refuted is taken. Questions over one passage are not
+independent, so what is tested is sums by cluster.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
+
+STRICTEST = 0.05
+"""Coverage of the strictest threshold that may be tested."""
+STEPS = 39
+GRID_SHARE = 0.2
+"""Share of the clusters that fix the thresholds and the first of them; the rest test them."""
+BETS = np.linspace(0, 1, 51)[1:-1]
+"""Stakes, as shares of the largest that cannot ruin, over which the bets are averaged."""
+
+
+@dataclass(frozen=True)
+class RiskThreshold:
+    """Below which score answers may be shown, and what that promises.
+
+    Attributes:
+        threshold: accept where score <= this; None: not attainable with these answers.
+        coverage: share of the answers accepted, 0 where there is no threshold.
+        error_rate: errors among the accepted answers here, below the promise on average; NaN where
+            there is none.
+        risk, confidence: the promise: drawn again and again, with at least this confidence no more
+            than this share of the answers it accepts is wrong.
+        base_rate: errors among all answers.
+        answers, clusters: how many there were.
+        answers_needed: where there is no threshold, about how many answers of this kind would give
+            the strictest one; None where no number would, and where there is one.
+    """
+
+    threshold: float | None
+    coverage: float
+    error_rate: float
+    risk: float
+    confidence: float
+    base_rate: float
+    answers: int
+    clusters: int
+    answers_needed: int | None = None
+
+    @property
+    def unavoidable(self) -> float:
+        """Share of answers that even a perfect score must hold back for this risk."""
+        return max(0.0, (self.base_rate - self.risk) / (1 - self.risk))
+
+    def __str__(self) -> str:
+        promise = f"at most {self.risk:.0%} errors, confidence {self.confidence:.0%}"
+        if self.threshold is not None:
+            return (
+                f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
+                f"{self.error_rate:.1%} of them wrong ({promise})"
+            )
+        more = (
+            "and more answers like these would not change that"
+            if self.answers_needed is None
+            else f"about {self.answers_needed} answers like these might give one"
+        )
+        return f"no threshold keeps the promise on {self.answers} answers ({promise}); {more}"
+
+
+def risk_threshold(
+    scores: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    risk: float,
+    confidence: float,
+    seed: int = SEED,
+) -> RiskThreshold:
+    """The most lenient threshold for which an excess of errors can be refuted.
+
+    With probability at least `confidence` over the labelled answers, at most a share `risk` of
+    those accepted later is wrong, as long as they come as these did. A fifth of the clusters fixes
+    the thresholds, from those that accept a fifth of the answers to one that accepts all; the rest
+    tests them.
+
+    Args:
+        scores: (n,), higher = more uncertain.
+        wrong: (n,).
+        clusters: key of each row; rows that share a passage or prompt are not independent.
+        risk: promised share of errors among accepted answers, in (0, 1).
+        confidence: in (0, 1).
+        seed: of the draw of clusters that fix the thresholds.
+
+    Raises:
+        ValueError: lengths differ, values are not finite, fewer than two clusters, or a promise
+            that is none.
+    """
+    for name, value in (("risk", risk), ("confidence", confidence)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
+    check_rows(clusters, scores=scores, wrong=wrong)
+    score, errors = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
+    _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    total = int(codes.max()) + 1
+    if total < 2:
+        raise ValueError(
+            "one cluster alone fixes thresholds or tests them: give answers over several passages"
+        )
+    order = np.random.default_rng(seed).permutation(total)
+    fixing = np.isin(codes, order[: max(1, round(GRID_SHARE * total))])
+    grid = _grid(score[fixing], errors[fixing], codes[fixing], risk)
+    tested, labels, owners = score[~fixing], errors[~fixing], codes[~fixing]
+    level = 1 - confidence
+    found = None
+    for threshold in grid:
+        if risk_p_value(tested <= threshold, labels, owners, risk) > level:
+            break
+        found = float(threshold)
+    base = float(errors.mean())
+    if found is None:
+        needed = _needed(tested <= grid[0], labels, owners, risk, level)
+        more = None if needed is None else int(np.ceil(needed * len(score)))
+        return RiskThreshold(
+            None, 0.0, float("nan"), risk, confidence, base, len(score), total, more
+        )
+    # Beyond all scores seen there is nothing known of answers.
+    found = min(found, float(score.max()))
+    accepted = score <= found
+    rate = float(errors[accepted].mean()) if accepted.any() else float("nan")
+    return RiskThreshold(
+        found, float(accepted.mean()), rate, risk, confidence, base, len(score), total
+    )
+
+
+def _grid(score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float) -> np.ndarray:
+    """Thresholds to be tested, strict to lenient, from the one that looks easiest to defend.
+
+    A first step of few answers refutes nothing, and one of too many may have too many errors;
+    either would end the sequence at once.
+    """
+    grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
+    grid = np.unique(np.r_[grid[:-1], np.inf])  # the last accepts whatever comes
+    gains = [_gain_of(score <= threshold, wrong, clusters, risk).max() for threshold in grid]
+    return grid[int(np.argmax(gains)) :]
+
+
+def risk_p_value(accepted: ArrayLike, wrong: ArrayLike, clusters: ArrayLike, risk: float) -> float:
+    """p-value of "a share of at least `risk` of the accepted answers is wrong".
+
+    Exact binomial where every cluster has one answer. Else a bet against it: with sums Z of
+    (wrong - risk) over a cluster's accepted answers, whose mean is then not negative, a gambler who
+    stakes a share on -Z in every cluster does not gain on average, and by Markov's inequality one
+    over what was gained is a p-value; gains are averaged over stakes, so no order and no tuning
+    enters. Source: Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by
+    betting.
+
+    Args:
+        accepted, wrong: (n,).
+        clusters: (n,) key of each answer.
+        risk: in (0, 1).
+    """
+    keep, errors = np.asarray(accepted, dtype=bool), np.asarray(wrong, dtype=bool)
+    owners = np.asarray(clusters)
+    if len(np.unique(owners)) == len(owners):
+        from scipy.stats import binom
+
+        return float(binom.cdf((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
+    return float(np.exp(-max(0.0, _log_gain(_gain_of(keep, errors, owners, risk)))))
+
+
+def _gain_of(keep: np.ndarray, errors: np.ndarray, clusters: np.ndarray, risk: float) -> np.ndarray:
+    """Logarithm of the gain by stake."""
+    _, codes, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    sums = np.bincount(codes, keep * (errors - risk))
+    stakes = BETS / ((1 - risk) * sizes.max())  # all accepted and wrong: the most that is lost
+    return np.log1p(-stakes[:, None] * sums).sum(axis=1)
+
+
+def _log_gain(by_stake: np.ndarray) -> float:
+    return float(np.logaddexp.reduce(by_stake) - np.log(len(by_stake)))
+
+
+def _needed(
+    keep: np.ndarray, errors: np.ndarray, clusters: np.ndarray, risk: float, level: float
+) -> float | None:
+    """How many times these answers would refute the excess; None where no number of them does."""
+    gains = _gain_of(keep, errors, clusters, risk)
+    if gains.max() <= 0:
+        return None
+    low, high = 1.0, 2.0
+    while _log_gain(high * gains) < -np.log(level):
+        low, high = high, 2 * high
+    while high - low > 0.01 * low:
+        middle = (low + high) / 2
+        if _log_gain(middle * gains) < -np.log(level):
+            low = middle
+        else:
+            high = middle
+    return high

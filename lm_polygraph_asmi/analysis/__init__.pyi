@@ -27,6 +27,9 @@ from .depth import Sweep as Sweep
 from .depth import depth_selection as depth_selection
 from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
+from .guarantee import RiskThreshold as RiskThreshold
+from .guarantee import risk_p_value as risk_p_value
+from .guarantee import risk_threshold as risk_threshold
 from .judge import auroc_by_judge as auroc_by_judge
 from .judge import label_noise as label_noise
 from .judge import same_order as same_order

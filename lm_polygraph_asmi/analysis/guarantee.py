@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
+from lm_polygraph_asmi.validation import check_number
 
 STRICTEST = 0.05
 """Coverage of the strictest threshold that may be tested."""
@@ -36,8 +37,8 @@ class RiskThreshold:
             than this share of the answers it accepts is wrong.
         base_rate: errors among all answers.
         answers, clusters: how many there were.
-        answers_needed: where there is no threshold, about how many answers of this kind would give
-            the strictest one; None where no number would, and where there is one.
+        answers_needed: where there is no threshold, about how many answers like these would give
+            one; None where no number would, and where there is one.
     """
 
     threshold: float | None
@@ -58,16 +59,23 @@ class RiskThreshold:
     def __str__(self) -> str:
         promise = f"at most {self.risk:.0%} errors, confidence {self.confidence:.0%}"
         if self.threshold is not None:
-            return (
+            said = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
                 f"{self.error_rate:.1%} of them wrong ({promise})"
             )
-        more = (
-            "and more answers like these would not change that"
-            if self.answers_needed is None
-            else f"about {self.answers_needed} answers like these might give one"
-        )
-        return f"no threshold keeps the promise on {self.answers} answers ({promise}); {more}"
+        else:
+            more = (
+                "and by these, more like them would not change that"
+                if self.answers_needed is None
+                else f"about {self.answers_needed} like these might give one"
+            )
+            said = f"not attainable with these {self.answers} answers ({promise}); {more}"
+        if self.unavoidable:
+            said += (
+                f". {self.base_rate:.0%} of all answers are wrong, so that any score must hold "
+                f"back {self.unavoidable:.0%}"
+            )
+        return said
 
 
 def risk_threshold(
@@ -81,51 +89,57 @@ def risk_threshold(
     """The most lenient threshold for which an excess of errors can be refuted.
 
     With probability at least `confidence` over the labelled answers, at most a share `risk` of
-    those accepted later is wrong, as long as they come as these did. A fifth of the clusters fixes
-    the thresholds, from those that accept a fifth of the answers to one that accepts all; the rest
-    tests them.
+    those accepted later is wrong, as long as they come as these did: clusters are draws of one
+    kind, and none has more answers than the largest here. A fifth of the clusters fixes the
+    thresholds, from the one that looks easiest to defend to one that accepts all; the rest tests
+    them, in this order.
 
     Args:
         scores: (n,), higher = more uncertain.
-        wrong: (n,).
+        wrong: (n,), True or False.
         clusters: key of each row; rows that share a passage or prompt are not independent.
         risk: promised share of errors among accepted answers, in (0, 1).
         confidence: in (0, 1).
-        seed: of the draw of clusters that fix the thresholds.
+        seed: of the draw of clusters that fix the thresholds, and of the order of the others.
 
     Raises:
-        ValueError: lengths differ, values are not finite, fewer than two clusters, or a promise
-            that is none.
+        ValueError: lengths differ, values are not finite, labels other than right and wrong, fewer
+            than two clusters, or a promise that is none.
     """
     for name, value in (("risk", risk), ("confidence", confidence)):
+        check_number(name, value)
         if not 0 < value < 1:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
     check_rows(clusters, scores=scores, wrong=wrong)
+    if not np.isin(wrong, (0, 1)).all():
+        raise ValueError("wrong must hold True and False (or 1 and 0), one for each answer")
     score, errors = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
     _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
-    total = int(codes.max()) + 1
+    sizes = np.bincount(codes)
+    total, largest = len(sizes), int(sizes.max())
     if total < 2:
         raise ValueError(
             "one cluster alone fixes thresholds or tests them: give answers over several passages"
         )
     order = np.random.default_rng(seed).permutation(total)
     fixing = np.isin(codes, order[: max(1, round(GRID_SHARE * total))])
-    grid = _grid(score[fixing], errors[fixing], codes[fixing], risk)
+    grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
     tested, labels, owners = score[~fixing], errors[~fixing], codes[~fixing]
     level = 1 - confidence
     found = None
     for threshold in grid:
-        if risk_p_value(tested <= threshold, labels, owners, risk) > level:
+        if risk_p_value(tested <= threshold, labels, owners, risk, largest, seed) > level:
             break
         found = float(threshold)
     base = float(errors.mean())
     if found is None:
-        needed = _needed(tested <= grid[0], labels, owners, risk, level)
-        more = None if needed is None else int(np.ceil(needed * len(score)))
+        share = (~fixing).mean()
+        more = _needed(score, errors, codes, risk, level, largest)
+        needed = None if more is None else int(np.ceil(more * len(score) / share))
         return RiskThreshold(
-            None, 0.0, float("nan"), risk, confidence, base, len(score), total, more
+            None, 0.0, float("nan"), risk, confidence, base, len(score), total, needed
         )
-    # Beyond all scores seen there is nothing known of answers.
+    # Accepting all was tested; of answers beyond all scores seen nothing is known.
     found = min(found, float(score.max()))
     accepted = score <= found
     rate = float(errors[accepted].mean()) if accepted.any() else float("nan")
@@ -134,68 +148,94 @@ def risk_threshold(
     )
 
 
-def _grid(score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float) -> np.ndarray:
+def _thresholds(score: np.ndarray) -> np.ndarray:
+    """Ascending; the last accepts whatever comes."""
+    grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
+    return np.unique(np.r_[grid[:-1], np.inf])
+
+
+def _grid(
+    score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float, largest: int
+) -> np.ndarray:
     """Thresholds to be tested, strict to lenient, from the one that looks easiest to defend.
 
     A first step of few answers refutes nothing, and one of too many may have too many errors;
     either would end the sequence at once.
     """
-    grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
-    grid = np.unique(np.r_[grid[:-1], np.inf])  # the last accepts whatever comes
-    gains = [_gain_of(score <= threshold, wrong, clusters, risk).max() for threshold in grid]
+    grid = _thresholds(score)
+    gains = [_gains(score <= t, wrong, clusters, risk, largest).sum(1).max() for t in grid]
     return grid[int(np.argmax(gains)) :]
 
 
-def risk_p_value(accepted: ArrayLike, wrong: ArrayLike, clusters: ArrayLike, risk: float) -> float:
+def risk_p_value(
+    accepted: ArrayLike,
+    wrong: ArrayLike,
+    clusters: ArrayLike,
+    risk: float,
+    largest: int | None = None,
+    seed: int = SEED,
+) -> float:
     """p-value of "a share of at least `risk` of the accepted answers is wrong".
 
     Exact binomial where every cluster has one answer. Else a bet against it: with sums Z of
     (wrong - risk) over a cluster's accepted answers, whose mean is then not negative, a gambler who
-    stakes a share on -Z in every cluster does not gain on average, and by Markov's inequality one
-    over what was gained is a p-value; gains are averaged over stakes, so no order and no tuning
-    enters. Source: Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by
-    betting.
+    stakes a share on -Z in one cluster after the other does not gain on average, and by Ville's
+    inequality one over the most that was ever held is a p-value. Stakes are averaged over, and
+    clusters come in an order drawn beforehand, so that nothing is tuned to the answers. Source:
+    Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting.
 
     Args:
         accepted, wrong: (n,).
         clusters: (n,) key of each answer.
         risk: in (0, 1).
+        largest: answers a cluster may have, since all of them may be wrong; None: the most seen.
+        seed: of the order.
     """
     keep, errors = np.asarray(accepted, dtype=bool), np.asarray(wrong, dtype=bool)
-    owners = np.asarray(clusters)
-    if len(np.unique(owners)) == len(owners):
+    _, codes, sizes = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
+    largest = int(sizes.max()) if largest is None else largest
+    if largest == 1:
         from scipy.stats import binom
 
         return float(binom.cdf((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
-    return float(np.exp(-max(0.0, _log_gain(_gain_of(keep, errors, owners, risk)))))
+    gains = _gains(keep, errors, codes, risk, largest)
+    gains = gains[:, np.random.default_rng(seed).permutation(gains.shape[1])]
+    held = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
+    return float(np.exp(-max(0.0, held.max())))
 
 
-def _gain_of(keep: np.ndarray, errors: np.ndarray, clusters: np.ndarray, risk: float) -> np.ndarray:
-    """Logarithm of the gain by stake."""
-    _, codes, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+def _gains(
+    keep: np.ndarray, errors: np.ndarray, clusters: np.ndarray, risk: float, largest: int
+) -> np.ndarray:
+    """(stakes, clusters) logarithm of the factor by which a stake grows in a cluster."""
+    codes = np.unique(clusters, return_inverse=True)[1]
     sums = np.bincount(codes, keep * (errors - risk))
-    stakes = BETS / ((1 - risk) * sizes.max())  # all accepted and wrong: the most that is lost
-    return np.log1p(-stakes[:, None] * sums).sum(axis=1)
-
-
-def _log_gain(by_stake: np.ndarray) -> float:
-    return float(np.logaddexp.reduce(by_stake) - np.log(len(by_stake)))
+    stakes = BETS / ((1 - risk) * largest)  # all accepted and wrong: the most that is lost
+    return np.log1p(-stakes[:, None] * sums)
 
 
 def _needed(
-    keep: np.ndarray, errors: np.ndarray, clusters: np.ndarray, risk: float, level: float
+    score: np.ndarray,
+    wrong: np.ndarray,
+    clusters: np.ndarray,
+    risk: float,
+    level: float,
+    largest: int,
 ) -> float | None:
     """How many times these answers would refute the excess; None where no number of them does."""
-    gains = _gain_of(keep, errors, clusters, risk)
+    tried = [_gains(score <= t, wrong, clusters, risk, largest).sum(1) for t in _thresholds(score)]
+    gains = max(tried, key=np.max)
     if gains.max() <= 0:
         return None
-    low, high = 1.0, 2.0
-    while _log_gain(high * gains) < -np.log(level):
+
+    def enough(times: float) -> bool:
+        held = np.logaddexp.reduce(times * gains) - np.log(len(gains))
+        return bool(held >= -np.log(level))
+
+    low, high = 1.0, 1.0
+    while not enough(high):
         low, high = high, 2 * high
     while high - low > 0.01 * low:
         middle = (low + high) / 2
-        if _log_gain(middle * gains) < -np.log(level):
-            low = middle
-        else:
-            high = middle
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high

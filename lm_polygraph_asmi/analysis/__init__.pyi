@@ -27,6 +27,8 @@ from .depth import Sweep as Sweep
 from .depth import depth_selection as depth_selection
 from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
+from .drift import Drift as Drift
+from .drift import drifts as drifts
 from .guarantee import RiskThreshold as RiskThreshold
 from .guarantee import risk_p_value as risk_p_value
 from .guarantee import risk_threshold as risk_threshold
@@ -61,6 +63,11 @@ from .selective import global_selector as global_selector
 from .selective import retained_error as retained_error
 from .selective import risk_coverage as risk_coverage
 from .selective import token_null as token_null
+from .signals import Signal as Signal
+from .signals import best_signal as best_signal
+from .signals import combination as combination
+from .signals import rank_signals as rank_signals
+from .signals import recommendation as recommendation
 from .verdict import Comparison as Comparison
 from .verdict import equivalence as equivalence
 from .verdict import holm as holm

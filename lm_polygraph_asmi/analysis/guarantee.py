@@ -121,8 +121,7 @@ def risk_threshold(
         raise ValueError(
             "one cluster alone fixes thresholds or tests them: give answers over several passages"
         )
-    order = np.random.default_rng(seed).permutation(total)
-    fixing = np.isin(codes, order[: max(1, round(GRID_SHARE * total))])
+    fixing = fixing_rows(clusters, seed)
     grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
     tested, labels, owners = score[~fixing], errors[~fixing], codes[~fixing]
     level = 1 - confidence
@@ -146,6 +145,13 @@ def risk_threshold(
     return RiskThreshold(
         found, float(accepted.mean()), rate, risk, confidence, base, len(score), total
     )
+
+
+def fixing_rows(clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
+    """(n,) rows of the clusters that fix thresholds; what else is chosen by them costs nothing."""
+    distinct, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(distinct))
+    return np.isin(codes, order[: max(1, round(GRID_SHARE * len(distinct)))])
 
 
 def _thresholds(score: np.ndarray) -> np.ndarray:

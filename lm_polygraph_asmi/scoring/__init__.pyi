@@ -1,4 +1,6 @@
+from .calibration import calibrate_rows as calibrate_rows
 from .call import score as score
+from .decision import Decision as Decision
 from .division import Span as Span
 from .reference import Reference as Reference
 from .result import Score as Score

@@ -1,5 +1,6 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
+import hashlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,16 @@ from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed
-from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
+from lm_polygraph_asmi.model import (
+    model_lock,
+    model_state,
+    plain_model,
+    scoring_session,
+    structure_of,
+)
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
+from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -119,6 +127,8 @@ class Scorer:
         self.num_samples, self.max_new_tokens = int(num_samples), int(max_new_tokens)
         self.tau, self.beta = float(tau), float(beta)
         self.attention = attention
+        self._keys = ModelKeys()
+        self._tokenizer_key: str | None = None
         self.notes = check_tokenizer(model, tokenizer)
         self.endings = Endings(model, tokenizer, self.stop)
         if isinstance(reference, str | Path):
@@ -135,7 +145,7 @@ class Scorer:
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
-            "reference": None if self.reference is None else self.reference.name,
+            "reference": None if self.reference is None else self.reference.identity,
             **{name: engine[name] for name in used},
             **{name: getattr(self, name) for name in own},
         }
@@ -194,13 +204,37 @@ class Scorer:
             reference=self.reference,
             content_end=len(content),
             answered=bool(content.strip()),
+            prompt_tokens=len(prompt_ids),
         )
+
+    def fingerprints(self) -> dict[str, str]:
+        """What tells weights and tokenizer from others, as they are now.
+
+        All weights are read, once and again when they change. The template of chats counts as part
+        of the tokenizer.
+
+        Raises:
+            ValueError: a model with hooks of others, which cannot be told.
+        """
+        weights = self._keys.of(self.model, model_state(self.model))["model"]
+        if weights is None:
+            raise ValueError(
+                "the model has forward hooks, or a forward method set on a module: what they "
+                "compute cannot be told, so neither can what a reference is of. Remove them"
+            )
+        if self._tokenizer_key is None:
+            template = str(getattr(self.tokenizer, "chat_template", None))
+            own = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+            self._tokenizer_key = hashlib.sha256(own.encode()).hexdigest()[:16]
+        return {"weights": weights[:16], "tokenizer": self._tokenizer_key}
 
     def _own_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
         """What made this score besides the masks; the names are those of `reference.COMPARED`."""
         found: dict[str, Any] = {"closing_token": self.closing_token}
+        if self.reference is not None and "weights" in self.reference.settings:
+            found |= self.fingerprints()
         if answer is None or isinstance(answer, str):  # token ids are scored as they are
             found["stop"] = sorted(self.stop)
         if self.variant == "adapt":

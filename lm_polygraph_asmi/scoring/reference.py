@@ -5,7 +5,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,19 +13,31 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval, finite, wilson_interval
+from lm_polygraph_asmi.analysis.signals import Signal
+from lm_polygraph_asmi.scoring.decision import Decision
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
 
-FORMAT = 2
+FORMAT = 3
+ANEW = (
+    "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
+    "`polygraph_asmi reference` from a finished run"
+)
 SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples",
+    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer",
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
+NEEDED = (
+    "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
+)  # fmt: skip
+"""Settings without which nobody knows what a reference is of."""
+FINGERPRINTS = ("weights", "tokenizer")
+"""Settings whose values mean nothing to a reader."""
 
 
 class Step(NamedTuple):
@@ -132,6 +144,12 @@ class Reference:
         n, clusters, errors: answers, clusters, wrong answers.
         settings: of ASMI, `variant` and `closing_token` among them.
         masking_response: mean MI_t of its tokens, nats; None where it was not saved.
+        decision: the threshold below which answers are accepted; None where none was asked for.
+        signals: how well each signal ranked the errors, by name; see `calibrate` of this folder.
+        recommendation: which of them to use, in a sentence.
+        promises: the thresholds of other risks and signals: for a table, not to choose from.
+        usual: name -> sorted values of what needs no labels, to tell whether answers still come
+            as these did.
     """
 
     name: str
@@ -149,6 +167,11 @@ class Reference:
     errors: int
     settings: dict[str, Any]
     masking_response: float | None = None
+    decision: Decision | None = None
+    signals: dict[str, Signal] = field(default_factory=dict)
+    recommendation: str = ""
+    promises: tuple[Decision, ...] = ()
+    usual: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
@@ -216,8 +239,13 @@ class Reference:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        prr = [None if math.isnan(bound) else bound for bound in self.prr]
-        content = {"format": FORMAT, **asdict(self), "prr": prr}
+        own = {
+            "prr": _plain(self.prr),
+            "decision": self.decision and self.decision.to_dict(),
+            "signals": {name: [*map(_plain, signal)] for name, signal in self.signals.items()},
+            "promises": [decision.to_dict() for decision in self.promises],
+        }
+        content = {"format": FORMAT, **asdict(self), **own}
         text = json.dumps(content, indent=1, allow_nan=False)
         Path(path).write_text(text, encoding="utf-8")
 
@@ -236,16 +264,31 @@ class Reference:
                     f"{path} is not a saved reference: name the run's folder or manager file, or "
                     "what Reference.save wrote"
                 )
-            if content.pop("format") != FORMAT:
-                raise ValueError(f"{path} is not a reference of the format {FORMAT}")
-            content["prr"] = Interval(
-                *(float("nan") if bound is None else bound for bound in content["prr"])
+            found = content.pop("format")
+            if found != FORMAT:
+                raise ValueError(
+                    f"{path} is not a reference of the format {FORMAT}, but of {found!r}, which "
+                    f"another release wrote: {ANEW}"
+                )
+            content["prr"] = _interval(content["prr"])
+            content["signals"] = {
+                name: Signal(*map(_interval, signal))
+                for name, signal in content.get("signals", {}).items()
+            }
+            content["decision"] = content.get("decision") and Decision.from_dict(
+                content["decision"]
             )
+            content["promises"] = tuple(map(Decision.from_dict, content.get("promises", ())))
             content["calibration"] = [Step(*step) for step in content["calibration"]]
             content["brier"] = content["brier"] and tuple(content["brier"])
             return cls(**content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved reference: {error!r}") from error
+
+    @property
+    def identity(self) -> str:
+        """Its name, and what it decides by."""
+        return self.name if self.decision is None else f"{self.name}; {self.decision}"
 
     @property
     def ranks(self) -> bool:
@@ -256,13 +299,32 @@ class Reference:
         """Where the settings of a score are not those of this run, which makes it another score."""
         found = [
             f"{name} {self.settings[name]} there, {settings[name]} here"
+            if name not in FINGERPRINTS
+            else f"another tokenizer or chat template there ({self.settings[name]:.8})"
+            if name == "tokenizer"
+            else f"other weights, or another precision of them, there ({self.settings[name]:.8})"
             for name in COMPARED
             if name in self.settings and name in settings and self.settings[name] != settings[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:
             found.append(f"model {there} there, {here} here")
+        lacking = [name for name in NEEDED if name not in self.settings]
+        if here and not there and "weights" not in self.settings:
+            lacking.append("model")
+        if lacking:
+            found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
         return found
+
+    def probability_of_error(self, score: float) -> Interval | None:
+        """`error_probability` with Wilson's interval of its step, which takes answers as
+        independent: with clusters it is too narrow.
+        """
+        if not self.ranks:
+            return None
+        step = step_at(self.calibration, score)
+        low, high = wilson_interval(step.errors, step.n)[1:]
+        return Interval(probability_at(self.calibration, score), low, high)
 
     def percentile(self, score: float) -> float | None:
         """Share of this run's answers with a lower score, in %; None where it does not rank."""
@@ -322,6 +384,14 @@ class Reference:
         if not self.scores[0] <= score <= self.scores[-1]:
             said.append("No answer of the reference run had a score like this.")
         return said
+
+
+def _plain(interval: Interval) -> list[float | None]:
+    return [None if math.isnan(bound) else bound for bound in interval]
+
+
+def _interval(bounds: Sequence[float | None]) -> Interval:
+    return Interval(*(float("nan") if bound is None else bound for bound in bounds))
 
 
 def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:

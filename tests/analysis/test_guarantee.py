@@ -118,7 +118,7 @@ def test_mapie_agrees_where_clusters_are_single():
 
     compared = 0
     for seed in range(6):
-        score, wrong, names = answers(np.random.default_rng(seed), 1000, 1)
+        score, wrong, _ = answers(np.random.default_rng(seed), 1000, 1)
         codes = np.arange(1000)
         fixes = np.arange(1000) < 200
         grid = _grid(score[fixes], wrong[fixes], codes[fixes], 0.2, 1)[:-1]

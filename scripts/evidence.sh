@@ -5,8 +5,8 @@
 #
 # MODEL is a folder that transformers loads (with a single .gguf file in it, that file), or
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
-# OUT, runs/ is large and can be thrown away, and answers/CELL/RUN/SHARD.parquet is what the pages of
-# evidence are made from (scripts/evidence.py). A finished shard is not run again, a cut off one goes
+# OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
+# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence.py). A finished shard is not run again, a cut off one goes
 # on where its journal ends. ROWS=200 asks fewer rows of every cell, SHARDS=20 makes shards smaller.
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
 # run, whose answers the others take), `baselines`, `whole` (masks at every position), `paper` (p = 0.15 and S = 40).
@@ -47,7 +47,7 @@ run() {
   local shard=$1 name=$2 kind=$3 folder
   shift 3
   folder=$out/runs/$name/$kind/$shard
-  local kept=$out/answers/$name/$kind/$shard.parquet
+  local kept=$out/shards/$name/$kind/$shard.parquet
   [ -e "$kept" ] && return
   # shellcheck disable=SC2046
   polygraph_eval --config-name asmi_offline "${options[@]}" $(cell "$name") \
@@ -74,5 +74,8 @@ for name in "${@:-open}"; do
         options_of_run=(estimators=asmi_free output_attentions=false)
       run "$shard" "$name" "$kind" "${options_of_run[@]}"
     done
+  done
+  for kind in ${RUNS:-sources}; do
+    python "$here/evidence.py" "$out/shards/$name/$kind" "$out/$name.$kind.parquet"
   done
 done

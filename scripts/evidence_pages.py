@@ -4,7 +4,7 @@
     python scripts/evidence_pages.py --check    # says which would change
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; all else on a page is written by
-hand. The files, answers/MODEL/CELL/RUN/SHARD.parquet below it, are made by scripts/evidence.sh.
+hand. The files, docs/evidence/MODEL/CELL.RUN.parquet, are made by scripts/evidence.sh.
 """
 
 import re
@@ -104,15 +104,10 @@ def load(folder: Path) -> list[Evidence]:
     found = []
     for model in MODELS:
         for cell in CELLS:
-            files = sorted((folder / model / cell / "sources").glob("*.parquet"), key=_shard)
-            if files:
-                parts = [pd.read_parquet(file) for file in files]
-                found.append(Evidence(model, cell, pd.concat(parts, ignore_index=True)))
+            file = folder / model / f"{cell}.sources.parquet"
+            if file.exists():
+                found.append(Evidence(model, cell, pd.read_parquet(file)))
     return found
-
-
-def _shard(file: Path) -> int:
-    return int(file.stem)
 
 
 def prr(
@@ -327,7 +322,7 @@ def filled(page: str, cells: list[Evidence]) -> str:
 @click.command(help=__doc__)
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 where a table differs.")
 def main(check: bool) -> None:
-    cells = load(EVIDENCE / "answers")
+    cells = load(EVIDENCE)
     stale = []
     for page in sorted(EVIDENCE.glob("*.md")):
         text = page.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
+from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 import nltk
 import numpy as np
 import pytest
+import spacy
 from hydra import compose, initialize
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
-from omegaconf import OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.runs.rows import read_rows
@@ -30,6 +32,8 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_grid", "asmi_stability"]
+TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256"]
+"""Of other configs, from which they differ in one number."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
@@ -47,9 +51,16 @@ def tiny(tmp_path_factory) -> Path:
     return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
+@pytest.fixture(scope="module")
+def spacy_load():
+    """AlignScore loads the pipeline twice a run, which takes longer than its model."""
+    return cache(spacy.load)
+
+
 @pytest.fixture
-def here(stand_ins, monkeypatch, tmp_path):
+def here(spacy_load, stand_ins, monkeypatch, tmp_path):
     """Working directory and environment of a run with stand-ins."""
+    monkeypatch.setattr(spacy, "load", spacy_load)
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in stand_ins.environment.items():
@@ -58,7 +69,9 @@ def here(stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
 
 
-def composed(name: str, *overrides: str):
+@cache
+def composed(name: str, *overrides: str) -> DictConfig:
+    """A config that several tests read; none may change it."""
     with initialize(version_base=None, config_path=None):
         return compose(name, overrides=list(overrides), return_hydra_config=True)
 
@@ -157,6 +170,7 @@ def test_the_parts_of_what_needs_no_side_model():
 
 
 def test_k256_and_the_redraw_change_one_thing():
+    """TWINS, which then run as their others do."""
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
     assert k256.asmi.calculator == OmegaConf.merge(plain.asmi.calculator, {"top_k": 256})
     assert k256.data == plain.data
@@ -197,10 +211,18 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", sorted(set(RUNS) - set(MULTIRUNS) - {"asmi_depth_sweep"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in TWINS else [])
+        for name in sorted(set(RUNS) - set(MULTIRUNS) - {"asmi_depth_sweep"})
+    ],
+)
 def test_every_config_runs(name, tiny, stand_ins, tmp_path):
-    benchmark = composed(name).hydra.runtime.choices.get("benchmark", "asmi_squad")
+    config = composed(name)
+    benchmark = config.hydra.runtime.choices.get("benchmark", "asmi_squad")
     overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
+    overrides += ["data.limit=2"]
     if name == "asmi_demo":
         overrides = [
             override.replace("data.source", "squad_file")
@@ -209,7 +231,6 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
         ]
     polygraph_eval_here("--config-name", name, *overrides)
     run = load_run(tmp_path / "run")
-    config = composed(name)
     assert list(run.scores) == names_of(config)
     assert np.isfinite(run.scores.to_numpy()).all()
     manifest = read_manifest(run.path)
@@ -291,7 +312,7 @@ def test_the_grid_has_sixteen_cells():
 @pytest.mark.parametrize("name", RUNS)
 def test_no_two_jobs_of_a_sweep_share_a_folder(name):
     """Whatever is swept: the number of the job is part of its folder."""
-    config = composed(name)
+    config = composed(name).copy()
     for number in (0, 1):
         with read_write(config.hydra):
             config.hydra.job.num = number

@@ -14,6 +14,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -33,6 +34,18 @@ def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictCon
     return DictConfig(container(DictConfig({}) if node is None else node) | dict(changed))
 
 
+@cache  # a config is resolved several times in a run
+def _shipped_lists() -> dict[str, list[Any]]:
+    """Entries of the groups of estimators that are plain lists, by name, as they are written."""
+    folder = configs_path() / "estimators"
+    loaded = {path.stem: OmegaConf.load(path) for path in sorted(folder.glob("*.yaml"))}
+    return {
+        group: cast(list[Any], OmegaConf.to_container(entries))
+        for group, entries in loaded.items()
+        if isinstance(entries, ListConfig)
+    }
+
+
 def _estimators(
     groups: Sequence[str], depths: Sequence[float] = (), *, _root_: DictConfig
 ) -> ListConfig:
@@ -41,9 +54,7 @@ def _estimators(
     Raises:
         ValueError: a group that is no shipped list.
     """
-    folder = configs_path() / "estimators"
-    lists = {path.stem: OmegaConf.load(path) for path in sorted(folder.glob("*.yaml"))}
-    lists = {group: entries for group, entries in lists.items() if isinstance(entries, ListConfig)}
+    lists = _shipped_lists()
     unknown = [group for group in groups if group not in lists]
     if unknown:
         raise ValueError(

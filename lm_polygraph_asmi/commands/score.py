@@ -1,5 +1,6 @@
 """`polygraph_asmi score`: answers from the shell."""
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -61,9 +62,11 @@ from lm_polygraph_asmi.validation import (
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option(
     "--reference",
+    multiple=True,
     type=click.Path(exists=True),
     help="What the number means: a finished run (its manager file is a pickle: only files you "
-    "trust), or what `polygraph_asmi reference` saved.",
+    "trust), or what `polygraph_asmi reference` saved; twice for one of answers and one of their "
+    "parts.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
@@ -98,6 +101,19 @@ def score(
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
                 raise ValueError(f"{file} cannot be written: there is no such folder")
+            if not os.access(
+                file if Path(file).exists() else Path(file).absolute().parent, os.W_OK
+            ):
+                raise ValueError(f"{file} cannot be written: permission denied")
+            if Path(file).absolute() == Path(prompt_file).absolute():
+                raise ValueError(f"{file} is the --prompt-file: name another file")
+        if html and out and Path(html).absolute() == Path(out).absolute():
+            raise ValueError(f"--out and --html name the same file: {out}")
+        if answer == "":
+            raise ValueError(
+                "--answer is empty: there is no token to score. Leave it out to score the model's "
+                "own answer"
+            )
         rows = read_rows(prompt_file)
         if not rows:
             raise ValueError(f"{prompt_file} holds no row")
@@ -114,6 +130,12 @@ def score(
                 if isinstance(row.content.get("prompt"), str):
                     message = {"role": "user", "content": row.content["prompt"]}
                     row.content["prompt"] = [message]
+        from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
+
+        found = of_answers_and_parts(
+            settings.pop("reference"), settings["variant"], settings["depth"]
+        )
+        settings["reference"] = [one for one in found if one is not None]
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         unescaped = [text.replace("\\n", "\n") for text in stop]
@@ -127,8 +149,8 @@ def score(
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     scores, failed, odd = [], 0, 0
-    found = score_rows(scorer, rows, Path(out) if out else None)
-    shown = track(found, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
+    results = score_rows(scorer, rows, Path(out) if out else None)
+    shown = track(results, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
     for row, result, problem in shown:
         if result is None:
             failed += 1
@@ -142,7 +164,7 @@ def score(
     if html:
         Path(html).write_text(render(scores, "Fragility of answers"), encoding="utf-8")
         console.print(f"Page: {html}", highlight=False)
-    if len(rows) > 1:
+    if len(rows) > 1 or len(left) < len(rows):
         counts = {"scored": len(left) - failed, "failed": failed}
         said = [f"{number} {what}" for what, number in counts.items() if number]
         if len(left) < len(rows):

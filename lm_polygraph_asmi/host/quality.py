@@ -64,9 +64,7 @@ class _OfWords(GenerationMetric):
     def __str__(self) -> str:
         return type(self).__name__
 
-    def __call__(
-        self, stats: dict[str, Any], target_texts: list[str] | list[list[str]]
-    ) -> np.ndarray:
+    def __call__(self, stats: dict[str, Any], target_texts: list[str | list[str]]) -> np.ndarray:
         return np.array(
             [
                 max(

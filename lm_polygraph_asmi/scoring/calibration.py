@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
-from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.guarantee import risk_threshold
 from lm_polygraph_asmi.analysis.signals import (
     best_signal,
@@ -21,7 +20,7 @@ from lm_polygraph_asmi.analysis.signals import (
 )
 from lm_polygraph_asmi.saved.runs import RIGHT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.scoring.reference import Reference, calibrate, held_out_brier
+from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.validation import VARIANTS, check_number
@@ -200,9 +199,6 @@ def _reference(
         kind: np.array([score.signals[kind] for score in found]) for kind in found[0].signals
     }
     check_rows(clusters, wrong=wrong, **columns)
-    if wrong.all() or not wrong.any():
-        kind = "wrong" if wrong.all() else "right"
-        raise ValueError(f"all {len(wrong)} answers are {kind}: nothing can be learnt from them")
     variant = scorer.variant
     scores = columns[variant]
     # First the score itself: where nothing can be told, that is what was asked for.
@@ -210,22 +206,17 @@ def _reference(
     chosen = {"best": best_signal(columns, wrong, clusters), "score": variant}.get(signal, signal)
     if chosen not in columns:
         raise ValueError(f"these scores have no signal {chosen}, but {', '.join(columns)}")
-    method = VARIANTS[variant]
-    alone, _ = prr_intervals({method: scores}, 1.0 - wrong, clusters)
-    made = Reference(
+    made = Reference.fitted(
+        name,
+        scores,
+        wrong,
+        1.0 - wrong,
+        clusters,
+        columns["msp"],
         name=name,
-        method=method,
+        method=VARIANTS[variant],
         model=found[0].model,
-        scores=np.sort(scores).tolist(),
-        median=float(np.median(scores)),
-        msp_median=float(np.median(columns["msp"])),
-        prr=alone[method],
-        calibration=calibrate(scores, wrong),
-        brier=held_out_brier(scores, wrong, clusters),
-        quality="their labels",
-        n=len(found),
-        clusters=len(set(clusters)),
-        errors=int(wrong.sum()),
+        judged_by="their labels",
         settings=_shared_settings(found) | {"variant": variant} | scorer.fingerprints(),
         masking_response=float(np.mean([token.mi for score in found for token in score.tokens])),
     )

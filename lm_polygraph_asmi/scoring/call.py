@@ -1,7 +1,6 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
 import hashlib
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.reference import Reference, of_answers_and_parts
 from lm_polygraph_asmi.scoring.result import Score, tokens_of
 from lm_polygraph_asmi.scoring.text import (
     Answer,
@@ -41,7 +40,10 @@ from lm_polygraph_asmi.scoring.text import (
     behind_answer,
     border_warning,
     prompt_tokens,
+    prompt_warning,
+    repeated_prompt,
     spans,
+    token_ids,
 )
 from lm_polygraph_asmi.validation import BETA, TAU, TOP_K, check_scoring, stop_strings
 
@@ -76,17 +78,12 @@ class Scorer:
         stop: Sequence[str] | str | None = None,
         attention: str | None = None,
         memory_budget: int | None = None,
-        reference: "Reference | str | Path | None" = None,
+        reference: "Reference | str | Path | Sequence[Reference | str | Path] | None" = None,
     ) -> None:
         self.stop = stop_strings(stop)
         check_scoring(
             variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention
         )
-        if not (reference is None or isinstance(reference, str | Path | Reference)):
-            raise ValueError(
-                "reference must be a Reference, or the path of a saved one or of a finished run; "
-                f"got {reference!r:.80}"
-            )
         self.engine = Engine(
             depths=[depth],
             num_masks=num_masks,
@@ -97,7 +94,9 @@ class Scorer:
             seed=seed,
             attention=attention,
             memory_budget=memory_budget,
-        )  # so far nothing heavy: what is refused is refused at once
+        )
+        self.reference, self.span_reference = of_answers_and_parts(reference, variant, depth)
+        # So far nothing heavy: what is refused is refused at once.
         self.instruct = False
         if isinstance(model, str | Path):
             if tokenizer is not None:
@@ -131,21 +130,19 @@ class Scorer:
         self._tokenizer_key: str | None = None
         self.notes = check_tokenizer(model, tokenizer)
         self.endings = Endings(model, tokenizer, self.stop)
-        if isinstance(reference, str | Path):
-            reference = Reference.read(reference, variant, depth)
-        self.reference = reference
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
         engine = vars(self.engine)
+        references = (self.reference, self.span_reference)
         used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
-            "reference": None if self.reference is None else self.reference.identity,
+            "reference": [run.identity for run in references if run] or None,
             **{name: engine[name] for name in used},
             **{name: getattr(self, name) for name in own},
         }
@@ -170,6 +167,15 @@ class Scorer:
         used = stats[at_depth("asmi_settings", self.depth)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
+        if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
+            warnings.append(odd)
+        if said is None and not closes:
+            warnings.append(
+                f"The model's answer was cut off after {len(ids)} tokens, since nothing ended it: "
+                "raise max_new_tokens, or name a `stop` such as '\\n' if it goes on without end."
+            )
+        elif said is not None and (odd := repeated_prompt(before, prompt_ids.tolist(), said, ids)):
+            warnings.append(odd)
         if isinstance(said, str):
             if not text.startswith(said):
                 warnings.append(
@@ -205,6 +211,7 @@ class Scorer:
             content_end=len(content),
             answered=bool(content.strip()),
             prompt_tokens=len(prompt_ids),
+            span_reference=self.span_reference,
         )
 
     def fingerprints(self) -> dict[str, str]:
@@ -254,17 +261,8 @@ class Scorer:
     ) -> list[int]:
         if answer is None:
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
-        if isinstance(answer, bytes | bytearray) or not isinstance(
-            answer, str | Sequence | np.ndarray | Tensor
-        ):
-            raise ValueError(f"an answer is text or token ids, got {answer!r:.60}")
-        if not len(answer):
-            raise ValueError(
-                "the answer is empty: there is no token to score. Leave `answer` out to score the "
-                "model's own"
-            )
         if not isinstance(answer, str):
-            return _token_ids(answer)
+            return token_ids(answer)
         ids = answer_tokens(self.tokenizer, prompt, answer)
         if not self.closing_token or (ids and self.endings.closes(ids)):
             return ids
@@ -293,8 +291,10 @@ class Scorer:
         samples: Sequence[Answer] | None,
     ) -> tuple[float, float | None, int]:
         """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and how many responses it is from."""
-        if isinstance(samples, str | bytes):
-            raise ValueError("samples are a list of answers, got a single text")
+        if samples is not None and (
+            isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
+        ):
+            raise ValueError(f"samples are a list of answers, got {samples!r:.60}")
         if self.variant != "adapt":
             return float(self.variant == "sem"), None, 0
         if samples is None:
@@ -304,15 +304,16 @@ class Scorer:
                     prompt_ids, self.max_new_tokens, do_sample=True, temperature=0.5, top_k=50,
                     top_p=1.0, num_return_sequences=self.num_samples,
                 )  # fmt: skip
-            # As in a benchmark, where sampled answers come without their end token.
-            drawn = [ids[:-1] if ids[-1] in self.endings.end_ids else ids for ids in drawn]
         else:
             drawn = [
                 answer_tokens(self.tokenizer, prompt, sample)
                 if isinstance(sample, str)
-                else _token_ids(sample)
+                else token_ids(sample)
                 for sample in samples
             ]
+        # As in a benchmark, where sampled answers come without their end token.
+        ends = self.endings.end_ids
+        drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
         responses = [ids for ids in drawn if ids]
         diversity = diversity_of(self.model, prompt_ids, responses, self.attention)
         return adaptive_gate(diversity, self.tau, self.beta), diversity, len(responses)
@@ -353,13 +354,6 @@ class Scorer:
             )
         rows = found[:, len(prompt_ids) :].tolist()
         return [self.endings.response(row, batch_size=2) for row in rows]
-
-
-def _token_ids(answer: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(token) for token in answer]
-    except TypeError as error:
-        raise ValueError(f"an answer is text or a list of token ids, got {answer!r}") from error
 
 
 @contextmanager
@@ -452,7 +446,8 @@ def score(
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
-            gives the number a meaning.
+            gives the number a meaning; or labelled rows, which give one to the numbers of `spans`
+            (`Reference.from_spans`); or a list of one and the other.
 
     Returns:
         A `Score`, or a list of them for a list of prompts.
@@ -476,6 +471,7 @@ def score(
     single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")
     prompts = [] if single else list(prompt)
     if single or (prompts and isinstance(prompts[0], Mapping)):
+        asked(prompt, answer)  # what is wrong is told before a model is loaded
         return Scorer(model, tokenizer, **settings).score(prompt, answer, samples)
     many = len(prompts)
     for name, given in (("answer", answer), ("samples", samples)):
@@ -492,6 +488,8 @@ def score(
                 "where the model is to answer"
             )
     answers = [None] * many if answer is None else list(answer)
+    for row in zip(prompts, answers, strict=True):
+        asked(*row)
     sampled = [None] * many if samples is None else list(samples)
     scorer = Scorer(model, tokenizer, **settings)
     return [scorer.score(*row) for row in zip(prompts, answers, sampled, strict=True)]

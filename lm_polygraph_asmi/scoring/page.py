@@ -1,5 +1,6 @@
 """The page of scored answers: self-contained, light and dark, readable without colour."""
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -93,6 +94,15 @@ def standing(score: Any) -> str:
     return f"probability of error {score.error_probability:.2f}{mark}"
 
 
+def probability(likelihood: float) -> str:
+    """exp(-likelihood) in three digits; of a long answer, where none are left, as a power of e.
+
+    Args:
+        likelihood: negative and logarithmic, nats.
+    """
+    return f"{math.exp(-likelihood):.3g}" if likelihood < 700 else f"e^-{likelihood:.0f}"
+
+
 def _by_verdict(score: Any) -> tuple[Any, ...]:
     """What asks for a reader first comes first."""
     chance = score.error_probability
@@ -125,6 +135,7 @@ def _template() -> Template:
             "flowing": _flowing,
             "unsigned": _unsigned,
             "standing": standing,
+            "probability": probability,
         },
     )
 

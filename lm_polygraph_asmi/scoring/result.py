@@ -1,6 +1,7 @@
 """What `score` returns: numbers, a table, a page, and what the numbers mean."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from rich.text import Text
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
-from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part, visible
+from lm_polygraph_asmi.scoring.page import FULL_SHADE, probability, render, render_part, visible
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.validation import VARIANTS
 
@@ -139,6 +140,7 @@ class Score:
         answered: False where there is nothing but what ends an answer.
         offsets: of parts that the caller chose, see `with_spans`; None divides the answer itself.
         prompt_tokens: tokens of the prompt; None where that was not kept.
+        span_reference: labelled parts of answers, None without.
     """
 
     score: float
@@ -159,6 +161,7 @@ class Score:
     content_end: int | None = None
     answered: bool = True
     offsets: tuple[tuple[int, int], ...] | None = None
+    span_reference: Reference | None = None
     prompt_tokens: int | None = None
 
     @classmethod
@@ -178,7 +181,7 @@ class Score:
             own["warnings"] = tuple(own["warnings"])
             if own.get("offsets") is not None:
                 own["offsets"] = tuple((start, end) for start, end in own["offsets"])
-            return cls(**own | {"reference": reference})
+            return cls(**own | {"reference": reference, "span_reference": None})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"this is no saved score ({error!r}): give what Score.to_dict returned, or a line "
@@ -217,21 +220,42 @@ class Score:
         """The answer's parts: sentences, lines of code, items of lists; or those of `offsets`.
 
         What ends the answer is part of none. The paper finds its effect for whole answers: these
-        numbers are not validated.
+        numbers are not validated, unless labelled parts did so, see `about_spans`.
         """
         places = self.offsets
         if places is None:
             content = self.scored_text[: self.content_end]
             places = tuple(divide(content))
-        return tuple(span_of(self.scored_text, *place, self.tokens) for place in places)
+        judge = self.span_reference
+        if judge is not None and judge.other_settings(self._compared):
+            judge = None
+        return tuple(span_of(self.scored_text, *place, self.tokens, judge) for place in places)
+
+    @property
+    def about_spans(self) -> str:
+        """What the numbers of `spans` are worth, and on what ground."""
+        if self.span_reference is None:
+            return NOT_VALIDATED
+        refusal = self.span_reference.refusal(self._compared)
+        if refusal is not None:
+            return f"Not validated: {refusal}"
+        run = self.span_reference
+        return f"Probabilities of error are those of labelled parts. {run.worth}{run.ground}."
 
     def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Score":
         """The same score with parts of one's own, by characters of `scored_text`.
 
         Raises:
-            ValueError: offsets outside the text, or no token between them.
+            ValueError: no pairs of whole numbers, offsets outside the text, or no token between
+                them.
         """
-        found = replace(self, offsets=tuple((int(start), int(end)) for start, end in offsets))
+        try:
+            places = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"offsets are pairs of whole numbers such as [[0, 12], [13, 40]], got {offsets!r}"
+            ) from error
+        found = replace(self, offsets=places)
         assert found.spans is not None  # refused here, if at all
         return found
 
@@ -350,9 +374,9 @@ class Score:
             if self.confident_but_fragile:
                 run = self.reference
                 said.append(
-                    f"Confident but fragile: the answer's probability {math.exp(-self.msp):.3g} is "
+                    f"Confident but fragile: the answer's probability {probability(self.msp)} is "
                     f"above that of the reference run's median answer "
-                    f"({math.exp(-run.msp_median):.3g}), and its score above the median score "
+                    f"({probability(run.msp_median)}), and its score above the median score "
                     f"({run.median:.4f}), too. This is a mark of the whole answer: the paper finds "
                     "no such effect among single tokens."
                 )
@@ -375,7 +399,9 @@ class Score:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, fit for JSON."""
         own = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
-        own["reference"] = None if self.reference is None else self.reference.name
+        for name in ("reference", "span_reference"):
+            run = getattr(self, name)
+            own[name] = None if run is None else run.name
         return own | {
             "spans": [asdict(span) for span in self.parts],
             "unit": "nats",
@@ -437,9 +463,10 @@ class Score:
                           f"{token.vote:.0%}", Text(other + share))  # fmt: skip
         yield table
         if self.parts:
-            yield Text(f"Parts of the answer. {NOT_VALIDATED}")
-            table = Table("part", "u", "MI", "entropy", "perplexity", "else", box=None,
-                          header_style="dim")  # fmt: skip
+            yield Text(f"Parts of the answer. {self.about_spans}")
+            validated = self.parts[0].validated
+            table = Table("part", *["P(error)"] * validated, "u", "MI", "entropy", "perplexity",
+                          "else", box=None, header_style="dim")  # fmt: skip
             for span in self.parts:
                 other = (
                     ""
@@ -447,7 +474,8 @@ class Score:
                     else f"{visible(span.alternative)} for {visible(span.instead_of or '·')} "
                     f"{span.alternative_share:.0%}"
                 )
-                table.add_row(Text(visible(span.text)), f"{span.u:.4f}", f"{span.mi:.4f}",
+                chance = [f"{span.error_probability:.2f}"] if validated else []
+                table.add_row(Text(visible(span.text)), *chance, f"{span.u:.4f}", f"{span.mi:.4f}",
                               f"{span.entropy:.3f}", f"{span.perplexity:.2f}",
                               Text(other))  # fmt: skip
             yield table

@@ -113,10 +113,11 @@ def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("masks_at_once", [1, 4])
-def test_peak_memory_stays_inside_the_budget(scope, attention, masks_at_once):
-    """A prompt of 2,000 tokens, six masks, and a budget for one or four of them at once."""
+@pytest.mark.parametrize("prompt", [400, pytest.param(2000, marks=pytest.mark.slow)])
+def test_peak_memory_stays_inside_the_budget(prompt, scope, attention, masks_at_once):
+    """A long prompt, six masks, and a budget for one or four of them at once."""
     model = tiny_model("llama", attention, max_position_embeddings=4096)
-    prompt, response = 2000, 30
+    response = 30
     input_ids = torch.randint(3, 61, (prompt + response,))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:6]
     if scope == "all":

@@ -243,6 +243,7 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved = content()
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
@@ -311,6 +312,7 @@ def reasons(items) -> str:
     return "\n".join(item.reason for item in items if isinstance(item, Gap))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_one_finite_mask_for_all_methods(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
@@ -728,6 +730,7 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_judges_disagree_where_metrics_do(tmp_path):
     saved = content(n=120)
     quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])

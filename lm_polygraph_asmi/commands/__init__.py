@@ -7,6 +7,8 @@ that help and refused arguments answer at once.
 import click
 
 from lm_polygraph_asmi import __version__
+from lm_polygraph_asmi.commands.calibrate import calibrate
+from lm_polygraph_asmi.commands.compare import compare
 from lm_polygraph_asmi.commands.doctor import doctor
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
@@ -26,5 +28,5 @@ def main() -> None:
     """
 
 
-for command in (doctor, merge, plan, reference, report, results, score):
+for command in (calibrate, compare, doctor, merge, plan, reference, report, results, score):
     main.add_command(command)

@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from lm_polygraph_asmi.validation import (
     check_settings,
     stop_strings,
 )
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.result import Score
 
 
 @click.command()
@@ -91,7 +94,7 @@ def score(
     from rich.progress import track
 
     from lm_polygraph_asmi.scoring.page import render
-    from lm_polygraph_asmi.scoring.rows import read_rows, rows_left, score_rows
+    from lm_polygraph_asmi.scoring.rows import in_chat, read_rows, rows_left, score_rows
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:  # those of other libraries, which no user can act on
@@ -126,10 +129,7 @@ def score(
         if answer is not None:
             rows[0].content["answer"] = answer
         if chat:
-            for row in rows:
-                if isinstance(row.content.get("prompt"), str):
-                    message = {"role": "user", "content": row.content["prompt"]}
-                    row.content["prompt"] = [message]
+            in_chat(rows)
         from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
 
         found = of_answers_and_parts(
@@ -148,7 +148,7 @@ def score(
             )
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    scores, failed, odd = [], 0, 0
+    scores, seen, failed, odd = [], [], 0, 0
     results = score_rows(scorer, rows, Path(out) if out else None)
     shown = track(results, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
     for row, result, problem in shown:
@@ -157,6 +157,7 @@ def score(
             errors.print(f"row {row.number}: {problem}", style="red", markup=False, highlight=False)
             continue
         odd += bool(result.warnings)
+        seen.append(result)
         if html:
             scores.append(result)
         if len(rows) == 1:
@@ -172,8 +173,30 @@ def score(
         if odd:
             said.append(f"{odd} with warnings")
         console.print(f"{', '.join(said)}.", highlight=False, soft_wrap=True)
+        yardstick = scorer.reference
+        if yardstick is not None and yardstick.decision is not None:
+            from lm_polygraph_asmi.scoring.result import Score
+            from lm_polygraph_asmi.scoring.rows import rows_done
+
+            if out:  # those of earlier sessions, too
+                seen = [Score.from_dict(line, yardstick) for line in rows_done(Path(out)).values()]
+            console.print(decided(seen), highlight=False, soft_wrap=True)
+            for drift in yardstick.drifts(seen):
+                errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
     if failed:
         raise SystemExit(1)
+
+
+def decided(scores: "Sequence[Score]") -> str:
+    """How many answers were accepted, how many refused, and of how many nothing was decided."""
+    counts = {
+        "accepted": sum(one.accept is True for one in scores),
+        "refused": sum(one.accept is False for one in scores),
+        "undecided": sum(one.accept is None for one in scores),
+    }
+    said = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    reason = next((one.accept_reason for one in scores if one.accept is None), None)
+    return f"{said}." if reason is None else f"{said}. {reason}"
 
 
 def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:

@@ -404,3 +404,30 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     ax.set_xlabel("seconds an answer (sum of medians)")
     ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return figure
+
+
+@_styled
+def promises(table: pd.DataFrame) -> Figure:
+    """Coverage against promised risk, a line per signal; zero = not attainable.
+
+    Args:
+        table: with the columns signal, risk and coverage, such as `Reference.promised`.
+    """
+    figure = Figure(figsize=(4.2, 3), layout="constrained")
+    axes = figure.subplots()
+    colours = (BLUE, ORANGE, GREEN, BLACK, PURPLE, SKY)
+    for number, (signal, own) in enumerate(table.groupby("signal", sort=False)):
+        axes.plot(
+            own["risk"],
+            own["coverage"],
+            color=colours[number % len(colours)],
+            linestyle=("-", "--", ":", "-.")[number % 4],
+            marker="os^Dv*"[number % 6],
+            label=str(signal),
+        )
+    axes.set_xticks(sorted(set(table["risk"])))
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("promised share of errors among accepted answers")
+    axes.set_ylabel("answers accepted")
+    axes.legend()
+    return figure

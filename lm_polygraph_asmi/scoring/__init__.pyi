@@ -1,4 +1,5 @@
 from .calibration import calibrate_rows as calibrate_rows
+from .calibration import calibrate_run as calibrate_run
 from .call import score as score
 from .decision import Decision as Decision
 from .division import Span as Span

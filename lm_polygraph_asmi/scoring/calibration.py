@@ -201,11 +201,7 @@ def _reference(
     check_rows(clusters, wrong=wrong, **columns)
     variant = scorer.variant
     scores = columns[variant]
-    # First the score itself: where nothing can be told, that is what was asked for.
-    columns = {variant: scores, **columns}
-    chosen = {"best": best_signal(columns, wrong, clusters), "score": variant}.get(signal, signal)
-    if chosen not in columns:
-        raise ValueError(f"these scores have no signal {chosen}, but {', '.join(columns)}")
+    chosen = _chosen(signal, columns, variant, wrong, clusters)
     made = Reference.fitted(
         name,
         scores,
@@ -254,8 +250,8 @@ def with_decision(
     try:
         features = [columns[reference.settings["variant"]], *(columns[k] for k in COMBINES)]
         named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
-    except ValueError:
-        pass  # too few errors, or right answers, for its folds
+    except (ValueError, KeyError):
+        pass  # too few errors, or right answers, for its folds; or a run that saved too little
     ranked = rank_signals(named, wrong, clusters, resamples=resamples)
     promises = tuple(
         Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
@@ -281,3 +277,98 @@ def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
             if score.settings.get(name, math.nan) == value
         }
     return json.loads(json.dumps(shared))
+
+
+TRIED = 3
+"""Answers of a run that are scored anew, to see that it is the model's."""
+TOLERANCE = 0.02
+"""Relative difference of such a score that precision and batches explain."""
+
+
+def calibrate_run(
+    path: str | Path,
+    scorer: "Scorer",
+    risk: float,
+    confidence: float = 0.95,
+    *,
+    signal: str = "best",
+    resamples: int = RESAMPLES,
+) -> Reference:
+    """The same from a finished benchmark run, whose quality metric is the label.
+
+    A run does not record its weights. So some of its answers are scored anew: they must get the
+    scores they have, and the weights are then those of the scorer.
+
+    Args:
+        path: the run's manager file or folder; a pickle, so only one you trust.
+        scorer, risk, confidence, signal: as of `calibrate_rows`; the scorer with the settings of
+            the run.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Reference.from_run`; or the run is of another model or
+            other settings.
+    """
+    from lm_polygraph_asmi.saved.cells import load_cells
+
+    made = Reference.from_run(path, scorer.variant, scorer.depth)
+    (cell,) = load_cells([path], depth=scorer.depth)
+    prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
+    if prompts is None or ids is None:
+        raise ValueError(
+            f"{path} has saved no input_texts and greedy_tokens: no score can be tried"
+        )
+    scores = cell.score(made.method)
+    for row in range(min(TRIED, len(cell))):
+        again = scorer.score(prompts[row], [int(token) for token in ids[row]])
+        other = made.other_settings(
+            again.settings | {"variant": again.variant, "model": again.model}
+        )
+        if other:
+            raise ValueError(f"{path} is of another score: {'; '.join(other)}")
+        if not math.isclose(again.score, scores[row], rel_tol=TOLERANCE, abs_tol=1e-5):
+            raise ValueError(
+                f"row {row} of {path} has the score {scores[row]:.5f}, and {again.score:.5f} when "
+                "scored anew: the run is of other weights, or its prompts went through another "
+                "template. Give the model as the run had it"
+            )
+    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
+    columns: dict[str, np.ndarray | None] = {
+        scorer.variant: scores,
+        "asmi": cell.mi,
+        "sem": cell.u_sem,
+    }
+    if likelihoods is not None:
+        columns |= {
+            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
+            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
+        }
+    if entropies is not None:
+        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
+    known = {kind: values for kind, values in columns.items() if values is not None}
+    lengths = cell.saved("asmi_prompt_length")
+    usual = {"score": made.scores}
+    if "msp" in known:
+        usual["msp"] = np.sort(known["msp"]).tolist()
+    if lengths is not None:
+        usual["prompt_tokens"] = sorted(map(float, lengths))
+    made = replace(made, settings=made.settings | scorer.fingerprints(), usual=usual)
+    chosen = _chosen(signal, known, scorer.variant, cell.wrong, cell.clusters)
+    return with_decision(
+        made, known, cell.wrong, cell.clusters, risk, confidence, chosen, resamples
+    )
+
+
+def _chosen(
+    signal: str,
+    columns: Mapping[str, np.ndarray],
+    variant: str,
+    wrong: np.ndarray,
+    clusters: Sequence[str],
+) -> str:
+    """Name of the signal that decides."""
+    # The score itself comes first: where nothing can be told, that is what was asked for.
+    ordered = {variant: columns[variant], **columns}
+    chosen = {"best": best_signal(ordered, wrong, clusters), "score": variant}.get(signal, signal)
+    if chosen not in columns:
+        raise ValueError(f"these scores have no signal {chosen!r}, but {', '.join(columns)}")
+    return chosen

@@ -18,12 +18,17 @@ from lm_polygraph_asmi.analysis.clusters import (
     text_clusters,
     wilson_interval,
 )
+from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
-from lm_polygraph_asmi.scoring.decision import Decision
+from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from lm_polygraph_asmi.saved.cells import Cell
+    from lm_polygraph_asmi.scoring.result import Score
 
 FORMAT = 3
 ANEW = (
@@ -457,6 +462,59 @@ class Reference:
             f"overall share alone {base:.3f} (lower = better). "
         )
 
+    @property
+    def promised(self) -> "pd.DataFrame":
+        """A row per signal and promised risk: threshold, coverage, answers that would do.
+
+        Each promise holds by itself: choosing the best of them is choosing by their results.
+        """
+        import pandas as pd
+
+        columns = ["signal", "risk", "confidence", "threshold", "coverage", "answers_needed"]
+        table = [
+            {"signal": SIGNALS[one.signal]}
+            | {name: getattr(one.found, name) for name in columns[1:]}
+            for one in self.promises
+        ]
+        return pd.DataFrame(table, columns=columns)
+
+    def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
+        """Where answers scored with this reference no longer come as its own did."""
+        now: dict[str, list[float]] = {"score": [one.score for one in scores]}
+        now["msp"] = [one.msp for one in scores]
+        now["prompt_tokens"] = [one.prompt_tokens for one in scores if one.prompt_tokens]
+        return drifts(self.usual, now)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """What was found, for a terminal."""
+        from rich.table import Table
+        from rich.text import Text
+
+        yield Text(f"{self.ground}; {self.clusters} clusters.")
+        if self.signals:
+            table = Table("signal", "PRR", "AUROC", "AUGRC (lower = better)", box=None,
+                          header_style="dim")  # fmt: skip
+            for name, signal in self.signals.items():
+                table.add_row(name, *map(_shown, signal))
+            yield table
+        if self.recommendation:
+            yield Text(self.recommendation)
+        if self.promises:
+            yield Text("Coverage by promised risk; each promise holds by itself:")
+            risks = list(dict.fromkeys(one.found.risk for one in self.promises))
+            table = Table("signal", *(f"{risk:.0%}" for risk in risks), box=None,
+                          header_style="dim")  # fmt: skip
+            for kind in dict.fromkeys(one.signal for one in self.promises):
+                cells = [
+                    "-" if one.found.threshold is None else f"{one.found.coverage:.0%}"
+                    for one in self.promises
+                    if one.signal == kind
+                ]
+                table.add_row(SIGNALS[kind], *cells)
+            yield table
+        if self.decision is not None:
+            yield Text(f"Decision {self.decision}.")
+
     def refusal(self, settings: dict[str, Any]) -> str | None:
         """Why nothing can be said of a score made with these settings; None if something can."""
         there = "the reference run" if self.unit == "answers" else "the reference"
@@ -491,6 +549,10 @@ class Reference:
         if not self.scores[0] <= score <= self.scores[-1]:
             said.append("No answer of the reference run had a score like this.")
         return said
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _plain(interval: Interval) -> list[float | None]:

@@ -59,6 +59,13 @@ def read_rows(path: str | Path) -> list[Row]:
     return [Row(number, _parsed(line)) for number, line in lines if line.strip()]
 
 
+def in_chat(rows: list[Row]) -> None:
+    """Make messages of the prompts that are texts."""
+    for row in rows:
+        if isinstance(row.content.get("prompt"), str):
+            row.content["prompt"] = [{"role": "user", "content": row.content["prompt"]}]
+
+
 def _parsed(line: str) -> dict[str, Any]:
     try:
         content = json.loads(line)

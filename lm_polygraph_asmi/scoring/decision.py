@@ -34,7 +34,7 @@ class Decision:
         """Of an answer with these signals; None where there is no threshold."""
         if self.found.threshold is None:
             return None
-        return signals[self.signal] <= self.found.threshold
+        return bool(signals[self.signal] <= self.found.threshold)
 
     def said(self, signals: Mapping[str, float]) -> str:
         """The decision on an answer, and its ground."""

@@ -41,7 +41,7 @@ class Decision:
         if self.found.threshold is None:
             return f"No threshold: {self}."
         value, kind = signals[self.signal], SIGNALS[self.signal]
-        accepted = value <= self.found.threshold
+        accepted = bool(self.accepts(signals))
         said = "Accepted" if accepted else "Refused"
         return (
             f"{said}: {kind} {value:.4g} is {'not ' * accepted}above {self.found.threshold:.4g}. "

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 3
+FORMAT = 2
 ANEW = (
     "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
     "`polygraph_asmi reference` from a finished run"
@@ -371,12 +371,8 @@ class Reference:
                     f"{path} is not a saved reference: name the run's folder or manager file, or "
                     "what Reference.save wrote"
                 )
-            found = content.pop("format")
-            if found != FORMAT:
-                raise ValueError(
-                    f"{path} is not a reference of the format {FORMAT}, but of {found!r}, which "
-                    f"another release wrote: {ANEW}"
-                )
+            if content.pop("format") != FORMAT:
+                raise ValueError(f"{path} is not a reference of the format {FORMAT}: {ANEW}")
             content["prr"] = _interval(content["prr"])
             content["signals"] = {
                 name: Signal(*map(_interval, signal))

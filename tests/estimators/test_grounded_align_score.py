@@ -22,9 +22,11 @@ STATS = {
 
 
 class Spy:
+    found = (0.1, 0.6, 1.0)
+
     def score(self, contexts, claims):
         self.asked = list(zip(contexts, claims, strict=True))
-        return [0.1, 0.6, 1.0]
+        return self.found
 
 
 def test_passage_and_answer_are_compared(monkeypatch):
@@ -52,7 +54,7 @@ def test_prompts_without_a_passage_are_refused():
 def test_scores_that_are_none_are_refused(monkeypatch):
     estimator = GroundedAlignScore()
     broken = Spy()
-    broken.score = lambda contexts, claims: [np.nan] * 3
+    broken.found = (0.1, np.nan, 1.0)
     monkeypatch.setattr(estimator, "_scorer", broken)
     with pytest.raises(ValueError, match="the weights may be damaged"):
         estimator(STATS)

@@ -143,7 +143,7 @@ def calibrate_rows(
             raise ValueError(f"row {row.number}: {error}") from error
     found = _scored(given, scorer, None if out is None else Path(out))
     prompts = [row.content.get("context") or row.content["prompt"] for row in given]
-    own = [row.content.get("cluster") for row in given]
+    own: Sequence[Any] = [row.content.get("cluster") for row in given]
     if any(key is None for key in own):
         if not all(key is None for key in own):
             raise ValueError('some rows have a "cluster", some have none: give all of them one')

@@ -102,21 +102,25 @@ def compare_files(first: str | Path, second: str | Path, resamples: int = RESAMP
         "means": {kind: mean(kind) for kind in kinds},
         "settings": tuple(_differences(scores[0][0], scores[1][0])),
     }
-    labels = [_labels([own[number] for number in shared]) for own in lines]
-    if labels[0] is None or labels[1] is None:
+    one, other = (_labels([own[number] for number in shared]) for own in lines)
+    if one is None or other is None:
         return Compared(**found)
-    one, other = labels
     more = other.astype(float) - one
     found["error_rate"] = cluster_interval(lambda t: float(more[t].mean()), keys, resamples)
-    found["auroc"] = {kind: _auroc_gap(columns, labels, kind, keys, resamples) for kind in kinds}
-    if (one == other).all():
+    found["auroc"] = {
+        kind: _auroc_gap(columns, [one, other], kind, keys, resamples) for kind in kinds
+    }
+    if np.array_equal(one, other):
         found["prr"] = {
             kind: prr_intervals(
                 {"second": columns[1][kind], "first": columns[0][kind]},
-                1.0 - one, keys, [("second", "first")], resamples,
+                1.0 - one,
+                keys,
+                [("second", "first")],
+                resamples,
             )[1]["second", "first"]
             for kind in kinds
-        }  # fmt: skip
+        }
     return Compared(**found)
 
 

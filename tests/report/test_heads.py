@@ -205,7 +205,8 @@ def test_claims_have_a_line_each(cell):
     assert line("Criticality is spread").here == "does not"  # one head was planted
     assert line("One critical head").here == "holds"
     assert line("The lowest-MI tokens").here == "holds"
-    assert line("Fragility is borne").here == "undecided"  # at k = 8 there are no other heads
+    assert line("Fragility is borne").here == "holds"
+    assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
     for start in ("On recall", "From k = 2", "The signal does not", "Matched perturbations"):
         assert line(start).here == "not measured here"
 

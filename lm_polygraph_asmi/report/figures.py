@@ -443,8 +443,8 @@ def coupling(table: pd.DataFrame) -> Figure:
     right.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     right.set_xlabel("relative depth of the masked layer")
     right.set_ylabel("ρ(MI, z)")
-    figure.supxlabel("filled: the interval (95 % over examples) excludes 0; open: it holds it",
-                     fontsize=rcParams["axes.labelsize"])  # fmt: skip
+    figure.suptitle("filled: the interval (95 % over examples) excludes 0; open: it holds it",
+                    fontsize=rcParams["axes.labelsize"])  # fmt: skip
     if len(labels) > 1:
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                       fontsize=6)  # fmt: skip

@@ -76,6 +76,13 @@ def _negative(cell: Cell) -> tuple[str, str]:
     return _above(-found), str(found)
 
 
+def _underpowered(cell: Cell) -> tuple[str, str] | None:
+    if "babi" not in cell.dataset.lower():
+        return None
+    found = _coupled(cell).information
+    return FAILS if found.excludes(0) else HOLDS, str(found)
+
+
 def _more_than_entropy(cell: Cell) -> tuple[str, str]:
     found = _coupled(cell).difference
     return _above(found), f"{found}, paired"
@@ -196,6 +203,8 @@ def _not_reproduced(cells: Sequence[Cell]) -> Iterator[Finding]:
 CLAIMS: tuple[tuple[str, Look], ...] = (
     ("With a context, MI couples to concentration: ρ(MI, z) above zero", _each(True, _positive)),
     ("On recall ρ(MI, z) is below zero", _each(False, _negative)),
+    ("On BabiQA the coupling is underpowered (the paper's own interval excludes zero)",
+     _each(None, _underpowered)),
     ("With a context, MI tracks the head structure more than entropy does",
      _each(True, _more_than_entropy)),
     ("The coupling sharpens with depth (the paper: on CoQA)", _each(True, _sharpens)),

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -417,12 +418,16 @@ def coupling(table: pd.DataFrame) -> Figure:
     for name, colour, mark, shift in (("MI", BLUE, "o", -0.14), ("H", BLACK, "s", 0.14)):
         for place, label in enumerate(labels):
             own = main[main["cell"] == label].iloc[0]
-            _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark, f"ρ({name}, z)")
+            _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark)
     left.set_yticks(range(len(labels)), [textwrap.fill(label, 30) for label in labels])
     left.set_ylim(len(labels) - 0.5, -0.5)
     left.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    left.set_xlabel(f"rank correlation at {main.iloc[0]['depth']} of depth, 95 % over examples")
-    left.set_title("filled: the interval excludes 0")
+    left.set_xlabel(f"ρ at {main.iloc[0]['depth']} of depth")
+    signals = [
+        Line2D([], [], color=colour, marker=mark, markersize=4, label=f"ρ({name}, z)")
+        for name, colour, mark in (("MI", BLUE, "o"), ("H", BLACK, "s"))
+    ]
+    left.legend(handles=signals, fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for number, label in enumerate(labels):
         own = main[main["cell"] == label]
@@ -438,21 +443,21 @@ def coupling(table: pd.DataFrame) -> Figure:
     right.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     right.set_xlabel("relative depth of the masked layer")
     right.set_ylabel("ρ(MI, z)")
-    handles = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
-    left.legend(handles.values(), handles.keys(), fontsize=7)
+    figure.suptitle("filled: the interval (95 % over examples) excludes 0; open: it holds it",
+                    fontsize=rcParams["axes.labelsize"])  # fmt: skip
     if len(labels) > 1:
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                       fontsize=6)  # fmt: skip
     return figure
 
 
-def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str, label: str) -> None:
+def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str) -> None:
     """A value with its interval, filled where it excludes zero."""
     if not np.isfinite(found.value):
         return
     if np.isfinite(found.low):
         ax.plot([found.low, found.high], [place, place], color=colour, linewidth=1.2)
-    ax.plot(found.value, place, mark, markersize=4, color=colour, label=label, linestyle="none",
+    ax.plot(found.value, place, mark, markersize=4, color=colour,
             markerfacecolor=colour if found.excludes(0) else "white")  # fmt: skip
 
 
@@ -475,7 +480,9 @@ def flips(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interv
                 continue
             value, low, high = np.array(curves[name], dtype=float).T
             ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
-            ax.fill_between(k, low, high, color=colour, alpha=0.15, linewidth=0)
+            ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
+            # Bands lie over one another: their edges tell them apart.
+            ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:.0f}")
         ax.set_xticks(k)

@@ -76,6 +76,13 @@ def _negative(cell: Cell) -> tuple[str, str]:
     return _above(-found), str(found)
 
 
+def _underpowered(cell: Cell) -> tuple[str, str] | None:
+    if "babi" not in cell.dataset.lower():
+        return None
+    found = _coupled(cell).information
+    return FAILS if found.excludes(0) else HOLDS, str(found)
+
+
 def _more_than_entropy(cell: Cell) -> tuple[str, str]:
     found = _coupled(cell).difference
     return _above(found), f"{found}, paired"
@@ -163,7 +170,10 @@ def _beyond_random(pair: str) -> Callable[[Cell], tuple[str, str] | None]:
             known = differences(found, pair) if found.arm == "heads" else None
             if known is None:
                 continue
-            gaps = {k: gap for k, gap in zip(found.probe.k, known[1], strict=True) if k in PAPER_K}
+            # Beyond half of the heads random ones are mostly the critical ones, too.
+            most = found.probe.criticality.shape[1] // 2
+            by_k = zip(found.probe.k, known[1], strict=True)
+            gaps = {k: gap for k, gap in by_k if k in PAPER_K and k <= most}
             outcomes = {_above(gap) for gap in gaps.values()}
             outcome = FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
             return outcome, ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in gaps.items())
@@ -193,6 +203,8 @@ def _not_reproduced(cells: Sequence[Cell]) -> Iterator[Finding]:
 CLAIMS: tuple[tuple[str, Look], ...] = (
     ("With a context, MI couples to concentration: ρ(MI, z) above zero", _each(True, _positive)),
     ("On recall ρ(MI, z) is below zero", _each(False, _negative)),
+    ("On BabiQA the coupling is underpowered (the paper's own interval excludes zero)",
+     _each(None, _underpowered)),
     ("With a context, MI tracks the head structure more than entropy does",
      _each(True, _more_than_entropy)),
     ("The coupling sharpens with depth (the paper: on CoQA)", _each(True, _sharpens)),
@@ -205,7 +217,7 @@ CLAIMS: tuple[tuple[str, Look], ...] = (
     ("The lowest-MI tokens flip at most 1 % throughout", _each(None, _low_stay)),
     ("The gap between high and low MI widens with k, up to 8", _each(None, _widens)),
     ("From k = 2 on, flips are most frequent on recall", _highest_on_recall),
-    ("Fragility is borne by identifiable heads (beyond random heads†, up to k = 8)",
+    ("Fragility is borne by identifiable heads (beyond random heads†, up to half of them)",
      _each(None, _beyond_random("high MI"))),
     ("So it is where the model is confident (answer at .9 or more†)",
      _each(None, _beyond_random("high MI, answer at .9 or more"))),

@@ -122,6 +122,12 @@ def verdicts_on(cells: Sequence[Cell]) -> list[tuple[Compared, Verdict]]:
     return said
 
 
+def _counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Numbers of questions as whole numbers, though some are missing."""
+    names = [name for name in table if str(name).startswith("questions")]
+    return table.astype(dict.fromkeys(names, "Int64"))
+
+
 def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
     """special, reproduced or undecided, by the rule that was fixed beforehand."""
     title = "Is it the heads? The verdict†"
@@ -163,8 +169,8 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
     ]
     return frame(
         "falsifier_verdicts", title, _all(cells), compute, notes, digits=3,
-        p_values=("p special, Holm", "p reproduced, Holm"), label=lambda one: one.label,
-        otherwise=OTHERWISE,
+        p_values=("p special, Holm", "p reproduced, Holm"), finish=_counted,
+        label=lambda one: one.label, otherwise=OTHERWISE,
     )  # fmt: skip
 
 
@@ -210,8 +216,8 @@ def falsifier(cells: Sequence[Cell]) -> Items:
     ]
     return frame(
         "falsifier", title, _all(cells), compute, notes, draw, digits=3,
-        signed=("heads minus arm",), p_values=("p equal",), label=lambda one: one.label,
-        otherwise=OTHERWISE,
+        signed=("heads minus arm",), p_values=("p equal",), finish=_counted,
+        label=lambda one: one.label, otherwise=OTHERWISE,
     )  # fmt: skip
 
 

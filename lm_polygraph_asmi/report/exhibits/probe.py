@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.probe import flip_rates
+from lm_polygraph_asmi.analysis.probe import flip_differences, flip_rates
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, frame
 from lm_polygraph_asmi.report.exhibits.heads import DAGGER
@@ -111,7 +111,7 @@ def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
         return None
     rows = probe.tokens["row"][probe.groups[group]][known]
     keys = [found.cell.cluster_of(int(row)) for row in rows]
-    return int(known.sum()), [_percent(rate) for rate in flip_rates(gap[known], keys)]
+    return int(known.sum()), [_percent(rate) for rate in flip_differences(gap[known], keys)]
 
 
 def _probes(cells: Sequence[Cell]) -> tuple[list[Probed], list[tuple[str, str]]]:

@@ -80,6 +80,14 @@ def known(model: nn.Module) -> dict[Hashable, Any]:
     return notes.found
 
 
+def state_in_session(model: nn.Module) -> int:
+    """`model_state`; inside `scoring_session` as it was at its beginning."""
+    known(model)
+    state = notes_of(model).state
+    assert state is not None
+    return state
+
+
 def model_state(model: nn.Module) -> int:
     """A number that changes when what a model computes with is exchanged or written to.
 

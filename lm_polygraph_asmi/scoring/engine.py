@@ -24,7 +24,6 @@ from lm_polygraph_asmi.model import (
     check_scope_runs,
     check_unmasked,
     layer_at,
-    model_state,
     num_heads,
     num_layers,
     readout,
@@ -32,6 +31,7 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    state_in_session,
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
@@ -126,8 +126,8 @@ class Engine:
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """What the journal knows a model by, as the model is now."""
-        return self._keys.of(model, model_state(model)) if self.journal.kept else {}
+        """What the journal knows a model by, as it was when the session was entered."""
+        return self._keys.of(model, state_in_session(model)) if self.journal.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
@@ -159,6 +159,12 @@ class Engine:
             ValueError: an empty response, or one beyond the context window.
             FloatingPointError: NaN or infinite logits.
         """
+        with scoring_session(model, self.attention):  # which looks at the model's state once
+            return self._score(model, prompt, response)
+
+    def _score(
+        self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
+    ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
         by_depth = {depth: self.settings(model, depth) for depth in self.depths}
@@ -178,14 +184,13 @@ class Engine:
         missing = [depth for depth in self.depths if depth not in parts]
         if example is None or missing:
             layers = [by_depth[depth].layer for depth in missing or self.depths]
-            with scoring_session(model, self.attention):
-                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
-                if not missing:
-                    check_unmasked(model, unmasked)
-                for depth in missing:
-                    parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
-                    self.journal.put(depth_keys[depth], parts[depth])
-                self.journal.put(answer_key, example)  # now that it has been checked
+            unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
+            if not missing:
+                check_unmasked(model, unmasked)
+            for depth in missing:
+                parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
+                self.journal.put(depth_keys[depth], parts[depth])
+            self.journal.put(answer_key, example)  # now that it has been checked
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for depth in self.depths:
             of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}

@@ -12,6 +12,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     check,
     model_state,
+    notes,
     plain_model,
     readout,
     response_embeddings,
@@ -351,6 +352,18 @@ def test_weights_changed_in_place_are_another_model_to_the_journal(tmp_path):
     after = scores(engine, model)
     assert after != before
     assert after == scores(Engine(num_masks=6, mask_rate=0.4), model)
+
+
+def test_the_state_is_looked_at_once_an_example(monkeypatch, tmp_path):
+    """Also with several depths and a journal: looking costs as much as a pass of a small model."""
+    looked = []
+    monkeypatch.setattr(notes, "model_state", lambda model: looked.append(1) or model_state(model))
+    engine = Engine(depths=[0.3, 0.6], num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    model = tiny_model("llama")
+    for _ in range(2):  # the second comes out of the journal
+        scores(engine, model)
+        assert len(looked) == 1
+        looked.clear()
 
 
 def test_the_state_of_a_model():

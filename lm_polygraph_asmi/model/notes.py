@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig
 
@@ -39,6 +40,8 @@ _GUARD = threading.Lock()
 _COUNT = count(1)
 _SERIALS: dict[int, tuple[Any, int]] = {}
 """By `id`, a weak reference to what has a number, and the number."""
+_STORAGES: dict[int, tuple[StorageWeakRef, int]] = {}
+"""The same of tensors' storages, by their address, which no other gets while it stands here."""
 _NO_MATTER = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
 _NO_MATTER |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
 _NOTHING: frozenset[str] = frozenset()
@@ -96,7 +99,8 @@ def model_state(model: nn.Module) -> int:
     modules and configurations hold (`plain_values`), of PEFT's active adapters, and of the hooks
     and forward methods that others have set. Unlike a key made of values it means nothing in
     another process. Writing through `.data` or into memory that NumPy shares moves no counter and
-    is not seen.
+    is not seen. Parameters made in inference mode have no counter, so the state of a model that was
+    loaded in it is another one every time.
     """
     parts: list[Hashable] = []
     configs: dict[int, PretrainedConfig] = {}
@@ -220,15 +224,32 @@ def _forget(place: int, gone: Any) -> None:
         del _SERIALS[place]
 
 
-def _place(tensor: Tensor) -> tuple[int, int, int]:
+def _place(tensor: Tensor) -> tuple[int, ...]:
     if tensor.is_meta:  # offloaded: accelerate puts another stand-in there after every call
         return hash(tensor.shape), -1, -1
     # Tensors made in inference mode count no versions, those of some quantisations have no place.
     version = -1 if tensor.is_inference() else tensor._version
+    if version < 0 and isinstance(tensor, nn.Parameter):
+        version = next(_COUNT)  # whether it was written to nobody can tell: it counts as if
     # PyTorch moves tensors that wrap others by exchanging them, which weak references forbid.
     usual = type(tensor) in (nn.Parameter, Tensor) or not is_traceable_wrapper_subclass(tensor)
     number = _serial(tensor) if usual else id(tensor)
     try:
-        return number, tensor.data_ptr(), version
-    except RuntimeError:
-        return number, -1, version
+        return number, tensor.data_ptr(), version, _storage_serial(tensor)
+    except (RuntimeError, NotImplementedError):
+        return number, -1, version, -1
+
+
+def _storage_serial(tensor: Tensor) -> int:
+    """A number for the memory a tensor lies in, which a later tensor may get at the same place."""
+    storage = tensor.untyped_storage()
+    kept = _STORAGES.get(storage._cdata)
+    if kept is not None:
+        return kept[1]
+    if not len(_STORAGES) & (len(_STORAGES) - 1):  # doubled: a time to forget what is gone
+        for place, (of, _) in list(_STORAGES.items()):
+            if of.expired():
+                del _STORAGES[place]
+    number = next(_COUNT)
+    _STORAGES[storage._cdata] = StorageWeakRef(storage), number
+    return number

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import Extent, regimes
-from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.devices import coarsest, execution_device
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
 from lm_polygraph_asmi.model.notes import known
@@ -88,7 +88,7 @@ def _can_share(
         found = _behind_one_prompt(model, layer, prompt_ids, tried)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError):
         return False
-    rounding = 1e-4 if model.dtype.itemsize >= 4 else 0.05
+    rounding = 1e-4 if coarsest(model).itemsize >= 4 else 0.05
     return bool(((found - expected).norm(dim=-1) <= rounding * expected.norm(dim=-1)).all())
 
 

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.families import Family, family_entry
+from lm_polygraph_asmi.model.devices import coarsest, dtypes_of, execution_device
+from lm_polygraph_asmi.model.families import Family, family_entry, is_shipped
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.notes import foreign_code, known
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
+
+_MAKERS = ("torch", "transformers")
 
 TOKENS = 13
 """Length of the pass that is looked at; no model has as many heads."""
@@ -113,9 +115,32 @@ def structure_of(model: PreTrainedModel) -> Structure:
     entry = family_entry(model)
     key = ("structure", entry)
     if key not in facts:
+        _check_not_compiled(model)
+        if entry is not None and is_shipped(entry) and not _as_made(model):
+            entry = None
         facts[key] = _find(model) if entry is None else _from_table(model, entry)
     found: Structure = facts[key]
     return found
+
+
+def _check_not_compiled(model: PreTrainedModel) -> None:
+    """Compiled code does not ask again for hooks and forward methods that were put in later."""
+    for path, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable"):
+            raise TypeError(
+                f"{type(model).__name__}: {path or 'the model'} is compiled by torch.compile: ASMI "
+                "needs it as transformers loads it. (What module.compile() does in place may stay, "
+                "it is set aside while a model is scored)"
+            )
+
+
+def _as_made(model: PreTrainedModel) -> bool:
+    """Whether a model is what its class makes: no module of another origin, no hook, one dtype."""
+    return len(dtypes_of(model)) == 1 and not any(
+        foreign_code(module) or type(module).__module__.partition(".")[0] not in _MAKERS
+        for module in model.modules()
+    )
 
 
 def _from_table(model: PreTrainedModel, family: Family) -> Structure:
@@ -242,8 +267,9 @@ class _Trace:
     def watching(self, root: nn.Module, head: int | None = None) -> Iterator[None]:
         with ExitStack() as hooks:
             for module in root.modules():
+                # First in line, and last: what others' hooks change is inside.
                 for handle in (
-                    module.register_forward_pre_hook(self.enter, with_kwargs=True),
+                    module.register_forward_pre_hook(self.enter, with_kwargs=True, prepend=True),
                     module.register_forward_hook(self.leave, with_kwargs=True),
                 ):
                     hooks.callback(handle.remove)
@@ -307,15 +333,29 @@ def _find(model: PreTrainedModel) -> Structure:
         try:
             with trace.watching(model):
                 model(input_ids=tokens, use_cache=False, return_dict=True)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            raise TypeError(
-                f"{name} does not run on token ids alone ({type(error).__name__}: {error}), and "
-                "ASMI scores texts alone"
-            ) from error
+            raise TypeError(_why_not(model, error)) from error
         found = _read(model, trace)
         _check_causal(model, found, tokens)
         _check_heads(model, found, trace)
         return replace(found, takes_cache=_takes_cache(model, found, tokens))
+
+
+def _why_not(model: PreTrainedModel, error: Exception) -> str:
+    """Why a model's own forward pass over a text may have failed."""
+    said = f"{type(error).__name__}: {error}"
+    dtypes = sorted(map(str, dtypes_of(model)))
+    if len(dtypes) > 1:
+        return (
+            f"{type(model).__name__} has weights in {' and '.join(dtypes)}, and does not run so "
+            f"({said}): load it in one precision. Autocast is off while a model is scored"
+        )
+    return (
+        f"{type(model).__name__} does not run on token ids alone ({said}), and ASMI scores texts "
+        "alone"
+    )
 
 
 def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
@@ -468,7 +508,7 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> N
     first, second = (
         states_of(trunk(input_ids=ids, use_cache=False))[0, :-1].float() for ids in (tokens, other)
     )
-    rounding = 1e-3 if model.dtype.itemsize >= 4 else 0.1
+    rounding = 1e-3 if coarsest(model).itemsize >= 4 else 0.1
     if not (first - second).abs().max() <= rounding * first.abs().max():
         raise TypeError(
             f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "

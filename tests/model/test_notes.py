@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -14,12 +15,14 @@ from transformers import LlamaForCausalLM
 from lm_polygraph_asmi.model import (
     model_lock,
     model_state,
+    notes,
     plain_model,
     scoring_session,
     subnetwork_log_probs,
     unembedding,
 )
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys, model_key
+from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 from tests.registry import tiny_class
 
@@ -87,6 +90,40 @@ def test_weights_exchanged_twice_are_others():
         layer.weight = nn.Parameter(layer.weight.detach() * 1.1)
         seen.add(model_state(model))
         assert len(seen) == turn + 1
+
+
+def test_weights_that_get_the_place_of_earlier_ones_are_others():
+    """As those of a model that was rounded to 16 bits and back may."""
+    layer, place = nn.Linear(4, 4), np.ones((4, 4), dtype=np.float32)
+    layer.weight.data = torch.from_numpy(place)
+    state = model_state(layer)
+    layer.weight.data = torch.zeros(4, 4)
+    place *= 2
+    layer.weight.data = torch.from_numpy(place)
+    assert model_state(layer) != state
+
+
+def test_what_is_known_of_storages_is_forgotten_with_them():
+    for _ in range(3):
+        model_state(nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)]))
+    living = sum(not of.expired() for of, _ in notes._STORAGES.values())
+    assert len(notes._STORAGES) <= max(2 * living, 1024)
+
+
+def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
+    """They have no version counter that would tell."""
+    with torch.inference_mode():
+        model = tiny_model("gpt2")
+    engine, prompt = Engine(num_masks=4, mask_rate=0.4, journal=str(tmp_path)), IDS[:9]
+
+    def likelihood() -> list[float]:
+        return engine.score(model, prompt, [5, 6])["asmi_log_likelihood"].tolist()
+
+    before = likelihood()
+    assert likelihood() == before
+    with torch.inference_mode():
+        model.transformer.ln_f.weight.mul_(0.5)
+    assert likelihood() != before
 
 
 @pytest.mark.parametrize("offloaded", [False, True])

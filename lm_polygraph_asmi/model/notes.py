@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -47,6 +48,9 @@ _NO_MATTER |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or
 _NOTHING: frozenset[str] = frozenset()
 _PLAIN = {bool, int, float, str, type(None)}
 _COLLECTIONS = {dict, list, tuple, set, frozenset}
+_FUNCTIONS = {FunctionType, BuiltinFunctionType, partial}
+_METHODS = ("forward", "_old_forward")
+_LIBRARIES = ("torch", "transformers", "accelerate", __package__.partition(".")[0])
 _RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 
 
@@ -125,23 +129,37 @@ def model_state(model: nn.Module) -> int:
 
 
 def plain_values(module: nn.Module) -> list[str]:
-    """The numbers, texts and collections of them among a module's attributes, with their names.
+    """The numbers, texts, collections of them and functions among a module's attributes, by name.
 
-    Such as the scaling of attention or of an adapter. Left out is what changes no result: names
-    that begin with an underscore, where a model lies, whether it is being trained.
+    Such as the scaling of attention or of an adapter, or an activation. Left out is what changes no
+    result: where a model lies, whether it is being trained, what is no number among the names that
+    begin with an underscore. Functions without a name of their own are `foreign_code`.
     """
     own, renewed, found = vars(module), renewed_names(module), []
     for name in [name for name in own if name not in _NO_MATTER]:
         value = own[name]
         kind = type(value)
         # Where recurrent layers begin with None, a pass puts a tensor.
-        if value is None or name[0] == "_" or name in renewed:
+        if value is None or name in renewed or (name[0] == "_" and kind not in (int, float)):
             continue
         if kind in _PLAIN:
             found.append(f"{name}={value!r}")
         elif kind in _COLLECTIONS:
             found.append(f"{name}={_text(value)}")
+        elif kind in _FUNCTIONS:
+            found.append(f"{name}={_named(value)}")
     return found
+
+
+def _named(function: Any) -> str | None:
+    """What a function is called, with what is bound to it; None for one without a name."""
+    if isinstance(function, partial):
+        bound = _text(function.args), _text(function.keywords)
+        name = _named(function.func)
+        return name and f"{name}{bound}"
+    if "<" in function.__qualname__ or getattr(function, "__closure__", None):
+        return None
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def renewed_names(module: nn.Module) -> Set[str]:
@@ -158,7 +176,7 @@ def renewed_names(module: nn.Module) -> Set[str]:
 
 
 def foreign_code(module: nn.Module) -> list[Any]:
-    """Hooks, and a forward method of this one object, that others have set on a module.
+    """Hooks, nameless functions, and a forward method of its own, that others have set on a module.
 
     What they compute cannot be told. Those of transformers and accelerate are not among them: they
     record, or fetch weights. Nor are those set here, which come and go within a pass.
@@ -169,9 +187,14 @@ def foreign_code(module: nn.Module) -> list[Any]:
         if own[kind]:
             found += own[kind].values()
     # Where accelerate has wrapped the forward method, what it has wrapped counts.
-    for name in ("forward", "_old_forward"):
+    for name in _METHODS:
         if name in own and getattr(own[name], "__func__", None) is not type(module).forward:
             found.append(own[name])
+    found += [
+        value
+        for name, value in own.items()
+        if type(value) in _FUNCTIONS and name not in _METHODS and _named(value) is None
+    ]
     return [code for code in found if not _of_library(code)] if found else found
 
 
@@ -179,7 +202,7 @@ def _of_library(code: Any) -> bool:
     while isinstance(code, partial):
         code = code.func
     home = getattr(code, "__module__", None) or type(code).__module__
-    return home.partition(".")[0] in ("transformers", "accelerate", __package__.partition(".")[0])
+    return home.partition(".")[0] in _LIBRARIES
 
 
 def _text(value: Any) -> str | None:

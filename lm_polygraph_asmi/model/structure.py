@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.model.devices import coarsest, dtypes_of, execution_device
 from lm_polygraph_asmi.model.families import Family, family_entry, is_shipped
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
-from lm_polygraph_asmi.model.notes import foreign_code, known
+from lm_polygraph_asmi.model.notes import foreign_code, known, plain_values
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
 _MAKERS = ("torch", "transformers")
@@ -116,7 +116,7 @@ def structure_of(model: PreTrainedModel) -> Structure:
     key = ("structure", entry)
     if key not in facts:
         _check_not_compiled(model)
-        if entry is not None and is_shipped(entry) and not _as_made(model):
+        if entry is not None and is_shipped(entry) and not _as_made(model, entry):
             entry = None
         facts[key] = _find(model) if entry is None else _from_table(model, entry)
     found: Structure = facts[key]
@@ -135,11 +135,17 @@ def _check_not_compiled(model: PreTrainedModel) -> None:
             )
 
 
-def _as_made(model: PreTrainedModel) -> bool:
-    """Whether a model is what its class makes: no module of another origin, no hook, one dtype."""
-    return len(dtypes_of(model)) == 1 and not any(
-        foreign_code(module) or type(module).__module__.partition(".")[0] not in _MAKERS
-        for module in model.modules()
+def _as_made(model: PreTrainedModel, entry: Family) -> bool:
+    """Whether a model is what its class makes: no module of another origin or twice in the stack,
+    no hook, one dtype."""
+    layers = list(model.get_submodule(entry.layers))  # type: ignore[arg-type]
+    return (
+        len(set(layers)) == len(layers)
+        and len(dtypes_of(model)) == 1
+        and not any(
+            foreign_code(module) or type(module).__module__.partition(".")[0] not in _MAKERS
+            for module in model.modules()
+        )
     )
 
 
@@ -328,6 +334,7 @@ def _find(model: PreTrainedModel) -> Structure:
     # Other implementations show no softmax.
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
+        before = [(id(module), plain_values(module)) for module in model.modules()]
         tokens = _ordinary_tokens(model)[None]
         tokens = tokens.to(execution_device(model.get_input_embeddings()))
         try:
@@ -337,6 +344,11 @@ def _find(model: PreTrainedModel) -> Structure:
             raise
         except Exception as error:
             raise TypeError(_why_not(model, error)) from error
+        if [(id(module), plain_values(module)) for module in model.modules()] != before:
+            raise TypeError(
+                f"{name} changes itself in a pass (as BigBird does, which chooses its attention by "
+                "the length of the first text): its numbers depend on what it was given before"
+            )
         found = _read(model, trace)
         _check_causal(model, found, tokens)
         _check_heads(model, found, trace)

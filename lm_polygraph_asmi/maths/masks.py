@@ -38,11 +38,13 @@ def sample_head_masks(
     check_mask_sampler(sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
-    uniform = torch.rand(num_samples, num_heads, generator=generator, device=generator.device)
+    # The type is said, since another default draws others.
+    how = {"generator": generator, "device": generator.device, "dtype": torch.float32}
+    uniform = torch.rand(num_samples, num_heads, **how)
     if sampler == "bernoulli":
         return (uniform >= mask_rate).to(uniform.dtype)
     times, fraction = divmod(mask_rate * num_samples, 1)
-    once_more = torch.rand(num_heads, generator=generator, device=generator.device) < fraction
+    once_more = torch.rand(num_heads, **how) < fraction
     masked_times = (times + once_more).clamp_min(1)
     rank = uniform.argsort(dim=0).argsort(dim=0)
     return (rank >= masked_times).to(uniform.dtype)

@@ -33,6 +33,7 @@ from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.perturbation import Edit, without_heads
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
+from lm_polygraph_asmi.model.structure import special_tokens
 from lm_polygraph_asmi.model.suffix import Way, ways, whole_passes
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
@@ -75,6 +76,7 @@ class Extent:
         keys: keys in one sequence.
         rows: masks together.
         regime: see `regimes`.
+        special: see `specials`.
     """
 
     prompt: int
@@ -82,6 +84,7 @@ class Extent:
     keys: int
     rows: int
     regime: tuple[int, ...]
+    special: tuple[int, ...]
 
     def covers(self, other: "Extent") -> bool:
         return (
@@ -95,7 +98,8 @@ class Extent:
     @property
     def _kind(self) -> tuple[object, ...]:
         """What no length makes up for: layers may do nothing, or another thing, with one of it."""
-        return self.regime, self.prompt == 0, self.response == 1, self.rows == 1
+        one = self.prompt == 0, self.response == 1, self.rows == 1
+        return self.regime, self.special, one
 
     def resembles(self, other: "Extent") -> bool:
         return self.covers(other) and other.covers(self)
@@ -165,11 +169,25 @@ def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
     return tuple(bisect(facts["lengths"], length - 1) for length in lengths)
 
 
+def specials(model: PreTrainedModel, *ids: Tensor) -> tuple[int, ...]:
+    """Which tokens that the model's configuration names are in a text; some models leave out the
+    places of padding when they count positions."""
+    named = special_tokens(model)
+    return tuple(sorted({token for part in ids for token in part.tolist()} & named))
+
+
 def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: int) -> Extent:
     prompt, tokens = unmasked.before.stop, unmasked.predicting.stop
     response = tokens - prompt
     keys = prompt + rows * response if packed else tokens
-    return Extent(prompt, response, keys, rows, regimes(model, prompt, tokens, keys))
+    return Extent(
+        prompt,
+        response,
+        keys,
+        rows,
+        regimes(model, prompt, tokens, keys),
+        specials(model, unmasked.input_ids[:-1]),
+    )
 
 
 def _unless_known(

@@ -50,7 +50,6 @@ _PLAIN = {bool, int, float, str, type(None)}
 _COLLECTIONS = {dict, list, tuple, set, frozenset}
 _FUNCTIONS = {FunctionType, BuiltinFunctionType, partial}
 _METHODS = ("forward", "_old_forward")
-_LIBRARIES = ("torch", "transformers", "accelerate", __package__.partition(".")[0])
 _RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 
 
@@ -146,17 +145,18 @@ def plain_values(module: nn.Module) -> list[str]:
             found.append(f"{name}={value!r}")
         elif kind in _COLLECTIONS:
             found.append(f"{name}={_text(value)}")
-        elif kind in _FUNCTIONS:
+        elif kind in _FUNCTIONS and name not in _METHODS:
             found.append(f"{name}={_named(value)}")
     return found
 
 
 def _named(function: Any) -> str | None:
-    """What a function is called, with what is bound to it; None for one without a name."""
+    """What a function is called, with what is bound to it; None where that tells not all of it."""
     if isinstance(function, partial):
-        bound = _text(function.args), _text(function.keywords)
-        name = _named(function.func)
-        return name and f"{name}{bound}"
+        name, bound = _named(function.func), (*function.args, *function.keywords.values())
+        if name is None or any(type(value) not in _PLAIN for value in bound):
+            return None
+        return f"{name}{function.args}{function.keywords}"
     if "<" in function.__qualname__ or getattr(function, "__closure__", None):
         return None
     return f"{function.__module__}.{function.__qualname__}"
@@ -202,7 +202,7 @@ def _of_library(code: Any) -> bool:
     while isinstance(code, partial):
         code = code.func
     home = getattr(code, "__module__", None) or type(code).__module__
-    return home.partition(".")[0] in _LIBRARIES
+    return home.partition(".")[0] in ("transformers", "accelerate", __package__.partition(".")[0])
 
 
 def _text(value: Any) -> str | None:

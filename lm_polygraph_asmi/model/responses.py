@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import Extent, regimes
+from lm_polygraph_asmi.model.check import Extent, regimes, specials
 from lm_polygraph_asmi.model.devices import coarsest, execution_device
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
@@ -68,6 +68,7 @@ def response_embeddings(
         keys=longest,
         rows=min(2, len(ids)),  # two are tried
         regime=regimes(model, prompt, shortest, longest),
+        special=specials(model, prompt_ids, *ids),
     )
     shared = known(model).setdefault(("shared prompt", attention_of(model)), [])
     can = next((answer for before, answer in shared if before.covers(extent)), None)

@@ -311,14 +311,24 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.cpu(), b.cpu())
 
 
+def special_tokens(model: PreTrainedModel) -> set[int]:
+    """Token ids that the configuration names; a model may do something else where they stand."""
+    facts = known(model)
+    if "special tokens" not in facts:
+        special: set[int] = set()
+        for part in (model.config, model.config.get_text_config(decoder=True)):
+            for name, value in part.to_dict().items():
+                if name.endswith(("token_id", "token_index", "token_ids")):
+                    special |= set(value if isinstance(value, list) else [value])
+        facts["special tokens"] = special
+    found: set[int] = facts["special tokens"]
+    return found
+
+
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     """Token ids of a short text without any special token."""
     config = model.config.get_text_config(decoder=True)
-    special: set[int] = set()
-    for part in (model.config, config):
-        for name, value in part.to_dict().items():
-            if name.endswith(("token_id", "token_index", "token_ids")):
-                special |= set(value if isinstance(value, list) else [value])
+    special = special_tokens(model)
     usual = [token for token in range(min(config.vocab_size, 200)) if token not in special]
     return torch.tensor([usual[(7 * i + 3) % len(usual)] for i in range(TOKENS)])
 

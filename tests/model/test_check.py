@@ -123,6 +123,19 @@ def test_angles_that_switch_between_prompt_and_response():
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+def test_padding_inside_a_text_is_another_case():
+    """Xmod leaves it out when it counts positions, but not behind what a cache holds."""
+    model = tiny_class("XmodForCausalLM")
+    padded = sequence()
+    padded[4] = model.config.pad_token_id
+    for ids in (sequence(), padded):
+        found = subnetwork_log_probs(model, ids, PROMPT, 1, masks(3), scope="response")
+        with scoring_session(model):
+            unmasked = run_unmasked(model, ids, PROMPT, [1], "response")
+            expected = readout(model, whole_passes(model, unmasked, 1, masks(3)))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
 def test_one_mask_says_nothing_about_two(whole, numbers):
     model = tiny_model("llama")

@@ -181,6 +181,19 @@ def test_heads_that_are_mixed_before_the_projection_are_refused():
         structure_of(tiny_class("DiffLlamaForCausalLM"))
 
 
+def test_a_model_that_a_pass_changes_is_refused():
+    """BigBird forgets its sparse attention at the first short text."""
+    with pytest.raises(TypeError, match="changes itself in a pass"):
+        structure_of(tiny_class("BigBirdForCausalLM"))
+
+
+def test_a_layer_that_runs_twice_is_refused_in_a_class_of_the_table():
+    model = tiny_model("llama")
+    model.model.layers[3] = model.model.layers[1]
+    with pytest.raises(TypeError, match="do not run once each"):
+        structure_of(model)
+
+
 def test_a_projection_that_is_used_twice_in_a_layer_is_refused():
     with pytest.raises(TypeError, match=r"ProphetNetForCausalLM.*is called \d times"):
         structure_of(tiny_class("ProphetNetForCausalLM"))

@@ -49,12 +49,38 @@ def hooked_before(model: nn.Module) -> None:
     model.lm_head.register_forward_pre_hook(lambda _, given: (given[0] * 1.2,))
 
 
+def otherwise_active(model: nn.Module) -> None:
+    model.model.layers[1].mlp.act_fn = nn.Tanh()
+
+
+def by_another_function(model: nn.Module) -> None:
+    model.model.layers[1].mlp.act_fn.act = torch.tanh
+
+
+def named_with_an_underscore(model: nn.Module) -> None:
+    model.model.layers[1].mlp._scale = 3.0
+
+
+def by_a_nameless_function(model: nn.Module) -> None:
+    model.lm_head.activation = lambda x: x * 2
+
+
 def patched(model: nn.Module) -> None:
     own = model.lm_head.forward
     model.lm_head.forward = lambda states: own(states) * 2
 
 
-@pytest.mark.parametrize("change", [scaled, soft_capped, slower])
+@pytest.mark.parametrize(
+    "change",
+    [
+        scaled,
+        soft_capped,
+        slower,
+        otherwise_active,
+        by_another_function,
+        named_with_an_underscore,
+    ],
+)
 def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], None]):
     model = tiny_model("llama")
     state, key = model_state(model), model_key(model)
@@ -63,7 +89,7 @@ def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], 
     assert model_key(model) != key
 
 
-@pytest.mark.parametrize("change", [hooked, hooked_before, patched])
+@pytest.mark.parametrize("change", [hooked, hooked_before, patched, by_a_nameless_function])
 def test_what_others_compute_is_neither_kept_nor_found(
     change: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -223,3 +249,10 @@ def test_other_adapters_of_the_unembedding_are_refused():
 def test_alora_is_refused_by_name():
     with pytest.raises(TypeError, match="aLoRA"):
         plain_model(lora(target_modules=["q_proj"], alora_invocation_tokens=[3, 4]))
+
+
+def test_modules_of_another_class_are_another_model():
+    one, other = tiny_model("llama"), tiny_model("llama")
+    for model, kind in ((one, nn.Sigmoid), (other, nn.Tanh)):
+        model.model.layers[1].mlp.act_fn = kind()
+    assert model_key(one) != model_key(other)

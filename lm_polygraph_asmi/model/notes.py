@@ -198,6 +198,15 @@ def foreign_code(module: nn.Module) -> list[Any]:
     return [code for code in found if not _of_library(code)] if found else found
 
 
+def has_foreign_code(model: nn.Module) -> bool:
+    """Whether there is any in a model. It may do another thing at each position and for each text,
+    so that nothing but whole passes is known to run it as the model does."""
+    facts = known(model)
+    if "foreign code" not in facts:
+        facts["foreign code"] = any(foreign_code(module) for module in model.modules())
+    return bool(facts["foreign code"])
+
+
 def _of_library(code: Any) -> bool:
     while isinstance(code, partial):
         code = code.func

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.model.check import Extent, regimes, specials
 from lm_polygraph_asmi.model.devices import coarsest, execution_device
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.notes import has_foreign_code, known
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
@@ -73,7 +73,7 @@ def response_embeddings(
     shared = known(model).setdefault(("shared prompt", attention_of(model)), [])
     can = next((answer for before, answer in shared if before.covers(extent)), None)
     if can is None:
-        can = _can_share(model, layer, prompt_ids, ids)
+        can = not has_foreign_code(model) and _can_share(model, layer, prompt_ids, ids)
         shared.append((extent, can))
     return (_behind_one_prompt if can else _one_by_one)(model, layer, prompt_ids, ids)
 

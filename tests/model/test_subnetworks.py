@@ -178,6 +178,27 @@ def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
     assert hooks_of(model) == len(handles)
 
 
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("layer", [1, 3])
+def test_hooks_may_act_at_some_positions_alone(layer, scope):
+    """Not at those of the first text, which is the one that is checked."""
+
+    def steer(_, __, hidden):
+        hidden = hidden.clone()
+        hidden[:, 18:] += 2
+        return hidden
+
+    model = tiny_model("llama")
+    model.model.layers[layer].register_forward_hook(steer)
+    for prompt, length in ((12, 18), (14, 21)):
+        ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(length))
+        fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
+        slow = reference.subnetwork_log_probs(
+            model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
+        )
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+
+
 def layer_compiled(model):
     model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
 

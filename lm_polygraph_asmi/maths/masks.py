@@ -3,6 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -39,7 +40,8 @@ def sample_head_masks(
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
     # The type is said, since another default draws others.
-    how = {"generator": generator, "device": generator.device, "dtype": torch.float32}
+    how: dict[str, Any] = {"generator": generator, "device": generator.device}
+    how["dtype"] = torch.float32
     uniform = torch.rand(num_samples, num_heads, **how)
     if sampler == "bernoulli":
         return (uniform >= mask_rate).to(uniform.dtype)

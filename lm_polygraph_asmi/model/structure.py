@@ -116,9 +116,10 @@ def structure_of(model: PreTrainedModel) -> Structure:
     key = ("structure", entry)
     if key not in facts:
         _check_not_compiled(model)
-        if entry is not None and is_shipped(entry) and not _as_made(model, entry):
-            entry = None
-        facts[key] = _find(model) if entry is None else _from_table(model, entry)
+        if entry is not None and (not is_shipped(entry) or _as_made(model, entry)):
+            facts[key] = _from_table(model, entry)
+        else:
+            facts[key] = _find(model, entry)
     found: Structure = facts[key]
     return found
 
@@ -138,7 +139,7 @@ def _check_not_compiled(model: PreTrainedModel) -> None:
 def _as_made(model: PreTrainedModel, entry: Family) -> bool:
     """Whether a model is what its class makes: no module of another origin or twice in the stack,
     no hook, one dtype."""
-    layers = list(model.get_submodule(entry.layers))  # type: ignore[arg-type]
+    layers = list(model.get_submodule(entry.layers))  # type: ignore[call-overload]
     return (
         len(set(layers)) == len(layers)
         and len(dtypes_of(model)) == 1
@@ -253,6 +254,12 @@ class _Trace:
         self._clock += 1
         return self._clock
 
+    def by_module(self) -> dict[nn.Module, list[_Call]]:
+        calls: dict[nn.Module, list[_Call]] = {}
+        for call in self.calls:
+            calls.setdefault(call.module, []).append(call)
+        return calls
+
     def softmax(self, heads: int) -> None:
         stack = tuple(call.module for call in self._stack)
         self.softmaxes.append(_Softmax(heads, self._tick(), stack))
@@ -333,8 +340,9 @@ def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     return torch.tensor([usual[(7 * i + 3) % len(usual)] for i in range(TOKENS)])
 
 
-def _find(model: PreTrainedModel) -> Structure:
-    """Find the structure in short passes; see the module's docstring."""
+def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
+    """Find the structure in short passes; see the module's docstring. An entry spares the search,
+    not the checks."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder model: ASMI masks heads of decoders alone")
@@ -359,7 +367,11 @@ def _find(model: PreTrainedModel) -> Structure:
                 f"{name} changes itself in a pass (as BigBird does, which chooses its attention by "
                 "the length of the first text): its numbers depend on what it was given before"
             )
-        found = _read(model, trace)
+        if entry is None:
+            found = _read(model, trace)
+        else:
+            found = _from_table(model, entry)
+            _check_order(model, found.layers, trace.by_module())
         _check_causal(model, found, tokens)
         _check_heads(model, found, trace)
         return replace(found, takes_cache=_takes_cache(model, found, tokens))
@@ -383,9 +395,7 @@ def _why_not(model: PreTrainedModel, error: Exception) -> str:
 def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     """Paths from the recorded calls."""
     name = type(model).__name__
-    calls: dict[nn.Module, list[_Call]] = {}
-    for call in trace.calls:
-        calls.setdefault(call.module, []).append(call)
+    calls = trace.by_module()
     if not trace.softmaxes:
         raise TypeError(
             f"{name} has no attention heads that ASMI could mask: no softmax over keys was seen in "
@@ -464,14 +474,20 @@ def _stack_of_layers(
             f"{name}: ASMI needs one stack of layers with attention heads, found {seen}"
         )
     path, stack = outermost[0]
+    _check_order(model, path, calls)
+    return path, stack
+
+
+def _check_order(model: PreTrainedModel, path: str, calls: Mapping[nn.Module, list[_Call]]) -> None:
+    stack: Any = model.get_submodule(path)
     times = [len(calls.get(layer, [])) for layer in stack]
     orders = [calls[layer][0].order for layer in stack if layer in calls]
     if set(times) != {1} or orders != sorted(orders):
         raise TypeError(
-            f"{name}: the {len(stack)} layers at {path!r} do not run once each in their order "
-            f"(calls: {times}), so that masking one of them is not one place of the model"
+            f"{type(model).__name__}: the {len(stack)} layers at {path!r} do not run once "
+            f"each in their order (calls: {times}), so that masking one of them is not one place "
+            "of the model"
         )
-    return path, stack
 
 
 def _path_of(root: nn.Module, module: nn.Module) -> str:

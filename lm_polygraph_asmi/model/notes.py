@@ -193,7 +193,7 @@ def foreign_code(module: nn.Module) -> list[Any]:
     found += [
         value
         for name, value in own.items()
-        if type(value) in _FUNCTIONS and name not in _METHODS and _named(value) is None
+        if type(value) in _FUNCTIONS and name != "forward" and name[0] != "_" and not _named(value)
     ]
     return [code for code in found if not _of_library(code)] if found else found
 

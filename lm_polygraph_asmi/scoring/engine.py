@@ -30,7 +30,6 @@ from lm_polygraph_asmi.model import (
     check_unmasked,
     head_parts,
     layer_at,
-    model_state,
     num_heads,
     num_layers,
     readout,
@@ -38,6 +37,7 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    state_in_session,
     together,
     unembedding,
     without_part,
@@ -175,8 +175,8 @@ class Engine:
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """What the journal knows a model by, as the model is now."""
-        return self._keys.of(model, model_state(model)) if self.journal.kept else {}
+        """What the journal knows a model by, as it was when the session was entered."""
+        return self._keys.of(model, state_in_session(model)) if self.journal.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
@@ -217,6 +217,17 @@ class Engine:
             ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
+        with scoring_session(model, self.attention):  # which looks at the model's state once
+            return self._score(model, prompt, response, context, passages)
+
+    def _score(
+        self,
+        model: PreTrainedModel,
+        prompt: Tensor,
+        response: Sequence[int],
+        context: Context | None,
+        passages: bool,
+    ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
         sources, spans = self.sources, None
@@ -250,20 +261,19 @@ class Engine:
         shorter = self.journal.get(shorter_key) if self.without_context else {}
         if example is None or missing or shorter is None:
             layers = [parts_of[part].layer for part in missing or parts_of]
-            with scoring_session(model, self.attention):
-                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
-                if not missing:
-                    check_unmasked(model, unmasked)
-                split: dict[int, list[HeadPart]] = {}
-                for part in missing:
-                    used = parts_of[part]
-                    parts[part] = self._score_part(model, unmasked, used, spans, split)
-                    self.journal.put(keys[part], parts[part])
-                self.journal.put(answer_key, example)  # now that it has been checked
-                if shorter is None:
-                    assert spans is not None
-                    shorter = self._without_context(model, unmasked, spans)
-                    self.journal.put(shorter_key, shorter)
+            unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
+            if not missing:
+                check_unmasked(model, unmasked)
+            split: dict[int, list[HeadPart]] = {}
+            for part in missing:
+                used = parts_of[part]
+                parts[part] = self._score_part(model, unmasked, used, spans, split)
+                self.journal.put(keys[part], parts[part])
+            self.journal.put(answer_key, example)  # now that it has been checked
+            if shorter is None:
+                assert spans is not None
+                shorter = self._without_context(model, unmasked, spans)
+                self.journal.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for (depth, source), part in parts.items():
             found = {n: v for n, v in part.items() if n != "asmi_seconds"}

@@ -188,6 +188,7 @@ def head_concentration(cells: Sequence[Cell]) -> Items:
                 "H": used["num_heads"],
                 "S": used["num_masks"],
                 "tokens": len(found.z),
+                "tokens an answer": len(found.z) / len(cell),
                 "n_eff (high MI)": float(found.heads[high].mean()),
                 "n_eff of noise†": float(np.nanmean(found.null[high])),
                 "of redrawn masks†": float(np.nanmean(found.redrawn[high])),
@@ -211,6 +212,8 @@ def head_concentration(cells: Sequence[Cell]) -> Items:
         "noise, with its 95 % interval over clusters: below zero, criticality is more concentrated "
         "than noise; above, more spread; an interval that holds zero: not known to be other than "
         "noise.",
+        "Tokens an answer: the paper has 5.56 on CoQA, 14.75 on SQuAD, 2.18 on BabiQA and 4.05 on "
+        "TriviaQA, closing tokens counted; others show another tokenisation or another end. "
         "n_eff: mean of 1/HHI over the tenth of the tokens with the highest MI_t; median and the "
         "inverse of the mean index beside it. z: observed index against 1,000 deals, in standard "
         "deviations of the null; the null is skewed, so z beyond 1.96 is no test, and p is counted "

@@ -28,12 +28,13 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     stacked,
     verdicts_of,
 )
+from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import Cell, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
     flags, confident_fragile, payoff, selector, boundary, truncation, coverage, stability,
-    mechanism, cosines, case_study, judges, noise, length, audit, cost,
+    sources, mechanism, cosines, case_study, judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""
 

@@ -38,12 +38,13 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     stacked,
     verdicts_of,
 )
+from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import Cell, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
     flags, confident_fragile, payoff, selector, boundary, truncation, coverage, stability,
-    mechanism, cosines, case_study, head_claims, head_concentration, head_coupling, head_errors,
+    sources, mechanism, cosines, case_study, head_claims, head_concentration, head_coupling, head_errors,
     causal_probe, causal_differences, falsifier_verdicts, falsifier, falsifier_added, dissociation,
     judges, noise, length, audit, cost,
 )  # fmt: skip

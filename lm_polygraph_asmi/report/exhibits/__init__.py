@@ -44,8 +44,8 @@ from lm_polygraph_asmi.saved.cells import Cell, variant
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
     flags, confident_fragile, payoff, selector, boundary, truncation, coverage, stability,
-    sources, mechanism, cosines, case_study, head_claims, head_concentration, head_coupling, head_errors,
-    causal_probe, causal_differences, falsifier_verdicts, falsifier, falsifier_added, dissociation,
+    sources, mechanism, cosines, case_study, head_claims, head_concentration, head_coupling,
+    head_errors, causal_probe, causal_differences, falsifier_verdicts, falsifier, falsifier_added, dissociation,
     judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""

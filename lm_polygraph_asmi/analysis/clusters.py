@@ -53,6 +53,22 @@ def finite(**column: ArrayLike) -> np.ndarray:
     return found
 
 
+def labels(**column: ArrayLike) -> np.ndarray:
+    """The one column given by name, as truth values.
+
+    Raises:
+        ValueError: it holds other values than True and False, 1 and 0.
+    """
+    ((name, _),) = column.items()
+    found = finite(**column)
+    if not np.isin(found, (0, 1)).all():
+        raise ValueError(
+            f"{name} must hold True and False (or 1 and 0), got {found[~np.isin(found, (0, 1))][0]}"
+            ": of a quality, say which values are wrong, such as quality < 0.5"
+        )
+    return found.astype(bool)
+
+
 def control_table(controls: ArrayLike) -> np.ndarray:
     """Controls as a table (n, c).
 
@@ -85,6 +101,11 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
             )
 
 
+def cluster_codes(clusters: Sequence[str]) -> np.ndarray:
+    """(n,) number of each row's cluster, from 0, in the order of the keys."""
+    return np.unique(np.asarray(clusters, dtype=str), return_inverse=True)[1]
+
+
 def text_clusters(prompts: Sequence[str]) -> list[str]:
     """What rows share, read from their prompts: CoQA's story, SQuAD's passage, else all of it.
 
@@ -106,7 +127,7 @@ def cluster_draws(
     Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts until
     `resamples` rows are made; what is computed from one row of an array shares its draw.
     """
-    _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    codes = cluster_codes(clusters)
     total = int(codes.max()) + 1
     rng = np.random.default_rng(seed)
     chunk = max(1, ROWS_AT_ONCE // len(codes))
@@ -194,3 +215,27 @@ def cluster_band(
             places = np.linspace(0, len(values) - 1, points)
             found.append(np.interp(places, np.arange(len(values)), values))
     return np.percentile(found, [2.5, 97.5], axis=0)
+
+
+def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
+    """Band that holds a whole curve, at all its points at once, in 95 % of cases.
+
+    Every point is as many standard errors wide as the farthest point of a resampled curve strays in
+    95 % of resamples. Source: Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence
+    bands: theory, implementation, and an application to SVARs.
+
+    Args:
+        values: (m,) the curve.
+        drawn: (B, m) the same on B resamples.
+
+    Returns:
+        (2, m), low and high; NaN with fewer than two resamples.
+    """
+    curve, resampled = np.asarray(values, dtype=float), np.asarray(drawn, dtype=float)
+    if len(resampled) < 2:
+        return np.full((2, len(curve)), np.nan)
+    spread = resampled.std(0, ddof=1)
+    moving = spread > 1e-12 * np.abs(curve).max(initial=0)  # where all is kept, nothing moves
+    strayed = np.abs(resampled - curve)[:, moving] / spread[moving]
+    width = np.percentile(strayed.max(1, initial=0), 95)
+    return curve + np.array([[-1.0], [1.0]]) * width * np.where(moving, spread, 0)

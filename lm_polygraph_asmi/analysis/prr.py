@@ -6,7 +6,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import ROWS_AT_ONCE, SEED, cluster_draws, finite
+from lm_polygraph_asmi.analysis.clusters import (
+    ROWS_AT_ONCE,
+    SEED,
+    check_rows,
+    cluster_draws,
+    finite,
+    simultaneous_band,
+)
+
+COVERAGES = np.linspace(0.05, 1, 39)
+"""Shares of answers kept at which a rejection curve is read."""
 
 
 class PRR(NamedTuple):
@@ -65,6 +75,35 @@ class Rejection:
         levels = np.diff(harmonic.take(kept), axis=1, prepend=0)
         excess = summed - total - (kept - count) * mean
         return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
+
+    def curve(self, values: np.ndarray, counts: np.ndarray, coverages: np.ndarray) -> np.ndarray:
+        """Mean of `values` over the least uncertain rows, at some shares of rows kept.
+
+        Rows of equal scores count as their mean: what is kept of them by their rank is kept in
+        part.
+
+        Args:
+            values, counts: as of `area`.
+            coverages: (m,) shares of the rows, in (0, 1].
+
+        Returns:
+            (b, m).
+
+        Raises:
+            ValueError: not as many values as scores, or a coverage outside (0, 1].
+        """
+        if len(values) != len(self.order):
+            raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
+        if not ((coverages > 0) & (coverages <= 1)).all():
+            raise ValueError(f"coverages must lie in (0, 1], got {coverages}")
+        count = counts.take(self.order, axis=1)
+        kept = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
+        summed = np.add.reduceat(count * values[self.order], self.starts, axis=1).cumsum(1)
+        found = np.empty((len(counts), len(coverages)))
+        for row, (known, total) in enumerate(zip(kept, summed, strict=True)):
+            wanted = coverages * known[-1]
+            found[row] = np.interp(wanted, np.r_[0, known], np.r_[0, total]) / wanted
+        return found
 
 
 def has_contrast(quality: ArrayLike) -> bool:
@@ -135,6 +174,54 @@ def prr_draws(
 ) -> np.ndarray:
     """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M)."""
     return weighted_prr(scores, quality, cluster_draws(clusters, resamples, seed))
+
+
+class RejectionCurve(NamedTuple):
+    """Mean quality of the answers that are kept.
+
+    Attributes:
+        coverages: (m,) shares of answers kept.
+        values: (m,) their mean quality.
+        band: (2, m) simultaneous 95 % band over clusters; NaN with fewer than two.
+    """
+
+    coverages: np.ndarray
+    values: np.ndarray
+    band: np.ndarray
+
+
+def rejection_curve(
+    uncertainty: ArrayLike,
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    coverages: ArrayLike = COVERAGES,
+    resamples: int = 1000,
+    seed: int = SEED,
+) -> RejectionCurve:
+    """The curve behind PRR: mean quality of what is kept when the most uncertain are rejected.
+
+    PRR is the area between it and the mean quality of all, over the same area of the oracle's. The
+    band holds at all coverages together: it allows to say where along the curve something is known.
+
+    Args:
+        uncertainty: (n,), higher = more uncertain.
+        quality: (n,), higher = better.
+        clusters: key of each row.
+        coverages: shares of answers kept, in (0, 1]; below a few answers a curve is noise.
+
+    Raises:
+        ValueError: lengths differ, a value that is not finite, or a coverage outside (0, 1].
+    """
+    check_rows(clusters, uncertainty=uncertainty, quality=quality)
+    order, worth = Rejection(uncertainty), np.asarray(quality, dtype=float)
+    shares = np.asarray(coverages, dtype=float)
+    everything = np.ones((1, len(worth)), dtype=int)
+    value = order.curve(worth, everything, shares)[0]
+    drawn = [value[None]]
+    if len(set(clusters)) > 1:
+        draws = cluster_draws(clusters, resamples, seed)
+        drawn = [order.curve(worth, counts, shares) for counts in draws]
+    return RejectionCurve(shares, value, simultaneous_band(value, np.concatenate(drawn)))
 
 
 def prr_with_error(

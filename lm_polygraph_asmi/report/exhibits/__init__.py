@@ -16,6 +16,7 @@ from lm_polygraph_asmi.report.exhibits.benchmark import (
     stability,
 )
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, coverage, truncation
+from lm_polygraph_asmi.report.exhibits.curves import rejection, reliable
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length, noise
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study, cosines, cost, mechanism, screen
 from lm_polygraph_asmi.report.exhibits.signal import (
@@ -32,7 +33,8 @@ from lm_polygraph_asmi.saved.cells import Cell, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
-    flags, confident_fragile, payoff, selector, boundary, truncation, coverage, stability,
+    flags, confident_fragile, payoff, selector, rejection, reliable, boundary, truncation,
+    coverage, stability,
     mechanism, cosines, case_study, judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""

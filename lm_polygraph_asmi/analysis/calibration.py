@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, check_rows, cluster_codes, finite
+from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
 
 SMALLEST_STEP = 25
 """Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
@@ -43,7 +43,7 @@ def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
     """
     from sklearn.isotonic import IsotonicRegression
 
-    score, errors = finite(scores=scores), finite(wrong=wrong)
+    score, errors = finite(scores=scores), binary(wrong=wrong).astype(float)
     if not score.size:
         raise ValueError("there is no answer to calibrate on")
     if score.shape != errors.shape:
@@ -102,7 +102,7 @@ def held_out_probability(
     from sklearn.model_selection import GroupKFold
 
     check_rows(clusters, scores=scores, wrong=wrong)
-    score, errors = finite(scores=scores), finite(wrong=wrong)
+    score, errors = finite(scores=scores), binary(wrong=wrong)
     folds = min(5, len(set(clusters)))
     if folds < 2:
         return None
@@ -189,7 +189,7 @@ def reliability(
             fewer than two clusters.
     """
     check_rows(clusters, chance=chance, wrong=wrong)
-    said, errors = np.asarray(chance, dtype=float), np.asarray(wrong, dtype=bool).astype(float)
+    said, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
     if said.min() < 0 or said.max() > 1:
         raise ValueError("probabilities must lie in [0, 1]")
     codes = cluster_codes(clusters)

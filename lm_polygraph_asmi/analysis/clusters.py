@@ -38,14 +38,35 @@ class Interval(NamedTuple):
         return self.low > value or self.high < value
 
 
+def _numbers(name: str, values: ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must hold numbers, as many in every row") from None
+
+
+def ordered(**column: ArrayLike) -> np.ndarray:
+    """The one column given by name, as numbers that can be ordered: infinite ones too.
+
+    Raises:
+        ValueError: it holds NaN, or something else than numbers.
+    """
+    ((name, values),) = column.items()
+    found = _numbers(name, values)
+    if np.isnan(found).any():
+        raise ValueError(f"{name} holds NaN: leave these rows out for all methods")
+    return found
+
+
 def finite(**column: ArrayLike) -> np.ndarray:
     """The one column given by name, as numbers.
 
     Raises:
-        ValueError: it holds NaN or infinite values: no order of answers, no rate follows from them.
+        ValueError: it holds NaN or infinite values: no order of answers, no rate follows from them;
+            or something else than numbers.
     """
     ((name, values),) = column.items()
-    found = np.asarray(values, dtype=float)
+    found = _numbers(name, values)
     if not np.isfinite(found).all():
         raise ValueError(
             f"{name} has values that are not finite: leave these rows out for all methods"
@@ -53,7 +74,7 @@ def finite(**column: ArrayLike) -> np.ndarray:
     return found
 
 
-def labels(**column: ArrayLike) -> np.ndarray:
+def binary(**column: ArrayLike) -> np.ndarray:
     """The one column given by name, as truth values.
 
     Raises:
@@ -75,7 +96,7 @@ def control_table(controls: ArrayLike) -> np.ndarray:
     Raises:
         ValueError: another shape.
     """
-    table = np.asarray(controls, dtype=float)
+    table = finite(controls=controls)
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(
             f"controls must have shape (n, c), a column each, got {table.shape}; a single one is "
@@ -91,7 +112,7 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
         ValueError: no row, other lengths, or NaN or infinite values.
     """
     if not len(clusters):
-        raise ValueError("there is no row")
+        raise ValueError("there is no row: at least one answer is wanted")
     for name, values in columns.items():
         column = finite(**{name: values})
         if len(column) != len(clusters):
@@ -127,6 +148,8 @@ def cluster_draws(
     Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts until
     `resamples` rows are made; what is computed from one row of an array shares its draw.
     """
+    if not len(clusters):
+        raise ValueError("there is no row: at least one cluster is wanted")
     codes = cluster_codes(clusters)
     total = int(codes.max()) + 1
     rng = np.random.default_rng(seed)
@@ -177,6 +200,8 @@ def cluster_interval(
         statistic: of an array of row numbers, which may repeat.
         clusters: cluster key of each row.
     """
+    if not len(clusters):
+        raise ValueError("there is no row: at least one cluster is wanted")
     everything = np.arange(len(clusters))
     value = statistic(everything)
     if np.isnan(value) or len(set(clusters)) < 2:
@@ -206,6 +231,8 @@ def cluster_band(
     Returns:
         (2, points), low and high; NaN with fewer than two clusters.
     """
+    if not len(clusters):
+        raise ValueError("there is no row: at least one cluster is wanted")
     if len(set(clusters)) < 2:
         return np.full((2, points), np.nan)
     everything, found = np.arange(len(clusters)), []
@@ -230,8 +257,13 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
 
     Returns:
         (2, m), low and high; NaN with fewer than two resamples.
+
+    Raises:
+        ValueError: other shapes, or values that are not finite.
     """
-    curve, resampled = np.asarray(values, dtype=float), np.asarray(drawn, dtype=float)
+    curve, resampled = finite(values=values), finite(drawn=drawn)
+    if resampled.shape[1:] != curve.shape:
+        raise ValueError(f"drawn must have shape (B, {len(curve)}), got {resampled.shape}")
     if len(resampled) < 2:
         return np.full((2, len(curve)), np.nan)
     spread = resampled.std(0, ddof=1)

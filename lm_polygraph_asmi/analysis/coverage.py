@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws, finite
+from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws, finite, ordered
 
 BANDS = {
     "low (bottom decile)": (0, 10),
@@ -23,8 +23,11 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
 
     1/e from m = 1/e on, where the function has its maximum. Source: appendix "Top-K Coverage
     Analysis" of the paper (m = 0.045 gives 0.14).
+
+    Raises:
+        ValueError: a mass that is NaN.
     """
-    mass = np.clip(missing, 0, 1 / np.e)
+    mass = np.clip(ordered(missing=missing), 0, 1 / np.e)
     return -mass * np.log(np.where(mass > 0, mass, 1))
 
 

@@ -12,6 +12,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     check_rows,
     cluster_draws,
     finite,
+    ordered,
     simultaneous_band,
 )
 
@@ -36,13 +37,13 @@ class Rejection:
         uncertainty: (n,), higher = more uncertain.
 
     Raises:
-        ValueError: NaN among them; sorted, it would be the most uncertain of all.
+        ValueError: NaN among them, which sorted would be the most uncertain of all; or no answer.
     """
 
     def __init__(self, uncertainty: ArrayLike) -> None:
-        scores = np.asarray(uncertainty, dtype=float)
-        if np.isnan(scores).any():
-            raise ValueError("uncertainty holds NaN: leave these rows out for all methods")
+        scores = ordered(uncertainty=uncertainty)
+        if not scores.size:
+            raise ValueError("there is no answer to be ranked")
         self.order = np.argsort(scores, kind="stable")
         ranked = scores[self.order]
         self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -172,7 +173,14 @@ def prr_draws(
     resamples: int,
     seed: int = SEED,
 ) -> np.ndarray:
-    """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M)."""
+    """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M).
+
+    NaN where all rows of a resample are equally good.
+
+    Raises:
+        ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
+    """
+    check_rows(clusters, quality=quality)
     return weighted_prr(scores, quality, cluster_draws(clusters, resamples, seed))
 
 

@@ -14,12 +14,13 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    binary,
     check_rows,
     cluster_interval,
     control_table,
     finite,
 )
-from lm_polygraph_asmi.analysis.comparison import auroc, difference_interval
+from lm_polygraph_asmi.analysis.comparison import difference_interval, unchecked_auroc
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 from lm_polygraph_asmi.analysis.prr import Rejection
 
@@ -104,7 +105,7 @@ def confident_but_fragile(
     """
     check_rows(clusters, msp=msp, fragility=fragility, wrong=wrong)
     msp, fragility = np.asarray(msp, dtype=float), np.asarray(fragility, dtype=float)
-    wrong = np.asarray(wrong, dtype=float)
+    wrong = binary(wrong=wrong).astype(float)
 
     def rate(chosen: np.ndarray) -> float:
         return float(wrong[chosen].mean()) if chosen.any() else float("nan")
@@ -151,7 +152,8 @@ def token_null(
 ) -> TokenNull:
     """Token-level version of the confident-but-fragile gap, with every token its answer's label.
 
-    NaN where all confident answers are right, or all wrong.
+    NaN where all confident answers are right, or all wrong; the gap is, where all their tokens
+    score alike.
 
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
@@ -160,12 +162,19 @@ def token_null(
         token_scores: n arrays (T,), u_t.
         wrong: (n,) of answers.
         clusters: key of each answer.
+
+    Raises:
+        ValueError: lengths differ, a value that is not finite, or no token.
     """
     check_rows(clusters, msp=msp, wrong=wrong)
-    msp, wrong = np.asarray(msp, dtype=float), np.asarray(wrong, dtype=bool)
+    msp, wrong = np.asarray(msp, dtype=float), binary(wrong=wrong)
+    if len(token_scores) != len(wrong):
+        raise ValueError(f"tokens of {len(token_scores)} answers for {len(wrong)} labels: one each")
     confident = np.flatnonzero(msp <= np.median(msp)).tolist()
     lengths = [len(token_scores[i]) for i in confident]
-    scores = np.concatenate([token_scores[i] for i in confident])
+    scores = np.concatenate([finite(token_scores=token_scores[i]) for i in confident])
+    if not len(scores):
+        raise ValueError("no confident answer has a token")
     labels = np.repeat(wrong[confident], lengths)
     keys = np.repeat([clusters[i] for i in confident], lengths).tolist()
 
@@ -177,7 +186,7 @@ def token_null(
 
     return TokenNull(
         cluster_interval(gap, keys, resamples),
-        cluster_interval(lambda rows: auroc(scores[rows], labels[rows]), keys, resamples),
+        cluster_interval(lambda rows: unchecked_auroc(scores[rows], labels[rows]), keys, resamples),
         len(scores),
         len(confident),
     )
@@ -231,7 +240,8 @@ def confident_filter(
 ) -> Filter:
     """The confident-stratum filter; source: table "payoff" of the paper."""
     check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
-    columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, wrong)]
+    outcome = binary(wrong=wrong)
+    columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, outcome)]
 
     def difference(rows: np.ndarray) -> float:
         m, f, o, w = (column[rows] for column in columns)
@@ -252,7 +262,12 @@ def confident_filter(
 def filter_curve(
     msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-    """`filter_error` at every share of abstention; source: figure "payoff" of the paper."""
+    """`filter_error` at every share of abstention; source: figure "payoff" of the paper.
+
+    Raises:
+        ValueError: lengths differ, no answer, or a value that is not finite.
+    """
+    check_rows(["" for _ in np.asarray(wrong)], msp=msp, by=by, wrong=wrong)
     return np.array([filter_error(msp, by, wrong, share) for share in abstain])
 
 
@@ -284,7 +299,7 @@ def global_selector(
     """
     controls = control_table(controls)
     check_rows(clusters, controls=controls, signal=signal, wrong=wrong)
-    wrong = np.asarray(wrong, dtype=float)
+    wrong = binary(wrong=wrong).astype(float)
     folds = cluster_folds(wrong, clusters, seed)
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, signal]), wrong, folds)

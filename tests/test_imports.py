@@ -184,6 +184,8 @@ def test_what_every_program_imports_is_light(module):
         (["plan", "--heads", "32"], "p = 0.15, S = 40", ("pandas",)),
         (["results", "RUN"], "Sem-ASMI", ("pandas",)),
         (["results", "LICENSE"], "is not a run saved by LM-Polygraph", ("pandas", "torch")),
+        (["report", "RUN", "--out", "x", "--metric", "Nope"], "has no quality metric 'Nope'",
+         ("pandas",)),
         (["doctor", "--config-name", "nosuch"], "there is no config 'nosuch'", ()),
         (["score", "--model", "x", "--prompt-file", "LICENSE", "--depth", "2"],
          "depth must lie in (0, 1)", ()),
@@ -196,7 +198,7 @@ def test_commands_answer_at_once(arguments, said, needed, tmp_path):
     """What they import is counted, since seconds depend on the machine."""
     if "RUN" in arguments:
         save(tmp_path / "run")
-        arguments = ["results", str(tmp_path / "run")]
+        arguments = [str(tmp_path / "run") if word == "RUN" else word for word in arguments]
     code = (
         "from click.testing import CliRunner\nfrom lm_polygraph_asmi.commands import main\n"
         f"done = CliRunner().invoke(main, {arguments!r})\nprint(done.output, done.exception)"

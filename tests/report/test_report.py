@@ -34,23 +34,25 @@ from tests.report.runs import content, manifest, save
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 SEM = "Sem-ASMI (60%, K=64)"
+ANSWERS = 64
+"""Enough that four fifths of them can be calibrated on."""
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     """Runs that between them hold every item, and their report."""
     root = tmp_path_factory.mktemp("runs")
-    n = 60
-    details = content(depths=(60, 80))
+    n = ANSWERS
+    details = content(n, depths=(60, 80))
     lengths = [len(tokens) for tokens in details["stats"]["asmi_tokens"]]
     details["stats"]["asmi_candidates_d60"] = [np.tile(np.arange(8), (t, 1)) for t in lengths]
     details["stats"]["asmi_candidate_cosines_d60"] = [
         np.tile(np.eye(8), (t, 1, 1)) for t in lengths
     ]
     save(root / "open", details)
-    save(root / "k256", content(top_k=256))
-    save(root / "redraw", content(mask_seed=1))
-    save(root / "closed", content(shift=0.5), manifest(n, "asmi_squad_closed_book", closed=True))
+    save(root / "k256", content(n, top_k=256))
+    save(root / "redraw", content(n, mask_seed=1))
+    save(root / "closed", content(n, shift=0.5), manifest(n, "asmi_squad_closed_book", closed=True))
     out = root / "report"
     result = CliRunner().invoke(
         main, ["report", *(str(root / name) for name in ("open", "k256", "redraw", "closed")),
@@ -77,7 +79,7 @@ def test_a_report_has_every_item_in_every_form(everything):
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
         "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
         "length", "audit", "cost", "cost_by_method", "depth_by_cell",
-        "confident_fragile_by_regime",
+        "confident_fragile_by_regime", "rejection", "reliability",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -85,18 +87,18 @@ def test_a_report_has_every_item_in_every_form(everything):
         kind = "md" if name == "audit" else "tex"
         latex = (out / "tables" / f"{name}.{kind}").read_text()
         assert kind == "md" or r"\toprule" in latex
-        assert "Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
+        assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex
         provenance = json.loads((out / "tables" / f"{name}.json").read_text())["cells"][0]
         assert provenance["model"] == "models/tiny"
-        assert (provenance["n"], provenance["clusters"]) == (60, 30)
+        assert (provenance["n"], provenance["clusters"]) == (64, 32)
         assert provenance["packages"] == {"torch": "2"}
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 15
+    assert len(pictures) == 17
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
@@ -210,13 +212,13 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     """Also where the closed-book run has rows in another order, and fewer of them."""
     root, out, _ = everything
     whole = table(out, "boundary")
-    assert whole["questions"].tolist() == [60, 60]
-    saved, order = content(shift=0.5), np.arange(60)[::-1][:40]
+    assert whole["questions"].tolist() == [64, 64]
+    saved, order = content(ANSWERS, shift=0.5), np.arange(ANSWERS)[::-1][:40]
     shuffled = {
         part: {name: [values[i] for i in order] for name, values in saved[part].items()}
         for part in ("estimations", "gen_metrics", "stats")
     }
-    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
     about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
     save(tmp_path / "closed", {**saved, **shuffled}, about)
     opened, closed = load_cells([root / "open", tmp_path / "closed"])

@@ -20,6 +20,7 @@ from .comparison import McNemar as McNemar
 from .comparison import Tally as Tally
 from .comparison import augrc as augrc
 from .comparison import auroc as auroc
+from .comparison import auroc_difference as auroc_difference
 from .comparison import auroc_interval as auroc_interval
 from .comparison import difference_interval as difference_interval
 from .comparison import mcnemar as mcnemar
@@ -62,6 +63,7 @@ from .selective import Filter as Filter
 from .selective import Quadrants as Quadrants
 from .selective import TokenNull as TokenNull
 from .selective import aurc as aurc
+from .selective import aurc_difference as aurc_difference
 from .selective import confident_but_fragile as confident_but_fragile
 from .selective import confident_filter as confident_filter
 from .selective import filter_curve as filter_curve

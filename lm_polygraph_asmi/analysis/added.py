@@ -179,7 +179,9 @@ def stacked_gain(
 
     value = differences(np.ones((1, len(errors)), dtype=int))[0]
     drawn = np.concatenate([differences(c) for c in cluster_draws(clusters, resamples, seed)])
-    return Gain(*(percentile_interval(v, column) for v, column in zip(value, drawn.T, strict=True)))
+    groups = len(set(clusters))
+    columns = zip(value, drawn.T, strict=True)
+    return Gain(*(percentile_interval(v, column, groups) for v, column in columns))
 
 
 def checked(

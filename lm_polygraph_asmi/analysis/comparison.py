@@ -13,6 +13,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     binary,
     check_rows,
     cluster_interval,
+    drawn_interval,
     ordered,
     percentile_interval,
 )
@@ -45,9 +46,10 @@ def prr_intervals(
         ValueError: lengths differ, or a value is not finite.
     """
     value, column = drawn_prr(scores, quality, clusters, resamples, seed)
-    alone = {name: percentile_interval(value[name], column[name]) for name in scores}
+    groups = len(set(clusters))
+    alone = {name: percentile_interval(value[name], column[name], groups) for name in scores}
     paired = {
-        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
+        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b], groups)
         for a, b in differences
     }
     return alone, paired
@@ -120,6 +122,35 @@ def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
     return float(below.mean() / (2 * len(right)))
 
 
+class Detection:
+    """`auroc` of one score on many resamples of the same rows.
+
+    Args:
+        score: (n,), higher = more uncertain.
+        wrong: (n,) bool.
+    """
+
+    def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
+        self.order = np.argsort(score, kind="stable")
+        ranked = score[self.order]
+        self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        self.wrong = wrong[self.order]
+
+    def __call__(self, counts: np.ndarray) -> np.ndarray:
+        """(b,) of counts (b, n); NaN without wrong, or without right answers."""
+        drawn = counts.take(self.order, axis=1)
+        errors = drawn * self.wrong
+        right = drawn - errors
+        if len(self.starts) < len(self.order):
+            errors = np.add.reduceat(errors, self.starts, axis=1)
+            right = np.add.reduceat(right, self.starts, axis=1)
+        # Twice the right answers below each error, those at the same score once: whole numbers.
+        below = 2 * right.cumsum(1) - right
+        pairs = 2 * errors.sum(1) * right.sum(1)
+        found = np.einsum("bg,bg->b", errors, below)
+        return np.divide(found, pairs, out=np.full(len(found), np.nan), where=pairs > 0)
+
+
 def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Area under the generalised risk-coverage curve: wrong answers kept, as a share of all.
 
@@ -147,9 +178,27 @@ def auroc_interval(
     """
     check_rows(clusters, score=score, wrong=wrong)
     scores, errors = _pair(score, wrong)
-    return cluster_interval(
-        lambda rows: unchecked_auroc(scores[rows], errors[rows]), clusters, resamples
-    )
+    detection = Detection(scores, errors)
+    return drawn_interval(unchecked_auroc(scores, errors), detection, clusters, resamples)
+
+
+def auroc_difference(
+    first: ArrayLike,
+    second: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """AUROC of the first score minus that of the second, with shared draws.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, first=first, second=second, wrong=wrong)
+    (a, errors), (b, _) = _pair(first, wrong), _pair(second, wrong)
+    one, other = Detection(a, errors), Detection(b, errors)
+    value = unchecked_auroc(a, errors) - unchecked_auroc(b, errors)
+    return drawn_interval(value, lambda c: one(c) - other(c), clusters, resamples)
 
 
 def difference_interval(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws, finite, ordered
+from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws, finite, ordered, percentiles
 
 BANDS = {
     "low (bottom decile)": (0, 10),
@@ -103,7 +103,7 @@ def coverage_intervals(
         for counts in cluster_draws(clusters, resamples, seed)
         for part in np.array_split(counts, max(1, counts.shape[0] // 8))
     ]
-    low, high = np.percentile(np.concatenate(drawn), [2.5, 97.5], axis=0)
+    low, high = np.percentile(np.concatenate(drawn), percentiles(len(set(clusters))), axis=0)
     return {band: np.array([low[i], high[i]]) for i, band in enumerate(bands)}
 
 

@@ -25,9 +25,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     control_table,
 )
 from lm_polygraph_asmi.analysis.comparison import (
+    auroc_difference,
     auroc_interval,
-    difference_interval,
-    unchecked_auroc,
 )
 
 FOLDS = 5
@@ -192,7 +191,7 @@ def distinct_signal(
     left = residual(signal, controls, folds)
     return DistinctSignal(
         auroc_interval(left, wrong, clusters, resamples),
-        difference_interval(unchecked_auroc, full, base, wrong, clusters, resamples),
+        auroc_difference(full, base, wrong, clusters, resamples),
         ratio,
         p_value,
         len(wrong),

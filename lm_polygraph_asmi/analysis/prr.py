@@ -77,33 +77,25 @@ class Rejection:
         excess = summed - total - (kept - count) * mean
         return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
 
-    def curve(self, values: np.ndarray, counts: np.ndarray, coverages: np.ndarray) -> np.ndarray:
-        """Mean of `values` over the least uncertain rows, at some shares of rows kept.
+    def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Mean of `values` over so many of the least uncertain rows.
 
-        Rows of equal scores count as their mean: what is kept of them by their rank is kept in
-        part.
+        Rows of equal scores count as their mean: of those that the number cuts through, a part is
+        kept of each.
 
         Args:
             values, counts: as of `area`.
-            coverages: (m,) shares of the rows, in (0, 1].
+            number: (b, m) rows kept, above 0 and up to all of a sample; need not be whole.
 
         Returns:
             (b, m).
-
-        Raises:
-            ValueError: not as many values as scores, or a coverage outside (0, 1].
         """
-        if len(values) != len(self.order):
-            raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
-        if not ((coverages > 0) & (coverages <= 1)).all():
-            raise ValueError(f"coverages must lie in (0, 1], got {coverages}")
         count = counts.take(self.order, axis=1)
-        kept = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
+        group = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
         summed = np.add.reduceat(count * values[self.order], self.starts, axis=1).cumsum(1)
-        found = np.empty((len(counts), len(coverages)))
-        for row, (known, total) in enumerate(zip(kept, summed, strict=True)):
-            wanted = coverages * known[-1]
-            found[row] = np.interp(wanted, np.r_[0, known], np.r_[0, total]) / wanted
+        found = np.empty(number.shape)
+        for row, (known, total) in enumerate(zip(group, summed, strict=True)):
+            found[row] = np.interp(number[row], np.r_[0, known], np.r_[0, total]) / number[row]
         return found
 
 
@@ -223,12 +215,16 @@ def rejection_curve(
     check_rows(clusters, uncertainty=uncertainty, quality=quality)
     order, worth = Rejection(uncertainty), np.asarray(quality, dtype=float)
     shares = np.asarray(coverages, dtype=float)
-    everything = np.ones((1, len(worth)), dtype=int)
-    value = order.curve(worth, everything, shares)[0]
+    if not ((shares > 0) & (shares <= 1)).all():
+        raise ValueError(f"coverages must lie in (0, 1], got {shares}")
+
+    def curve(counts: np.ndarray) -> np.ndarray:
+        return order.kept(worth, counts, counts.sum(1, keepdims=True) * shares)
+
+    value = curve(np.ones((1, len(worth)), dtype=int))[0]
     drawn = [value[None]]
     if len(set(clusters)) > 1:
-        draws = cluster_draws(clusters, resamples, seed)
-        drawn = [order.curve(worth, counts, shares) for counts in draws]
+        drawn = [curve(counts) for counts in cluster_draws(clusters, resamples, seed)]
     return RejectionCurve(shares, value, simultaneous_band(value, np.concatenate(drawn)))
 
 

@@ -14,13 +14,14 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    Medians,
     binary,
     check_rows,
-    cluster_interval,
     control_table,
+    drawn_interval,
     finite,
 )
-from lm_polygraph_asmi.analysis.comparison import difference_interval, unchecked_auroc
+from lm_polygraph_asmi.analysis.comparison import Detection, unchecked_auroc
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 from lm_polygraph_asmi.analysis.prr import Rejection
 
@@ -110,20 +111,28 @@ def confident_but_fragile(
     def rate(chosen: np.ndarray) -> float:
         return float(wrong[chosen].mean()) if chosen.any() else float("nan")
 
-    def gap(rows: np.ndarray) -> float:
-        unconfident, fragile = _split(msp[rows], fragility[rows])
-        errors = wrong[rows]
-        cells = [errors[~unconfident & fragile], errors[~unconfident & ~fragile]]
-        if not all(map(len, cells)) or np.ptp(np.concatenate(cells)) == 0:
-            return float("nan")
-        return float(cells[0].mean() - cells[1].mean())
+    medians = Medians(msp), Medians(fragility)
 
+    def gap(counts: np.ndarray) -> np.ndarray:
+        """(b,) NaN where the confident are all right or wrong, or all robust or fragile."""
+        middle, divide = (median(counts)[:, None] for median in medians)
+        confident, fragile = counts * (msp <= middle), fragility > divide
+        n, errors = confident.sum(1), confident @ wrong
+        n_fragile, of_fragile = (confident * fragile).sum(1), (confident * fragile) @ wrong
+        known = (n_fragile > 0) & (n_fragile < n) & (errors > 0) & (errors < n)
+        found = np.full(len(counts), np.nan)
+        parts = (one[known] for one in (n, errors, n_fragile, of_fragile))
+        n, errors, n_fragile, of_fragile = parts
+        found[known] = of_fragile / n_fragile - (errors - of_fragile) / (n - n_fragile)
+        return found
+
+    value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
     unconfident, fragile = _split(msp, fragility)
     masks = [[a & b for b in (~fragile, fragile)] for a in (~unconfident, unconfident)]
     return Quadrants(
         np.array([[rate(mask) for mask in row] for row in masks]),
         np.array([[int(mask.sum()) for mask in row] for row in masks]),
-        cluster_interval(gap, clusters, resamples),
+        drawn_interval(value, gap, clusters, resamples),
     )
 
 
@@ -175,18 +184,27 @@ def token_null(
     scores = np.concatenate([finite(token_scores=token_scores[i]) for i in confident])
     if not len(scores):
         raise ValueError("no confident answer has a token")
-    labels = np.repeat(wrong[confident], lengths)
+    labels = np.repeat(wrong[confident], lengths).astype(float)
     keys = np.repeat([clusters[i] for i in confident], lengths).tolist()
 
-    def gap(rows: np.ndarray) -> float:
-        high = scores[rows] > np.median(scores[rows])
-        if high.all() or not high.any() or np.ptp(labels[rows].astype(int)) == 0:
-            return float("nan")
-        return float(labels[rows][high].mean() - labels[rows][~high].mean())
+    median = Medians(scores)
 
+    def gap(counts: np.ndarray) -> np.ndarray:
+        """(b,) NaN where no token is above the median, or all answers are of one kind."""
+        high = counts * (scores > median(counts)[:, None])
+        n, errors = counts.sum(1), counts @ labels
+        n_high, of_high = high.sum(1), high @ labels
+        known = (n_high > 0) & (n_high < n) & (errors > 0) & (errors < n)
+        found = np.full(len(counts), np.nan)
+        n, errors, n_high, of_high = (one[known] for one in (n, errors, n_high, of_high))
+        found[known] = of_high / n_high - (errors - of_high) / (n - n_high)
+        return found
+
+    value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
+    detection = Detection(scores, labels > 0)
     return TokenNull(
-        cluster_interval(gap, keys, resamples),
-        cluster_interval(lambda rows: unchecked_auroc(scores[rows], labels[rows]), keys, resamples),
+        drawn_interval(value, gap, keys, resamples),
+        drawn_interval(unchecked_auroc(scores, labels > 0), detection, keys, resamples),
         len(scores),
         len(confident),
     )
@@ -243,19 +261,45 @@ def confident_filter(
     outcome = binary(wrong=wrong)
     columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, outcome)]
 
-    def difference(rows: np.ndarray) -> float:
-        m, f, o, w = (column[rows] for column in columns)
-        return filter_error(m, f, w, abstain) - filter_error(m, o, w, abstain)
-
     m, f, o, w = columns
+    median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
+
+    def difference(counts: np.ndarray) -> np.ndarray:
+        inside = counts * (m <= median(counts)[:, None])
+        number = np.maximum(1, np.round((1 - abstain) * inside.sum(1, keepdims=True)))
+        return (by_fragility.kept(w, inside, number) - by_other.kept(w, inside, number))[:, 0]
+
     confident = int((m <= np.median(m)).sum())
+    left = filter_error(m, f, w, abstain), filter_error(m, o, w, abstain)
     return Filter(
         confident / len(m),
         max(1, round((1 - abstain) * confident)) / len(m),
         filter_error(m, m, w, 0.0),
-        filter_error(m, f, w, abstain),
-        filter_error(m, o, w, abstain),
-        cluster_interval(difference, clusters, resamples),
+        *left,
+        drawn_interval(left[0] - left[1], difference, clusters, resamples),
+    )
+
+
+def aurc_difference(
+    first: ArrayLike,
+    second: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """AURC of the first score minus that of the second, with shared draws; negative = better.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, first=first, second=second, wrong=wrong)
+    errors = np.asarray(wrong, dtype=float)
+    one, other = Rejection(first), Rejection(second)
+    return drawn_interval(
+        aurc(first, errors) - aurc(second, errors),
+        lambda counts: one.area(errors, counts) - other.area(errors, counts),
+        clusters,
+        resamples,
     )
 
 
@@ -303,12 +347,15 @@ def global_selector(
     folds = cluster_folds(wrong, clusters, seed)
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, signal]), wrong, folds)
-    found = {}
+    orders, found = (Rejection(full), Rejection(base)), {}
     for coverage in coverages:
 
-        def kept(score: np.ndarray, errors: np.ndarray, coverage: float = coverage) -> float:
-            return retained_error(score, errors, coverage)
+        def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
+            number = np.maximum(1, np.round(coverage * counts.sum(1, keepdims=True)))
+            left, right = (order.kept(wrong, counts, number)[:, 0] for order in orders)
+            return left - right
 
-        difference = difference_interval(kept, full, base, wrong, clusters, resamples)
-        found[coverage] = (kept(base, wrong), kept(full, wrong), difference)
+        without, beside = (retained_error(score, wrong, coverage) for score in (base, full))
+        interval = drawn_interval(beside - without, difference, clusters, resamples)
+        found[coverage] = (without, beside, interval)
     return found

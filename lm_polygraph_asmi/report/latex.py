@@ -42,7 +42,7 @@ def latex_tables(item: Exhibit) -> str:
             escape(by_cell[n].dataset + by_cell[n].suffix, "latex") if n in by_cell else head
             for n, head in zip(item.table, heads, strict=True)
         ]
-    notes = [*item.notes, *(["Standard errors: see the CSV file."] if brief else [])]
+    notes = [*item.caption, *(["Standard errors: see the CSV file."] if brief else [])]
     caption = " ".join(escape(text, "latex") for text in [item.title + ".", *notes])
     pages = [shown[i : i + ROWS_A_PAGE] for i in range(0, len(shown), ROWS_A_PAGE)] or [shown]
     return "\n".join(

@@ -7,15 +7,18 @@ from scipy.stats import bootstrap, chisquare, multinomial, norm
 from lm_polygraph_asmi.analysis import Interval, cluster_interval
 from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
+    Medians,
     cluster_band,
     cluster_draws,
+    drawn_interval,
     percentile_interval,
+    percentiles,
     simultaneous_band,
     text_clusters,
     wilson_interval,
 )
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
-from tests.analysis.simulation import coverage, keys, monte_carlo_error, shared
+from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
 
 
 def test_clusters_are_drawn_whole():
@@ -82,7 +85,7 @@ def test_the_interval_is_a_naive_loop_over_the_draws():
         sample = [value for value, times in zip(values, counts, strict=True) for _ in range(times)]
         found.append(np.median(sample))
     interval = cluster_interval(lambda rows: np.median(values[rows]), names, 200, seed=5)
-    assert interval == pytest.approx((np.median(values), *np.quantile(found, [0.025, 0.975])))
+    assert interval == pytest.approx((np.median(values), *ends(found, 10)))
 
 
 def test_agrees_with_scipy_where_every_row_is_a_cluster():
@@ -117,16 +120,24 @@ def test_intervals_cover_the_mean_of_correlated_rows():
 
 def test_what_is_undefined_in_a_resample_is_left_out():
     resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
-    found = percentile_interval(7.0, resampled)
-    assert found == pytest.approx((7.0, *np.quantile(np.arange(100), [0.025, 0.975])))
+    found = percentile_interval(7.0, resampled, 30)
+    assert found == pytest.approx((7.0, *ends(np.arange(100), 30)))
     # Undefined in half of them: what is left speaks for other data than these.
     for missing in (np.nan, np.inf):
-        half = percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)])
+        half = percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)], 30)
         assert half.value == 7
         assert np.isnan(half.low)
         assert np.isnan(half.high)
-    undefined = percentile_interval(np.nan, resampled)
+    undefined = percentile_interval(np.nan, resampled, 30)
     assert np.isnan(undefined).all()
+
+
+def test_few_clusters_widen_an_interval_and_many_do_not():
+    assert percentiles(10**6) == pytest.approx((2.5, 97.5), abs=1e-3)
+    assert percentiles(11) == pytest.approx((0.97, 99.03), abs=0.01)
+    lows = [percentiles(n)[0] for n in (2, 3, 5, 11, 50, 200)]
+    assert lows == sorted(lows)
+    assert lows[0] >= 0
 
 
 def test_interval():
@@ -222,3 +233,23 @@ def test_a_simultaneous_band_holds_the_whole_curve():
         pointwise.append(((low <= 0) & (high >= 0)).all())
     assert np.mean(whole) == pytest.approx(0.95, abs=0.05)
     assert np.mean(pointwise) < 0.85
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_medians_of_resamples_are_numpys(n):
+    rng = np.random.default_rng(n)
+    values = rng.integers(0, 4, n).astype(float)
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=20)
+    counts[0] = 0
+    expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
+    np.testing.assert_array_equal(Medians(values)(counts), expected)
+
+
+def test_statistics_of_counts_have_the_interval_of_those_of_rows():
+    rng = np.random.default_rng(13)
+    values, names = rng.normal(size=40), keys(20, 2)
+    found = drawn_interval(values.mean(), lambda counts: counts @ values / 40, names, 90)
+    assert found == pytest.approx(cluster_interval(lambda rows: values[rows].mean(), names, 90))
+    assert np.isnan(drawn_interval(0.5, len, ["one"] * 3).low)
+    with pytest.raises(ValueError, match="there is no row"):
+        drawn_interval(0.5, len, [])

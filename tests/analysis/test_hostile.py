@@ -68,6 +68,10 @@ CALLS = {
     "difference_interval": lambda f, c: f(
         analysis.auroc, c["score"], c["other"], c["wrong"], c["clusters"], FEW
     ),
+    "auroc_difference": lambda f, c: f(
+        c["score"], c["other"], c["wrong"], c["clusters"], FEW
+    ),
+    "aurc_difference": lambda f, c: f(c["score"], c["other"], c["wrong"], c["clusters"], FEW),
     "mcnemar": lambda f, c: f(c["score"], c["other"], c["wrong"], 10),
     "prr_intervals": lambda f, c: f(
         {"a": c["score"], "b": c["other"]}, c["quality"], c["clusters"], [("a", "b")], FEW
@@ -191,6 +195,8 @@ UNDEFINED = {
     "coverage_intervals": {"one cluster", "one answer"},
     "auroc_interval": {"one cluster", *NO_CONTRAST},
     "difference_interval": {"one cluster", *NO_CONTRAST},
+    "auroc_difference": {"one cluster", *NO_CONTRAST},
+    "aurc_difference": {"one cluster", "one answer"},
     "error_separation": {"one cluster", *NO_CONTRAST},
     "prr_intervals": {"one cluster", *NO_CONTRAST},
     "prr_comparisons": {"one cluster", *NO_CONTRAST},

@@ -47,8 +47,9 @@ def rejection(cells: Sequence[Cell]) -> Items:
     notes = [
         "Mean quality of the answers kept when the most uncertain are rejected. Figure: grey "
         "dotted: rejection by quality itself (oracle); grey line: at random; simultaneous 95 % "
-        "bands over clusters: each holds its whole curve, so what they say holds at all shares "
-        "together. Overlapping bands are no test of a difference: see the paired intervals."
+        "bands over clusters (1,000 resamples): each holds its whole curve, so what they say holds "
+        "at all shares together. Overlapping bands are no test of a difference: see the paired "
+        "intervals."
     ]
     return frame(
         "rejection", title, cells, compute, notes, lambda _: figures.rejection(panels), digits=3

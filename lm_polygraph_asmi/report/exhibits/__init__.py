@@ -120,9 +120,8 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
             said.append(
                 f"**Too small to trust its intervals: {cell.label}.** {clusters} clusters, "
                 f"{errors} wrong of {len(cell)} answers. Below {FEW_CLUSTERS} clusters or "
-                f"{FEW_ERRORS} errors (or right answers) 95 % intervals hold the truth less often "
-                "than they say: those of PRR differences in about nine cases of ten with 11 "
-                "clusters."
+                f"{FEW_ERRORS} errors (or right answers) 95 % intervals may hold the truth less "
+                "often than they say. They are widened for few clusters, not for few errors."
             )
         if cell.mi_tokens is not None:
             response = masking_response(cell.mi_tokens)

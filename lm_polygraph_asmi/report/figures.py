@@ -257,7 +257,10 @@ def _error_curves(
             ax.plot(places, errors, color=colour, linestyle=style, label=label.format(name))
             spread = np.linspace(places[0], places[-1], band.shape[1])
             ax.fill_between(spread, *band, color=colour, alpha=0.12, linewidth=0)
-            highest = max(highest, np.nanmax(errors), np.nanmax(band, initial=0))
+            # The first few answers are all right or all wrong: they would flatten the rest.
+            far = np.ptp(places) / 20
+            steady, beyond = places - places[0] >= far, spread - places[0] >= far
+            highest = max(highest, np.nanmax(errors[steady]), np.nanmax(band[:, beyond], initial=0))
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)

@@ -316,8 +316,8 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
         ax.fill_between(found.chance, *found.band, color=SKY, alpha=0.3, linewidth=0,
                         label="95 % if calibrated")  # fmt: skip
         ax.plot(found.chance, found.rate, color=BLUE, label="isotonic fit")
-        area = rcParams["lines.markersize"] ** 2 * 8 * found.n / found.n.sum()
-        ax.scatter(found.chance, found.rate, s=area, color=BLUE, linewidths=0)
+        ax.vlines(found.chance, 0, 0.2 * found.n / found.n.max(), color=GREY, linewidth=1.2,
+                  label="answers")  # fmt: skip
         ax.set_xlim(0, 1)
         ax.set_ylim(0, 1)
         ax.set_aspect("equal")

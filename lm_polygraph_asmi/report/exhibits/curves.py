@@ -93,7 +93,7 @@ def reliable(cells: Sequence[Cell]) -> Items:
         "rate alone, held out too. Figure: the curve is an isotonic fit of the errors on the "
         "probabilities, without bins; on the diagonal they are right; shaded: where the curve "
         f"would lie in 95 % of {DRAWS:,} draws, point by point, if they were (consistency band, "
-        "signs of whole clusters tossed); marks: answers at each probability, by area. p, "
+        "signs of whole clusters tossed); bars: answers at each probability. p, "
         "calibrated: of a miscalibration as large in such draws."
     ]
     return frame(

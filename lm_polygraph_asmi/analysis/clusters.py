@@ -176,15 +176,17 @@ def percentiles(clusters: int) -> tuple[float, float]:
     return float(tail), float(100 - tail)
 
 
-def percentile_interval(value: float, resampled: np.ndarray, clusters: int) -> Interval:
-    """95 % interval by the `percentiles` of resamples of so many clusters.
+def percentile_interval(
+    value: float, resampled: np.ndarray, clusters: int | None = None
+) -> Interval:
+    """95 % interval by the `percentiles` of resamples of so many clusters; None: of very many.
 
     Undefined where the statistic was in most resamples.
     """
     defined = resampled[np.isfinite(resampled)]
     if not np.isfinite(value) or 2 * len(defined) <= len(resampled):
         return Interval(float(value), float("nan"), float("nan"))
-    low, high = np.percentile(defined, percentiles(clusters))
+    low, high = np.percentile(defined, percentiles(clusters or 0))
     return Interval(float(value), float(low), float(high))
 
 

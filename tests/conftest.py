@@ -26,6 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Garbage is collected from here on; see the package's own file."""
+    found = yield
+    gc.enable()
+    return found
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         for item in items:
@@ -60,6 +68,13 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
         for module in (clusters, prr):
             patch.setattr(module, "cluster_draws", few)
         yield
+
+
+@pytest.fixture
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a report are made and not written, where its text is asked for; --slow writes."""
+    if not request.config.getoption("--slow"):
+        monkeypatch.setattr("lm_polygraph_asmi.report.writing.save", lambda *_: None)
 
 
 @pytest.fixture(scope="session", params=list(CONFIGS))

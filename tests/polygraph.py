@@ -1,10 +1,16 @@
 """Whole runs of LM-Polygraph's script, in a process of their own or in this one."""
 
+import gc
 import logging
+import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -21,19 +27,57 @@ def polygraph_eval(*arguments: str, check: bool = True) -> subprocess.CompletedP
     return done
 
 
-def polygraph_eval_here(*arguments: str) -> None:
-    """The same without the seconds a process takes to start; a run that fails raises SystemExit."""
+def polygraph_eval_here(*arguments: str, thaw: bool = False) -> None:
+    """The same without the seconds a process takes to start; a run that fails raises SystemExit.
+
+    What is imported stays frozen for the runs to come (see `runs.callback`) unless `thaw` is true.
+    """
     patch = pytest.MonkeyPatch()
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        if not thaw:
+            patch.setattr(gc, "unfreeze", lambda: None)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed
         runpy.run_path(str(SCRIPT), run_name="__main__")
     finally:
         patch.undo()
         GlobalHydra.instance().clear()
         root.handlers[:], root.level = handlers, level
+
+
+def forked(*arguments: str) -> Any:
+    """A process that runs it, not started yet: a fork of this one, which has imported all."""
+    return get_context("fork").Process(target=_in_fork, args=arguments)
+
+
+def run_forked(
+    command: Sequence[str], env: dict[str, str], **_: Any
+) -> subprocess.CompletedProcess:
+    """In the place of `subprocess.run`: a fork does what the command says, its output captured."""
+    python, script, *arguments = command
+    assert [python, script] == [sys.executable, str(SCRIPT)]
+    with TemporaryFile("w+") as said, TemporaryFile("w+") as errors:
+        process = get_context("fork").Process(target=_captured, args=(arguments, env, said, errors))
+        process.start()
+        process.join()
+        for file in (said, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, process.exitcode, said.read(), errors.read())
+
+
+def _in_fork(*arguments: str) -> None:
+    gc.freeze()  # to look for garbage in what is shared would copy it
+    polygraph_eval_here(*arguments)
+
+
+def _captured(arguments: Sequence[str], env: dict[str, str], *files: IO[str]) -> None:
+    os.environ.update(env)
+    for number, file in enumerate(files, 1):
+        os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = files
+    _in_fork(*arguments)
 
 
 def tiny_model_overrides(folder: Path) -> list[str]:

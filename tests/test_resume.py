@@ -1,10 +1,7 @@
 """A run killed at any moment loses nothing that was scored."""
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +12,9 @@ from datasets import Dataset
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
-from tests.polygraph import SCRIPT, polygraph_eval_here
+from tests.polygraph import forked, polygraph_eval_here
 
-ROWS = 60
+ROWS = 24
 ENTRIES_PER_ROW = 3  # unmasked pass, masked passes, sampled answers
 
 
@@ -49,17 +46,15 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
         "~generation_params.stop_strings",
     ]
     journal = tmp_path / "journal"
-    killed = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *overrides, "cache_path=.", "hydra.run.dir=killed"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    killed = forked(*overrides, "cache_path=.", "hydra.run.dir=killed")
+    killed.start()
     deadline = time.monotonic() + 120
-    while entries(journal) < 5 * ENTRIES_PER_ROW and killed.poll() is None:
+    while entries(journal) < 5 * ENTRIES_PER_ROW and killed.is_alive():
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.02)
-    os.kill(killed.pid, signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL, "the run was too quick to be killed"
+    killed.kill()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL, "the run was too quick to be killed"
     kept = entries(journal)
     assert 5 * ENTRIES_PER_ROW <= kept < ROWS * ENTRIES_PER_ROW
     assert not (tmp_path / "killed" / "ue_manager_seed1").exists()

@@ -37,10 +37,23 @@ def run_script(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_benchmark(monkeypatch):
-    bench = load_external_module(str(SCRIPTS / "bench_suffix.py"))
+def run_here(name: str, *arguments: str) -> str:
+    """The same without the seconds a process takes to start."""
+    script = load_external_module(str(SCRIPTS / name))
+    done = CliRunner().invoke(script.main, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return load_external_module(str(SCRIPTS / "bench_suffix.py"))
+
+
+def test_benchmark(bench, monkeypatch):
     monkeypatch.setattr(bench, "matmul_rate", lambda *_: 1e9)  # seconds by itself
-    shown = CliRunner().invoke(bench.main, ["--model", "tiny", "--prompt-tokens", "20"]).output
+    arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
+    shown = CliRunner().invoke(bench.main, arguments).output
     for contender in ("naive, 40 passes", "Algorithm 1, batched", "ours, response", "10 samples"):
         assert contender in shown
     assert "of the measured matmul rate" in shown
@@ -53,20 +66,27 @@ def test_benchmark(monkeypatch):
     assert naive > 40 > batched > exact > response > flops["one scoring pass"] == 1
 
 
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16])
+def contenders(request, bench):
+    model = tiny_model("llama").to(request.param)
+    masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
+
+
+def test_the_benchmark_checks_what_it_times(contenders):
+    with torch.no_grad():
+        found = contenders.check()
+    if contenders.model.dtype == torch.float32:
+        assert max(found[name] for name in found if name != "between masks") < 1e-5
+    assert found["between masks"] > 1e-2
+
+
 @pytest.mark.parametrize(
     "contender", ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_benchmark_times_nothing_that_is_wrong(monkeypatch, contender, dtype):
-    bench = load_external_module(str(SCRIPTS / "bench_suffix.py"))
-    model = tiny_model("llama").to(dtype)
-    masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
+def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contender):
     with torch.no_grad():
-        contenders = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
-        found = contenders.check()
-        if dtype == torch.float32:
-            assert max(found[name] for name in found if name != "between masks") < 1e-5
-        assert found["between masks"] > 1e-2
         right = getattr(contenders, contender)()
         unmasked = contenders.scoring_pass().expand_as(right)
         for wrong in (right.flip(0), right.flip(1), unmasked):
@@ -98,8 +118,8 @@ def test_build_squad(tmp_path):
     """Both twins hold the rows of the shipped configs, in the same order."""
     rows = [QUESTION._replace(id=str(i), question=f"Whose mill {i}?") for i in range(9)]
     source = ["--source", str(write(tmp_path / "squad.json", rows)), "--size", "4"]
-    run_script("build_squad.py", str(tmp_path / "open"), *source)
-    run_script("build_squad.py", str(tmp_path / "closed"), *source, "--closed-book")
+    run_here("build_squad.py", str(tmp_path / "open"), *source)
+    run_here("build_squad.py", str(tmp_path / "closed"), *source, "--closed-book")
     opened, closed = (load_from_disk(tmp_path / name) for name in ("open", "closed"))
     host = HostDataset([q.id for q in rows], ["" for _ in rows], batch_size=1)
     host.subsample(4, seed=1)
@@ -107,7 +127,7 @@ def test_build_squad(tmp_path):
     assert opened["input"][0].startswith("Read the following passage and answer the question.\n")
     assert closed["input"][0] == f"Question: Whose mill {closed['id'][0]}?\nAnswer:"
     with pytest.raises(AssertionError, match="exists already: name a new folder"):
-        run_script("build_squad.py", str(tmp_path / "open"), *source)
+        run_here("build_squad.py", str(tmp_path / "open"), *source)
 
 
 def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):

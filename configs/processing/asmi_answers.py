@@ -1,7 +1,8 @@
 """Answers as the benchmarks compare them; configs name it as `process_output_fn`."""
 
-import re
 import string
+
+from lm_polygraph_asmi.host.quality import words
 
 
 def normalize_answer(text: str) -> str:
@@ -9,8 +10,7 @@ def normalize_answer(text: str) -> str:
 
     The normalisation of the SQuAD and CoQA evaluations.
     """
-    text = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    return " ".join(words(text))
 
 
 def normalize_triviaqa_answer(text: str) -> str:

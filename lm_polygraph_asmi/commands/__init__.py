@@ -8,8 +8,10 @@ import click
 
 from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.doctor import doctor
+from lm_polygraph_asmi.commands.dose import dose
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
+from lm_polygraph_asmi.commands.probe import probe
 from lm_polygraph_asmi.commands.reference import reference
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
@@ -26,5 +28,5 @@ def main() -> None:
     """
 
 
-for command in (doctor, merge, plan, reference, report, results, score):
+for command in (doctor, dose, merge, plan, probe, reference, report, results, score):
     main.add_command(command)

@@ -8,12 +8,16 @@ from lm_polygraph_asmi.validation import VARIANTS
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True))
+@click.argument("source", type=click.Path(exists=True))
 @click.option("--variant", type=click.Choice(list(VARIANTS)), default="sem")
 @click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-def reference(run: str, variant: str, depth: float, out: str) -> None:
-    """Save what `score --reference` needs of a finished RUN, without its questions and answers."""
+def reference(source: str, variant: str, depth: float, out: str) -> None:
+    """Save what `score --reference` needs of SOURCE, without its questions and answers.
+
+    SOURCE is a finished run; or a .jsonl file that `score --out` wrote, whose rows say in `wrong`
+    which of their `spans` are wrong: [false, true, null], null where nobody judged.
+    """
     from rich.console import Console
 
     from lm_polygraph_asmi.scoring import Reference
@@ -21,7 +25,7 @@ def reference(run: str, variant: str, depth: float, out: str) -> None:
     if Path(out).suffix != ".json":
         raise click.BadParameter("name a .json file: by that a saved reference is known")
     try:
-        found = Reference.from_run(run, variant, depth)
+        found = Reference.read(source, variant, depth)
         found.save(out)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -1,5 +1,6 @@
 """`polygraph_asmi score`: answers from the shell."""
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,14 @@ import click
 from lm_polygraph_asmi.validation import (
     BETA,
     MASK_SAMPLERS,
+    PERTURBATIONS,
     SCOPES,
+    SOURCES,
     TAU,
     VARIANTS,
     check_scoring,
     check_settings,
+    check_source,
     stop_strings,
 )
 
@@ -38,6 +42,19 @@ from lm_polygraph_asmi.validation import (
 @click.option("--variant", type=click.Choice(list(VARIANTS)), default="sem")
 @click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
 @click.option("--scope", type=click.Choice(SCOPES), default="all", show_default=True)
+@click.option(
+    "--source",
+    type=click.Choice(SOURCES),
+    default="all",
+    show_default=True,
+    help="What masked heads lose: all, or what comes from the context (with --scope response).",
+)
+@click.option(
+    "--context",
+    multiple=True,
+    help="A passage that stands in the prompt; says which of them the answer hangs on. @FILE reads "
+    "it from a file. In a .jsonl file: a field context in each row.",
+)
 @click.option("--num-masks", type=int, help="S; default: derived from the model's heads.")
 @click.option("--mask-rate", type=float, help="p; default: derived from the model's heads.")
 @click.option(
@@ -48,6 +65,14 @@ from lm_polygraph_asmi.validation import (
 )
 @click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
 @click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
+@click.option(
+    "--perturbation",
+    type=click.Choice(PERTURBATIONS),
+    default="heads",
+    show_default=True,
+    help="What a mask changes; all but heads are controls.",
+)
+@click.option("--dose", help="Times that change: a number, or a file of `polygraph_asmi dose`.")
 @click.option(
     "--closing-token/--no-closing-token",
     default=True,
@@ -61,9 +86,11 @@ from lm_polygraph_asmi.validation import (
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option(
     "--reference",
+    multiple=True,
     type=click.Path(exists=True),
     help="What the number means: a finished run (its manager file is a pickle: only files you "
-    "trust), or what `polygraph_asmi reference` saved.",
+    "trust), or what `polygraph_asmi reference` saved; twice for one of answers and one of their "
+    "parts.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
@@ -76,6 +103,7 @@ def score(
     answer: str | None,
     chat: bool,
     stop: tuple[str, ...],
+    context: tuple[str, ...],
     out: str | None,
     html: str | None,
     **settings: Any,
@@ -94,10 +122,24 @@ def score(
     if not sys.warnoptions:  # those of other libraries, which no user can act on
         warnings.simplefilter("ignore")
     try:
+        settings["dose"] = _dose(settings["dose"], settings["perturbation"])
         _check(settings, stop)
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
                 raise ValueError(f"{file} cannot be written: there is no such folder")
+            if not os.access(
+                file if Path(file).exists() else Path(file).absolute().parent, os.W_OK
+            ):
+                raise ValueError(f"{file} cannot be written: permission denied")
+            if Path(file).absolute() == Path(prompt_file).absolute():
+                raise ValueError(f"{file} is the --prompt-file: name another file")
+        if html and out and Path(html).absolute() == Path(out).absolute():
+            raise ValueError(f"--out and --html name the same file: {out}")
+        if answer == "":
+            raise ValueError(
+                "--answer is empty: there is no token to score. Leave it out to score the model's "
+                "own answer"
+            )
         rows = read_rows(prompt_file)
         if not rows:
             raise ValueError(f"{prompt_file} holds no row")
@@ -107,13 +149,23 @@ def score(
             raise ValueError(
                 f"{prompt_file} holds {len(rows)} rows: name a file with --out or --html"
             )
+        if context and len(rows) > 1:
+            raise ValueError("--context is for a single prompt: put context into the .jsonl file")
         if answer is not None:
             rows[0].content["answer"] = answer
+        if context:
+            rows[0].content["context"] = list(map(_passage, context))
         if chat:
             for row in rows:
                 if isinstance(row.content.get("prompt"), str):
                     message = {"role": "user", "content": row.content["prompt"]}
                     row.content["prompt"] = [message]
+        from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
+
+        found = of_answers_and_parts(
+            settings.pop("reference"), settings["variant"], settings["depth"]
+        )
+        settings["reference"] = [one for one in found if one is not None]
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         unescaped = [text.replace("\\n", "\n") for text in stop]
@@ -127,8 +179,8 @@ def score(
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     scores, failed, odd = [], 0, 0
-    found = score_rows(scorer, rows, Path(out) if out else None)
-    shown = track(found, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
+    results = score_rows(scorer, rows, Path(out) if out else None)
+    shown = track(results, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
     for row, result, problem in shown:
         if result is None:
             failed += 1
@@ -142,7 +194,7 @@ def score(
     if html:
         Path(html).write_text(render(scores, "Fragility of answers"), encoding="utf-8")
         console.print(f"Page: {html}", highlight=False)
-    if len(rows) > 1:
+    if len(rows) > 1 or len(left) < len(rows):
         counts = {"scored": len(left) - failed, "failed": failed}
         said = [f"{number} {what}" for what, number in counts.items() if number]
         if len(left) < len(rows):
@@ -154,10 +206,31 @@ def score(
         raise SystemExit(1)
 
 
+def _passage(given: str) -> str:
+    """A passage as it was given, or read from the file it names."""
+    if not given.startswith("@"):
+        return given
+    return Path(given[1:]).read_text(encoding="utf-8").removesuffix("\n")
+
+
 def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     """Refuse settings before anything heavy is imported; the scorer would do so after."""
-    point = ("top_k", "num_masks", "mask_rate", "mask_sampler", "scope")
+    point = (
+        "top_k", "num_masks", "mask_rate", "mask_sampler", "scope", "perturbation", "dose",
+    )  # fmt: skip
     check_settings([settings["depth"]], *(settings[name] for name in point))
+    check_source(settings["source"], settings["scope"])
     own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token")
     check_scoring(**{name: settings[name] for name in own})
     stop_strings(stop)
+
+
+def _dose(given: str | None, perturbation: str) -> float | None:
+    """A number, or what a file says of this perturbation."""
+    from lm_polygraph_asmi.saved.doses import dose_of
+
+    try:
+        number = None if given is None else float(given)
+    except ValueError:
+        return dose_of(given, perturbation)
+    return dose_of(number, perturbation)

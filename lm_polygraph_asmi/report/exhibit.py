@@ -237,6 +237,7 @@ def _minus(number: str, markup: str) -> str:
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
           "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
           "\x00": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
+          "†": r"\dag{}",
           "τ": r"$\tau$", "α": r"$\alpha$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
           "⏎": "/", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
 

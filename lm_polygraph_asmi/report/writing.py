@@ -10,7 +10,7 @@ from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.latex import latex_tables
 from lm_polygraph_asmi.saved.cells import Cell
-from lm_polygraph_asmi.saved.names import masked_layer
+from lm_polygraph_asmi.saved.names import masked_layer, masked_where, perturbed_by
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -100,7 +100,8 @@ def _source(p: dict[str, Any]) -> str:
         parts += [
             f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
-            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
+            f"K = {used['top_k']}, {used['mask_sampler']} masks, "
+            + ", ".join([f"scope {masked_where(used)}", *perturbed_by(used)])
             for used in run["asmi"]
         ]
     releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())

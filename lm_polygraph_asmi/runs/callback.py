@@ -1,6 +1,7 @@
 """The Hydra callback of every shipped config: checks before a run, a manifest beside results."""
 
 import gc
+import inspect
 import logging
 import time
 import traceback
@@ -10,7 +11,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
+from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
@@ -30,13 +31,16 @@ class RunRecord(Callback):
         self._started = 0.0
         self._manifests: dict[Path, dict[str, Any]] = {}
 
-    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+    def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+        from lm_polygraph_asmi.host.quality import offer
         from lm_polygraph_asmi.runs.preflight import check_run
         from lm_polygraph_asmi.saved.manifest import reset_peak_memory
 
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
+        # Configs name quality metrics that the script looks up among its global names.
+        offer(inspect.unwrap(task_function).__globals__)
         findings = check_run(config)
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
@@ -130,10 +134,20 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "rows": row_identities(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
+            **_doses(job),
             "config": without_secrets(job),
         }
         for seed in job["seed"]
     }
+
+
+def _doses(job: dict[str, Any]) -> dict[str, Any]:
+    """What the file of doses holds that a run takes, if it takes one."""
+    from lm_polygraph_asmi.saved.doses import read_doses
+
+    own = ((job.get("asmi") or {}).get("calculator") or {}).get("dose")
+    file = (job.get("falsifier") or {}).get("doses") or (own if isinstance(own, str) else None)
+    return {} if file is None else {"doses": read_doses(file)}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

@@ -31,6 +31,7 @@ from rich.text import Text
 
 from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.host import side_models
+from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import (
     Finding,
@@ -101,10 +102,11 @@ def _check_quality(config: DictConfig) -> Iterator[Finding]:
 def _metric_problem(metric: dict[str, Any]) -> str | None:
     """What keeps a quality metric from being made; LM-Polygraph would say so behind the model."""
     name, arguments = metric["name"], metric.get("kwargs") or {}
-    kind = getattr(generation_metrics, name, None)
+    kind = METRICS.get(name) or getattr(generation_metrics, name, None)
     if kind is None:
         return (
-            f"there is no quality metric {name!r}: take one of LM-Polygraph's, such as AlignScore"
+            f"there is no quality metric {name!r}: take one of LM-Polygraph's, such as AlignScore, "
+            f"or {', '.join(METRICS)}"
         )
     ignored = sorted(set(metric) - {"name", "args", "kwargs"})
     try:

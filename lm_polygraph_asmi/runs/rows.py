@@ -245,20 +245,28 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
 
     Args:
         data: what `read_rows` takes, and, in the order they act in, `size` with `subsample_seed`
-            (a random sample), `first` (the head of that), `limit` (evenly spaced among them),
-            `shard` and `num_shards`.
+            (a random sample), `first` (the head of that), `except_limit` (without the rows that
+            such a `limit` keeps), `limit` (evenly spaced among them), `shard` and `num_shards`.
 
     Raises:
         ConnectionError, ValueError: as `read_rows` and `shard_of`.
     """
     source = dict(data)
-    first = source.pop("first", None)  # configs of before it have none
+    # Configs of before these have none.
+    first, except_limit = source.pop("first", None), source.pop("except_limit", None)
+    source.pop("context_regex", None)  # says where in a prompt something is, not what is asked
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)
     check_at_least_one("data.first", first)
+    check_at_least_one("data.except_limit", except_limit)
     check_at_least_one("limit", limit)
     rows = subsample(read_rows(**source), size, seed)[:first]
+    if except_limit is not None:
+        seen = {row.id for row in spread(rows, except_limit)}
+        rows = [row for row in rows if row.id not in seen]
+        if not rows:
+            raise ValueError(f"data.except_limit={except_limit} leaves no row out of {len(seen)}")
     return shard_of(spread(rows, limit), shard, num_shards)
 
 

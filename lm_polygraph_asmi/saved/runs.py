@@ -109,6 +109,10 @@ def _content(file: Path) -> dict[str, Any]:
             pickled = archive.read(names[0])
         with suppress(_HoldsTensors):
             return _WithoutTensors(io.BytesIO(pickled)).load()
+    else:
+        with file.open("rb") as opened:
+            if opened.read(1) != pickle.PROTO:
+                raise ValueError("it is neither a zip file nor a pickle")
     import torch  # for tensors, and what its older releases wrote
 
     return torch.load(file, weights_only=False)

@@ -1,6 +1,5 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,12 @@ from lm_polygraph_asmi.maths import adaptive_gate, example_seed
 from lm_polygraph_asmi.model import model_lock, plain_model, scoring_session, structure_of
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.names import ABSENT, at_depth
+from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.reference import Reference
-from lm_polygraph_asmi.scoring.result import Score, tokens_of
+from lm_polygraph_asmi.scoring.reference import Reference, of_answers_and_parts
+from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.text import (
     Answer,
     Messages,
@@ -33,9 +33,12 @@ from lm_polygraph_asmi.scoring.text import (
     behind_answer,
     border_warning,
     prompt_tokens,
+    prompt_warning,
+    repeated_prompt,
     spans,
+    token_ids,
 )
-from lm_polygraph_asmi.validation import BETA, TAU, TOP_K, check_scoring, stop_strings
+from lm_polygraph_asmi.validation import BETA, SOURCES, TAU, TOP_K, check_scoring, stop_strings
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -55,11 +58,14 @@ class Scorer:
         variant: str = "sem",
         depth: float = 0.6,
         scope: str = "all",
+        source: str = "all",
         num_masks: int | None = None,
         mask_rate: float | None = None,
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         closing_token: bool = True,
         num_samples: int = 10,
         tau: float = TAU,
@@ -68,28 +74,32 @@ class Scorer:
         stop: Sequence[str] | str | None = None,
         attention: str | None = None,
         memory_budget: int | None = None,
-        reference: "Reference | str | Path | None" = None,
+        reference: "Reference | str | Path | Sequence[Reference | str | Path] | None" = None,
     ) -> None:
         self.stop = stop_strings(stop)
         check_scoring(
             variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention
         )
-        if not (reference is None or isinstance(reference, str | Path | Reference)):
-            raise ValueError(
-                "reference must be a Reference, or the path of a saved one or of a finished run; "
-                f"got {reference!r:.80}"
-            )
-        self.engine = Engine(
-            depths=[depth],
-            num_masks=num_masks,
-            mask_rate=mask_rate,
-            top_k=top_k,
-            mask_sampler=mask_sampler,
-            scope=scope,
-            seed=seed,
-            attention=attention,
-            memory_budget=memory_budget,
-        )  # so far nothing heavy: what is refused is refused at once
+        if not isinstance(source, str):
+            raise ValueError(f"source must name one source, got {source!r}")
+        masks: dict[str, Any] = {
+            "depths": [depth],
+            "num_masks": num_masks,
+            "mask_rate": mask_rate,
+            "top_k": top_k,
+            "mask_sampler": mask_sampler,
+            "seed": seed,
+            "attention": attention,
+            "memory_budget": memory_budget,
+        }
+        changed: dict[str, Any] = {"perturbation": perturbation, "dose": dose}
+        self.engine = Engine(scope=scope, source=source, **masks, **changed)
+        self.by_source = Engine(scope="response", source=SOURCES, **masks)
+        self.source = source
+        self.reference, self.span_reference = of_answers_and_parts(
+            reference, variant, depth, source
+        )
+        # So far nothing heavy: what is refused is refused at once.
         self.instruct = False
         if isinstance(model, str | Path):
             if tokenizer is not None:
@@ -121,27 +131,30 @@ class Scorer:
         self.attention = attention
         self.notes = check_tokenizer(model, tokenizer)
         self.endings = Endings(model, tokenizer, self.stop)
-        if isinstance(reference, str | Path):
-            reference = Reference.read(reference, variant, depth)
-        self.reference = reference
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
-        engine = vars(self.engine)
-        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
+        engine = vars(self.engine) | {"source": self.source}
+        references = (self.reference, self.span_reference)
+        apart = (name for name, usual in ABSENT.items() if engine[name] != usual)
+        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
-            "reference": None if self.reference is None else self.reference.name,
+            "reference": [run.ground for run in references if run] or None,
             **{name: engine[name] for name in used},
             **{name: getattr(self, name) for name in own},
         }
 
     def score(
-        self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        samples: Sequence[Answer] | None = None,
+        context: Any = None,
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
         given = prompt
@@ -149,17 +162,36 @@ class Scorer:
             given = [{"role": "user", "content": prompt}]
         before, said, notes = asked(given, answer)
         prompt_ids = prompt_tokens(self.tokenizer, before)
+        passages = None
+        if context is not None:
+            passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
+        elif self.source != "all":
+            raise ValueError(f"source {self.source!r} needs to know the context: give context=")
         with _undisturbed(self.model):
             ids = self._answer(before, prompt_ids, said)
-            stats = self.engine.score(self.model, prompt_ids, ids)
+            stats, sourced = self._stats(prompt_ids, ids, passages)
             gate, diversity, responses = self._gate(before, prompt_ids, samples)
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
         counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
         tokens = tokens_of(self._at_depth(stats), ids, text, places, gate, self.tokenizer)
-        used = stats[at_depth("asmi_settings", self.depth)]
+        sources = None
+        if passages is not None:
+            tokens = with_context(tokens, sourced, self.depth)
+            texts = [passage.text for passage in passages]
+            sources = sources_from(sourced, self.depth, texts, counted)
+        used = stats[at_depth("asmi_settings", self.depth, self.source)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
+        if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
+            warnings.append(odd)
+        if said is None and not closes:
+            warnings.append(
+                f"The model's answer was cut off after {len(ids)} tokens, since nothing ended it: "
+                "raise max_new_tokens, or name a `stop` such as '\\n' if it goes on without end."
+            )
+        elif said is not None and (odd := repeated_prompt(before, prompt_ids.tolist(), said, ids)):
+            warnings.append(odd)
         if isinstance(said, str):
             if not text.startswith(said):
                 warnings.append(
@@ -194,7 +226,32 @@ class Scorer:
             reference=self.reference,
             content_end=len(content),
             answered=bool(content.strip()),
+            span_reference=self.span_reference,
+            sources=sources,
         )
+
+    def _stats(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        ids: list[int],
+        passages: Sequence[Passage] | None,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Statistics of the score, and those by source, which there are with a context alone.
+
+        Sources are told apart in the scope "response", whatever the score's own.
+        """
+        if passages is None:
+            return self.engine.score(self.model, prompt_ids, ids), {}
+        spans = [passage.tokens for passage in passages]
+        by_source = self.by_source.score(
+            self.model, prompt_ids, ids, spans, passages=len(spans) > 1
+        )
+        plain = (self.engine.perturbation, self.engine.dose) == ("heads", None)
+        if plain and self.engine.scope == self.by_source.scope:
+            return by_source, by_source
+        own = self.engine.score(self.model, prompt_ids, ids)
+        seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
+        return own | {"asmi_seconds": seconds}, by_source
 
     def _own_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
@@ -212,7 +269,7 @@ class Scorer:
         """Token-level statistics under their plain names."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = {name: stats[at_depth(name, self.depth)] for name in names}
+        found = {name: stats[at_depth(name, self.depth, self.source)] for name in names}
         return found | {name: stats[name] for name in plain}
 
     def _answer(
@@ -220,17 +277,8 @@ class Scorer:
     ) -> list[int]:
         if answer is None:
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
-        if isinstance(answer, bytes | bytearray) or not isinstance(
-            answer, str | Sequence | np.ndarray | Tensor
-        ):
-            raise ValueError(f"an answer is text or token ids, got {answer!r:.60}")
-        if not len(answer):
-            raise ValueError(
-                "the answer is empty: there is no token to score. Leave `answer` out to score the "
-                "model's own"
-            )
         if not isinstance(answer, str):
-            return _token_ids(answer)
+            return token_ids(answer)
         ids = answer_tokens(self.tokenizer, prompt, answer)
         if not self.closing_token or (ids and self.endings.closes(ids)):
             return ids
@@ -259,8 +307,10 @@ class Scorer:
         samples: Sequence[Answer] | None,
     ) -> tuple[float, float | None, int]:
         """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and how many responses it is from."""
-        if isinstance(samples, str | bytes):
-            raise ValueError("samples are a list of answers, got a single text")
+        if samples is not None and (
+            isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
+        ):
+            raise ValueError(f"samples are a list of answers, got {samples!r:.60}")
         if self.variant != "adapt":
             return float(self.variant == "sem"), None, 0
         if samples is None:
@@ -270,15 +320,16 @@ class Scorer:
                     prompt_ids, self.max_new_tokens, do_sample=True, temperature=0.5, top_k=50,
                     top_p=1.0, num_return_sequences=self.num_samples,
                 )  # fmt: skip
-            # As in a benchmark, where sampled answers come without their end token.
-            drawn = [ids[:-1] if ids[-1] in self.endings.end_ids else ids for ids in drawn]
         else:
             drawn = [
                 answer_tokens(self.tokenizer, prompt, sample)
                 if isinstance(sample, str)
-                else _token_ids(sample)
+                else token_ids(sample)
                 for sample in samples
             ]
+        # As in a benchmark, where sampled answers come without their end token.
+        ends = self.endings.end_ids
+        drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
         responses = [ids for ids in drawn if ids]
         diversity = diversity_of(self.model, prompt_ids, responses, self.attention)
         return adaptive_gate(diversity, self.tau, self.beta), diversity, len(responses)
@@ -319,13 +370,6 @@ class Scorer:
             )
         rows = found[:, len(prompt_ids) :].tolist()
         return [self.endings.response(row, batch_size=2) for row in rows]
-
-
-def _token_ids(answer: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(token) for token in answer]
-    except TypeError as error:
-        raise ValueError(f"an answer is text or a list of token ids, got {answer!r}") from error
 
 
 @contextmanager
@@ -387,6 +431,7 @@ def score(
     answer: Any = None,
     *,
     samples: Any = None,
+    context: Any = None,
     **settings: Any,
 ) -> Any:
     """How fragile an answer is: score, tokens, and what the score means.
@@ -410,15 +455,23 @@ def score(
             scored as they are.
         samples: for variant "adapt", sampled answers (texts or token ids) in place of drawing them;
             a list of such lists for a list of prompts.
+        context: what in the prompt the answer should come from: a passage or a list of them; the
+            result then says which of them the answer hangs on (`Score.sources`). A passage is a
+            text that stands in the prompt once, or its characters (start, end); in a chat also the
+            number of a message, or (message, part). For a list of prompts, a list with one for
+            each.
         **settings: keyword arguments of `Scorer`:
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
-            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see
-            docs/configs.md; closing_token: whether the token that ends the answer counts (True);
+            depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
+            see docs/configs.md; perturbation ("heads"), dose (None): what a mask changes, arms
+            other than heads being controls and no scores of the method; closing_token: whether the
+            token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
-            gives the number a meaning.
+            gives the number a meaning; or labelled rows, which give one to the numbers of `spans`
+            (`Reference.from_spans`); or a list of one and the other.
 
     Returns:
         A `Score`, or a list of them for a list of prompts.
@@ -442,9 +495,10 @@ def score(
     single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")
     prompts = [] if single else list(prompt)
     if single or (prompts and isinstance(prompts[0], Mapping)):
-        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples)
+        asked(prompt, answer)  # what is wrong is told before a model is loaded
+        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples, context)
     many = len(prompts)
-    for name, given in (("answer", answer), ("samples", samples)):
+    for name, given in (("answer", answer), ("samples", samples), ("context", context)):
         if given is None:
             continue
         if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
@@ -458,6 +512,10 @@ def score(
                 "where the model is to answer"
             )
     answers = [None] * many if answer is None else list(answer)
+    for row in zip(prompts, answers, strict=True):
+        asked(*row)
     sampled = [None] * many if samples is None else list(samples)
+    contexts = [None] * many if context is None else list(context)
     scorer = Scorer(model, tokenizer, **settings)
-    return [scorer.score(*row) for row in zip(prompts, answers, sampled, strict=True)]
+    rows = zip(prompts, answers, sampled, contexts, strict=True)
+    return [scorer.score(*row) for row in rows]

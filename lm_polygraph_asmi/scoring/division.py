@@ -10,16 +10,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.reference import Reference
     from lm_polygraph_asmi.scoring.result import Token
 
 FENCE = re.compile(r"\s*(```|~~~)")
 ITEM = re.compile(r"\s*([-*+•]|\(?\d{1,3}[.)])\s+\S")
 ROW = re.compile(r"\s*\|.*\|\s*$")
+HEADING = re.compile(r" {0,3}#{1,6}\s")
+INDENTED = re.compile(r"( {4}| {0,3}\t)\s*\S")
+"""A line of code outside a fence, unless it goes on with an item of a list."""
 SENTENCE_END = re.compile(r"[.!?…؟।][\"'”’)\]]*\s|[。！？]")
 """Without one of these inside, a paragraph is a sentence, and spaCy need not be asked."""
 
 UNSPACED = re.compile(r"[^。！？]*[。！？]+[”’」』）]*|[^。！？]+")
 """Sentences of scripts that put no space behind them, which spaCy's rules leave in one."""
+
+ABBREVIATION = re.compile(r"(?!(e\.g|i\.e|v\.s)\.)(\w+\.){2,}|(Bros|Co|Corp|Inc|Jr|Ltd|Sr)\.", re.I)
+"""Words with a full stop of their own that may end a sentence; "Mr." and "e.g." never do."""
+OPENERS = {
+    "A", "After", "All", "Although", "An", "And", "As", "At", "Before", "Both", "But", "By",
+    "During", "Each", "For", "From", "He", "Her", "Here", "His", "How", "However", "If", "In",
+    "It", "Its", "Many", "On", "Our", "She", "Since", "So", "Some", "That", "The", "Their", "Then",
+    "There", "These", "They", "This", "Those", "Though", "To", "Under", "We", "What", "When",
+    "Where", "While", "Who", "Why", "With", "You", "Your",
+}  # fmt: skip
+"""Words that begin a sentence and are hardly ever part of a name. "The U.S. Army came" is one
+sentence and "in the U.S. They came" are two, which no sign tells apart: spaCy's rules leave both
+whole, and one of these words behind an abbreviation begins a sentence."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +52,9 @@ class Span:
         alternative: what the subnetworks would most often say in place of one of its tokens, and
             `instead_of` which one; None if there is no other choice.
         alternative_share: of the masks for it.
-        validated: False: the paper finds the effect for whole answers, and nobody has shown it for
-            parts of them.
+        validated: whether labelled parts of answers showed that u ranks errors among them. The
+            paper finds the effect for whole answers alone.
+        error_probability: calibrated on these; None if not validated.
     """
 
     text: str
@@ -51,6 +69,7 @@ class Span:
     instead_of: str | None
     alternative_share: float
     validated: bool = False
+    error_probability: float | None = None
 
 
 def divide(text: str) -> list[tuple[int, int]]:
@@ -61,23 +80,24 @@ def divide(text: str) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     paragraph: tuple[int, int] | None = None
-    fence, start = "", 0
+    fence, start, in_item = "", 0, False
     for line in text.splitlines(keepends=True):
         end = start + len(line)
-        mark = FENCE.match(line)
-        own = bool(fence) or bool(mark) or bool(ROW.match(line))
-        if (own or not line.strip() or ITEM.match(line)) and paragraph:
+        mark, item = FENCE.match(line), ITEM.match(line)
+        goes_on = in_item and not (fence or mark or item) and line[0] in " \t" and line.strip()
+        own = fence or mark or item or any(p.match(line) for p in (ROW, HEADING, INDENTED))
+        if (own or goes_on or not line.strip()) and paragraph:
             found += _sentences(text, *paragraph)
             paragraph = None
         if mark and (not fence or mark[1] == fence):
             fence = "" if fence else mark[1]
+        elif goes_on:
+            found[-1] = (found[-1][0], end)
         elif own and line.strip():
             found.append((start, end))
         elif line.strip():
-            if ITEM.match(line):
-                found.append((start, end))
-            else:
-                paragraph = (paragraph[0] if paragraph else start, end)
+            paragraph = (paragraph[0] if paragraph else start, end)
+        in_item = bool(goes_on or (item and not fence))
         start = end
     if paragraph:
         found += _sentences(text, *paragraph)
@@ -95,7 +115,15 @@ def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     if not SENTENCE_END.search(part):
         yield start, end
         return
-    for sentence in _splitter()(part).sents:
+    doc = _splitter()(part)
+    for word in doc[1:]:
+        if word.text in OPENERS:
+            last = word.i - 1
+            while last and (doc[last].is_space or doc[last].is_quote or doc[last].is_right_punct):
+                last -= 1
+            if ABBREVIATION.fullmatch(doc[last].text):
+                word.is_sent_start = True
+    for sentence in doc.sents:
         for piece in UNSPACED.finditer(sentence.text):
             if piece[0].strip():
                 first = start + sentence.start_char + piece.start()
@@ -111,8 +139,17 @@ def _splitter() -> Any:
     return pipeline
 
 
-def span_of(text: str, start: int, end: int, tokens: Sequence["Token"]) -> Span:
+def span_of(
+    text: str,
+    start: int,
+    end: int,
+    tokens: Sequence["Token"],
+    reference: "Reference | None" = None,
+) -> Span:
     """What the tokens that reach into text[start:end] say together.
+
+    Args:
+        reference: labelled parts that were scored with the same settings.
 
     Raises:
         ValueError: offsets outside the text, or none of its tokens between them.
@@ -144,4 +181,6 @@ def span_of(text: str, start: int, end: int, tokens: Sequence["Token"]) -> Span:
         alternative=None if strongest is None else strongest.alternative,
         instead_of=None if strongest is None else strongest.text,
         alternative_share=0.0 if strongest is None else strongest.alternative_share,
+        validated=reference is not None and reference.ranks,
+        error_probability=None if reference is None else reference.error_probability(mean["u"]),
     )

@@ -1,5 +1,6 @@
 """The page of scored answers: self-contained, light and dark, readable without colour."""
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -18,6 +19,10 @@ SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How characters that do not print are shown; any other as �."""
 JOINERS = "\u200c\u200d"
 """Do not print either, but make what stands around them one sign: emoji, and words in Persian."""
+SOURCES_SAY = (
+    "Share of MI: MI under masks that take from heads only what comes from a source, over MI under "
+    "the same masks where they take all (scope response). Shares need not add up."
+)
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
     r"|^[ ]*\|[^\n]*\|[ ]*$"  # a row of a table
@@ -62,6 +67,12 @@ class Piece(NamedTuple):
     def shade(self) -> float:
         return max(token.shade for token in self.tokens)
 
+    @property
+    def hangs(self) -> float | None:
+        """The context's share of MI; None where no context was given."""
+        shares = [token.context_share for token in self.tokens]
+        return None if None in shares else max(shares)
+
 
 def pieces(tokens: Sequence[Any]) -> list[Piece]:
     """Tokens joined where a border between them would part a sign."""
@@ -91,6 +102,15 @@ def standing(score: Any) -> str:
         return "no verdict"
     mark = ", confident but fragile" if score.confident_but_fragile else ""
     return f"probability of error {score.error_probability:.2f}{mark}"
+
+
+def probability(likelihood: float) -> str:
+    """exp(-likelihood) in three digits; of a long answer, where none are left, as a power of e.
+
+    Args:
+        likelihood: negative and logarithmic, nats.
+    """
+    return f"{math.exp(-likelihood):.3g}" if likelihood < 700 else f"e^-{likelihood:.0f}"
 
 
 def _by_verdict(score: Any) -> tuple[Any, ...]:
@@ -125,6 +145,8 @@ def _template() -> Template:
             "flowing": _flowing,
             "unsigned": _unsigned,
             "standing": standing,
+            "probability": probability,
+            "sources_say": SOURCES_SAY,
         },
     )
 

@@ -3,11 +3,13 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.calibration import (
     Step,
@@ -16,23 +18,26 @@ from lm_polygraph_asmi.analysis.calibration import (
     probability_at,
     step_at,
 )
-from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
+from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
+from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
 
 FORMAT = 2
+ROWS = (".jsonl", ".ndjson")
+"""Names of files that hold scored rows, whose parts may be labelled."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples",
+    "closing_token", "stop", "tau", "beta", "num_samples", *ABSENT,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What `score` takes from a finished run.
+    """What `score` takes from a finished run, or from labelled parts of answers.
 
     Attributes:
         name: model and dataset.
@@ -48,6 +53,8 @@ class Reference:
         n, clusters, errors: answers, clusters, wrong answers.
         settings: of ASMI, `variant` and `closing_token` among them.
         masking_response: mean MI_t of its tokens, nats; None where it was not saved.
+        unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
+            "part" for "answer" above; clusters are those of the answers' prompts.
     """
 
     name: str
@@ -65,69 +72,170 @@ class Reference:
     errors: int
     settings: dict[str, Any]
     masking_response: float | None = None
+    unit: str = "answers"
 
     @classmethod
-    def read(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
-        """A saved reference (.json), or one made from a run (manager file or folder).
+    def read(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
+        """A saved reference (.json), or one made of a run (manager file or folder) or of rows.
+
+        Args:
+            path: rows end in .jsonl, see `from_spans`.
+            variant, depth, source: which score of a run.
 
         Raises:
             FileNotFoundError: nothing there.
             ValueError: no run or several, no such score in it, no right or no wrong answers, or
-                another kind of JSON file.
+                another kind of file.
         """
+        if not str(path):
+            raise ValueError("reference is an empty path: leave it out, or name a run")
         path = Path(path)
-        return cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth)
+        if path.suffix.lower() in ROWS:
+            return cls.from_spans(path)
+        return (
+            cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth, source)
+        )
 
     @classmethod
-    def from_run(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def from_run(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """Fit on all answers of a finished run with finite scores. Arguments as for `score`.
 
         Raises:
             FileNotFoundError: no such run.
             ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
-        from lm_polygraph_asmi.analysis.comparison import prr_intervals
-        from lm_polygraph_asmi.saved.cells import load_cells, same_depth
+        from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
 
         cell, *others = load_cells([path], depth=depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
+        cell = with_source(cell, source)
         symbol = VARIANTS[variant]
         if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
-                f"{path} has no score {symbol} at depth {depth:.0%}, but {list(cell.scores)}: give "
-                "a run with this variant and depth, or score with those it has"
+                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, but "
+                f"{list(cell.scores)}: give a run with this variant, depth and source, or score "
+                "with those it has"
             )
         method = cell.variants[symbol]
-        if cell.wrong.all() or not cell.wrong.any():
-            kind = "wrong" if cell.wrong.all() else "right"
-            raise ValueError(
-                f"all {len(cell)} answers of {path} are {kind}: nothing can be learnt from it"
-            )
         scores = cell.score(method)
         own = cell.tokens("asmi_log_likelihood")  # MSP as `score` computes it
         msp = cell.msp if own is None else np.array([-answer.sum() for answer in own])
         if msp is None:
             raise ValueError(f"{path} has saved neither MSP nor asmi_log_likelihood")
-        alone, _ = prr_intervals({method: scores}, cell.quality, cell.clusters)
-        return cls(
+        return cls._fitted(
+            path,
+            scores,
+            cell.wrong,
+            cell.quality,
+            cell.clusters,
+            msp,
             name=cell.label,
             method=method,
             model=str(cell.run.recorded("model").get("path", "")),
-            scores=np.sort(scores).tolist(),
-            median=float(np.median(scores)),
-            msp_median=float(np.median(msp)),
-            prr=alone[method],
-            calibration=calibrate(scores, cell.wrong),
-            brier=held_out_brier(scores, cell.wrong, cell.clusters),
-            quality=cell.metric,
-            n=len(cell),
-            clusters=len(set(cell.clusters)),
-            errors=int(cell.wrong.sum()),
+            judged_by=cell.metric,
             settings=(cell.settings() or {}) | {"variant": variant} | _own_settings(cell, method),
             masking_response=None
             if cell.mi_tokens is None
             else float(np.concatenate(cell.mi_tokens).mean()),
+        )
+
+    @classmethod
+    def from_spans(cls, path: str | Path) -> "Reference":
+        """Fit on labelled parts of answers.
+
+        Args:
+            path: JSON lines as `polygraph_asmi score --out` writes them, each with `wrong`: true,
+                false, or null where nobody judged, for each of its `spans`. Parts whose labels
+                were known before are named by `offsets`.
+
+        Raises:
+            FileNotFoundError: nothing there.
+            ValueError: rows without spans or labels, of several models or settings, or with
+                nothing but right or wrong parts.
+        """
+        path = Path(path)
+        rows = _labelled_rows(path)
+        (first, *others) = rows
+        prompts = [row["prompt"] for row in rows]
+        same = text_clusters([p if isinstance(p, str) else json.dumps(p) for p in prompts])
+        labelled = [
+            (span, wrong, cluster)
+            for row, cluster in zip(rows, same, strict=True)
+            for span, wrong in zip(row["spans"], row["wrong"], strict=True)
+            if wrong is not None
+        ]
+        if not labelled:
+            raise ValueError(f"no part of an answer in {path} has a label")
+        spans = [span for span, _, _ in labelled]
+        wrong = np.array([label for _, label, _ in labelled], dtype=bool)
+        found = cls._fitted(
+            path,
+            np.array([span["u"] for span in spans]),
+            wrong,
+            (~wrong).astype(float),
+            [cluster for _, _, cluster in labelled],
+            np.array([span["tokens"] * math.log(span["perplexity"]) for span in spans]),
+            name=path.name,
+            method=f"{VARIANTS[first['variant']]} of parts",
+            model=first["model"],
+            judged_by="their labels",
+            settings=first["settings"] | {"variant": first["variant"]},
+            unit="parts",
+        )
+        for row in others:
+            other = found.other_settings(
+                row["settings"] | {"variant": row["variant"], "model": row["model"]}
+            )
+            if other:
+                raise ValueError(
+                    f"rows {first['row']} and {row['row']} of {path} are of other scores "
+                    f"({'; '.join(other)}): score all of them alike"
+                )
+        return found
+
+    @classmethod
+    def _fitted(
+        cls,
+        path: str | Path,
+        scores: Float[np.ndarray, " n"],
+        wrong: Bool[np.ndarray, " n"],
+        quality: Float[np.ndarray, " n"],
+        clusters: Sequence[str],
+        msp: Float[np.ndarray, " n"],
+        *,
+        judged_by: str,
+        method: str,
+        unit: str = "answers",
+        **described: Any,
+    ) -> "Reference":
+        """What both kinds learn; quality: higher = better."""
+        from lm_polygraph_asmi.analysis.comparison import prr_intervals
+
+        if wrong.all() or not wrong.any():
+            kind = "wrong" if wrong.any() else "right"
+            raise ValueError(
+                f"all {len(wrong)} {unit} of {path} are {kind}: nothing can be learnt from it"
+            )
+        alone, _ = prr_intervals({method: scores}, quality, clusters)
+        return cls(
+            method=method,
+            scores=np.sort(scores).tolist(),
+            median=float(np.median(scores)),
+            msp_median=float(np.median(msp)),
+            prr=alone[method],
+            calibration=calibrate(scores, wrong),
+            brier=held_out_brier(scores, wrong, clusters),
+            quality=judged_by,
+            n=len(wrong),
+            clusters=len(set(clusters)),
+            errors=int(wrong.sum()),
+            unit=unit,
+            **described,
         )
 
     def save(self, path: str | Path) -> None:
@@ -170,10 +278,11 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
+        own, other = ABSENT | self.settings, ABSENT | settings
         found = [
-            f"{name} {self.settings[name]} there, {settings[name]} here"
+            f"{name} {own[name]} there, {other[name]} here"
             for name in COMPARED
-            if name in self.settings and name in settings and self.settings[name] != settings[name]
+            if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:
@@ -194,34 +303,39 @@ class Reference:
     def ground(self) -> str:
         """The run in a line: answers, errors, PRR with its interval."""
         return (
-            f"{self.name}: {self.n} answers, {self.errors} wrong by {self.quality}, PRR of "
+            f"{self.name}: {self.n} {self.unit}, {self.errors} wrong by {self.quality}, PRR of "
             f"{self.method} {self.prr.value:.2f} [{self.prr.low:.2f}, {self.prr.high:.2f}]"
         )
 
     @property
-    def _worth(self) -> str:
-        """What the probability was worth on answers that were held out."""
+    def worth(self) -> str:
+        """What the probability was worth on answers that were held out; empty if not known."""
         if self.brier is None:
             return ""
         own, base = self.brier
         return (
-            f"On answers held out such probabilities had a Brier score of {own:.3f}, that overall "
-            f"share alone {base:.3f} (lower = better). "
+            f"On {self.unit} held out such probabilities had a Brier score of {own:.3f}, that "
+            f"overall share alone {base:.3f} (lower = better). "
         )
+
+    def refusal(self, settings: dict[str, Any]) -> str | None:
+        """Why nothing can be said of a score made with these settings; None if something can."""
+        there = "the reference run" if self.unit == "answers" else "the reference"
+        other = self.other_settings(settings)
+        if other:
+            return f"{there} used other settings ({'; '.join(other)}), which make another score."
+        if not self.ranks:
+            return (
+                f"on {there} ({self.ground}) the score is not known to rank errors, since this "
+                "interval does not lie above zero."
+            )
+        return None
 
     def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
         """What this run allows to be said of a score, in sentences."""
-        other = self.other_settings(settings)
-        if other:
-            return [
-                f"No verdict: the reference run used other settings ({'; '.join(other)}), which "
-                "make another score."
-            ]
-        if not self.ranks:
-            return [
-                f"No verdict: on the reference run ({self.ground}) the score is not known to rank "
-                "errors, since this interval does not lie above zero."
-            ]
+        refusal = self.refusal(settings)
+        if refusal is not None:
+            return [f"No verdict: {refusal}"]
         step = step_at(self.calibration, score)
         chance = probability_at(self.calibration, score)
         shown = (
@@ -232,12 +346,73 @@ class Reference:
             f"Higher than {self.percentile(score):.0f} % of the reference run. Of the {step.n} "
             f"answers on its step of the calibration {step.errors} were wrong: probability of "
             f"error {shown} [{rate.low:.2f}, {rate.high:.2f}], against "
-            f"{self.errors / self.n:.2f} overall. {self._worth}"
+            f"{self.errors / self.n:.2f} overall. {self.worth}"
             f"Ground: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
             said.append("No answer of the reference run had a score like this.")
         return said
+
+
+def of_answers_and_parts(
+    given: "Reference | str | Path | Sequence[Reference | str | Path] | None",
+    variant: str,
+    depth: float,
+    source: str = "all",
+) -> tuple[Reference | None, Reference | None]:
+    """The reference of answers and that of parts; None for each that was not given.
+
+    Raises:
+        FileNotFoundError: nothing there.
+        ValueError: no reference, or two of a kind.
+    """
+    several = [given] if isinstance(given, str | Path | Reference) else given
+    found: dict[str, Reference] = {}
+    if not (several is None or isinstance(several, list | tuple)):
+        several = [several]  # type: ignore[list-item]  # refused below
+    for one in several or ():
+        if not isinstance(one, str | Path | Reference):
+            raise ValueError(
+                "reference must be a Reference, or the path of a saved one, of a finished run or "
+                f"of labelled rows; got {one!r:.80}"
+            )
+        read = one if isinstance(one, Reference) else Reference.read(one, variant, depth, source)
+        if read.unit in found:
+            raise ValueError(
+                f"two references of {read.unit}, {found[read.unit].name} and {read.name}: give "
+                "one, and besides at most one of labelled parts"
+            )
+        found[read.unit] = read
+    return found.get("answers"), found.get("parts")
+
+
+def _labelled_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows that `score --out` wrote, each with a label for each of its spans."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            labels, parts = row["wrong"], len(row["spans"])
+            fit = len(labels) == parts and all(label in (True, False, None) for label in labels)
+            _ = [row[name] for name in ("row", "prompt", "variant", "model", "settings")]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"line {number} of {path} is no scored row with labels ({error!r}): wanted what "
+                "`polygraph_asmi score --out` writes, with `wrong`, a list of true and false for "
+                "its `spans`"
+            ) from error
+        if not fit:
+            raise ValueError(
+                f"line {number} of {path}: `wrong` must be a list of true, false or null, one for "
+                f"each of its {parts} `spans`; got {labels!r:.60}"
+            )
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} holds no row")
+    return rows
 
 
 def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ ROW_START = b'{"row": '
 """How a line of the output begins, and that of no other file should it be cut off."""
 
 
-GIVEN = {"prompt", "answer", "offsets"}
+GIVEN = {"prompt", "answer", "offsets", "context"}
 """Fields of an output line that an input may have; they stay as they were given."""
 RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "key"}) - GIVEN
 """Fields of an output line that an input must not have."""
@@ -27,8 +28,9 @@ class Row(NamedTuple):
 
     Attributes:
         number: of its line, from 1, blank ones counted: what an editor shows.
-        content: `prompt`, and if given `answer`, `samples`, `offsets` (see `Score.with_spans`) and
-            more, which is passed through; or, where the line cannot be read, `error` alone.
+        content: `prompt`, and if given `answer`, `samples`, `context` (as `score` takes it),
+            `offsets` (see `Score.with_spans`) and more, which is passed through; or, where the line
+            cannot be read, `error` alone.
     """
 
     number: int
@@ -38,10 +40,21 @@ class Row(NamedTuple):
 def read_rows(path: str | Path) -> list[Row]:
     """All rows of a JSON-lines file (.jsonl, .ndjson), blank lines left out; of another, its text.
 
-    A final line break is not part of the prompt of a text file.
+    A final line break is not part of the prompt of a text file, nor is a byte order mark.
+
+    Raises:
+        ValueError: a .json file, or one that is not UTF-8.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    if Path(path).suffix.lower() not in (".jsonl", ".ndjson"):
+    suffix = Path(path).suffix.lower()
+    if suffix == ".json":
+        raise ValueError(
+            f"{path} is JSON: rows are read from .jsonl, one object a line, and a prompt from .txt"
+        )
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: save it as such ({error})") from error
+    if suffix not in ROWS:
         return [Row(1, {"prompt": text.removesuffix("\n")})]
     lines = enumerate(text.split("\n"), start=1)
     return [Row(number, _parsed(line)) for number, line in lines if line.strip()]
@@ -129,12 +142,12 @@ def score_rows(
             error = f"has the fields {clashing}, which the output uses: rename them"
         if error is None:
             try:
-                score = scorer.score(
-                    row.content["prompt"], row.content.get("answer"), row.content.get("samples")
-                )
+                given = [row.content.get(name) for name in ("answer", "samples", "context")]
+                score = scorer.score(row.content["prompt"], *given)
                 if row.content.get("offsets") is not None:
                     score = score.with_spans(row.content["offsets"])
-            except (ValueError, TypeError, ArithmeticError, RuntimeError) as failure:
+            # Templates and tokenizers raise whatever they like.
+            except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError) as failure:
                 score, error = None, str(failure) or repr(failure)
         if score is not None and out is not None:
             own = {"row": row.number, "key": key_of(scorer, row)}

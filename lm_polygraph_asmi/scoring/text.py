@@ -1,9 +1,11 @@
 """From text to token ids and back, with character offsets that rebuild an answer exactly."""
 
+import operator
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from jinja2 import TemplateError
@@ -43,14 +45,24 @@ class Asked(NamedTuple):
 def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
     """What is to be scored: of a chat that ends in the assistant's message, that message.
 
+    Needs no model: what is refused here is refused before one is loaded.
+
     Raises:
-        ValueError: content other than text, an answer given twice, or an answer without text.
+        ValueError: neither text nor messages, messages without a role or text, an answer of another
+            type or without a token, or one given twice.
     """
-    if isinstance(prompt, str) or not _are_messages(prompt):
+    if answer is not None:
+        _check_answer(answer)
+    if isinstance(prompt, str):
         return Asked(prompt, answer, ())
+    if not _are_messages(prompt):
+        raise ValueError(
+            "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
+            f"'...'}}; got {prompt!r:.80}"
+        )
     messages = [{**message, **_as_text(message)} for message in prompt]
     if not messages or messages[-1].get("role") != "assistant":
-        return Asked(messages, answer, ())
+        return Asked(_checked(messages), answer, ())
     if answer is not None:
         raise ValueError(
             "the chat ends in the assistant's message and an answer is given besides: which of "
@@ -64,9 +76,60 @@ def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
         )
     if not before:
         raise ValueError("the chat holds the assistant's message alone: give the user's before it")
-    return Asked(
-        before, last["content"], ("The chat's last message, the assistant's, was scored.",)
-    )
+    note = "The chat's last message, the assistant's, was scored."
+    return Asked(_checked(before), last["content"], (note,))
+
+
+def _check_answer(answer: Any) -> None:
+    if isinstance(answer, bytes | bytearray) or not isinstance(
+        answer, str | Sequence | np.ndarray | Tensor
+    ):
+        raise ValueError(f"an answer is text or token ids, got {answer!r:.60}")
+    if isinstance(answer, np.ndarray | Tensor) and answer.ndim != 1:
+        raise ValueError(
+            f"an answer's token ids are one row of them, got the shape {tuple(answer.shape)}"
+        )
+    if not len(answer):
+        raise ValueError(
+            "the answer is empty: there is no token to score. Leave `answer` out to score the "
+            "model's own"
+        )
+    if not isinstance(answer, str):
+        token_ids(answer)
+
+
+def token_ids(answer: Any) -> list[int]:
+    """Whole numbers, whichever library they are of.
+
+    Raises:
+        ValueError: other things.
+    """
+    try:
+        if any(isinstance(token, bool | np.bool_) for token in answer):
+            raise TypeError("true and false are no token ids")
+        return [operator.index(token) for token in answer]
+    except TypeError as error:
+        raise ValueError(f"an answer is text or a list of token ids, got {answer!r:.60}") from error
+
+
+def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose role and text are there: templates pass over what they do not know.
+
+    Calls of tools have no text.
+    """
+    if not messages:
+        raise ValueError("the chat is empty: give at least the user's message")
+    for number, message in enumerate(messages, start=1):
+        tools = message.get("content") is None and message.get("tool_calls")
+        if isinstance(message.get("role"), str) and (
+            isinstance(message.get("content"), str) or tools
+        ):
+            continue
+        raise ValueError(
+            f"message {number} of the chat lacks a role or text: wanted {{'role': 'user', "
+            f"'content': '...'}}, got {message!r:.80}"
+        )
+    return messages
 
 
 def _are_messages(prompt: Any) -> bool:
@@ -95,16 +158,17 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
     """Token ids of a prompt: a text as it is, messages through the tokenizer's chat template.
 
     Raises:
-        ValueError: neither text nor messages; messages without a chat template or that it refuses;
-            a prompt without a token.
+        ValueError: messages without a chat template or that it refuses; a prompt without a token; a
+            tokenizer that puts its end token behind every text.
     """
-    if not (isinstance(prompt, str) or _are_messages(prompt)):
-        raise ValueError(
-            "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
-            f"'...'}}; got {prompt!r:.80}"
-        )
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
+        end = tokenizer.eos_token
+        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(end)):
+            raise ValueError(
+                f"the tokenizer puts its end token {end!r} behind the prompt, so the model would "
+                "read a text that has ended: load the tokenizer with add_eos_token=False"
+            )
     elif not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "the prompt is a list of messages, but this tokenizer has no chat template: give the "
@@ -138,6 +202,32 @@ def answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: st
         if both[: len(before)] == before:
             return both[len(before) :]
     return tokenizer(answer, add_special_tokens=False)["input_ids"]
+
+
+def prompt_warning(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str | None:
+    """What is odd about how a text prompt begins; None if nothing is."""
+    first = tokenizer.bos_token_id
+    if first is None or list(prompt_ids[:2]) != [first, first]:
+        return None
+    return (
+        f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer put another one in "
+        "front: leave it out of the text, or give the chat as messages."
+    )
+
+
+def repeated_prompt(
+    prompt: Prompt, prompt_ids: Sequence[int], answer: Answer, ids: Sequence[int]
+) -> str | None:
+    """What to say of an answer that holds its whole prompt; None for any other."""
+    own = list(ids[: len(prompt_ids)]) == list(prompt_ids)
+    if isinstance(prompt, str) and isinstance(answer, str):
+        own = own or answer.lstrip().startswith(prompt.lstrip())
+    if not own or len(prompt_ids) < 4:  # a word may be said again
+        return None
+    return (
+        "The answer begins with the whole prompt, as what `generate` returns does: give what "
+        "follows it alone."
+    )
 
 
 def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:

@@ -11,7 +11,10 @@ from lm_polygraph_asmi.report.exhibit import Exhibit
 from lm_polygraph_asmi.report.latex import MANY, PREAMBLE, ROWS_A_PAGE, latex_tables
 from tests.report.runs import content, manifest, save
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
 
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a LaTeX (texlive-latex-base)")
 def test_every_table_compiles(tmp_path):
     """As they stand, in an article of two columns, names and texts of all kinds among them."""

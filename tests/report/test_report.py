@@ -29,7 +29,8 @@ from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study
 from lm_polygraph_asmi.report.exhibits.signal import distinct
-from tests.report.runs import content, manifest, save
+from lm_polygraph_asmi.saved.probe import write_probe
+from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -49,15 +50,17 @@ def everything(tmp_path_factory):
     details["stats"]["asmi_candidate_cosines_d60"] = [
         np.tile(np.eye(8), (t, 1, 1)) for t in lengths
     ]
-    save(root / "open", details)
+    dissect(details)
+    write_probe(probe(n), save(root / "open", details))
     save(root / "k256", content(n, top_k=256))
     save(root / "redraw", content(n, mask_seed=1))
-    save(root / "closed", content(n, shift=0.5), manifest(n, "asmi_squad_closed_book", closed=True))
+    closed = manifest(n, "asmi_squad_closed_book", closed=True)
+    save(root / "closed", content(n, shift=0.5), closed)
+    save(root / "mlp", arm(content(n), "mlp", 0.5), matched(manifest(n)))
+    save(root / "closed mlp", arm(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
-    result = CliRunner().invoke(
-        main, ["report", *(str(root / name) for name in ("open", "k256", "redraw", "closed")),
-               "--out", str(out)], env={"COLUMNS": "200"},
-    )  # fmt: skip
+    runs = [str(root / name) for name in ("open", "k256", "redraw", "closed", "mlp", "closed mlp")]
+    result = CliRunner().invoke(main, ["report", *runs, "--out", str(out)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return root, out, result.output
 
@@ -79,7 +82,9 @@ def test_a_report_has_every_item_in_every_form(everything):
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
         "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
         "length", "audit", "cost", "cost_by_method", "depth_by_cell",
-        "confident_fragile_by_regime", "rejection", "reliability",
+        "confident_fragile_by_regime", "head_claims", "head_concentration", "head_coupling",
+        "head_errors", "causal_probe", "causal_differences", "falsifier_verdicts", "falsifier",
+        "falsifier_added", "double_dissociation", "rejection", "reliability",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -98,7 +103,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 17
+    assert len(pictures) == 20
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
@@ -245,6 +250,7 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved = content()
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
@@ -313,6 +319,7 @@ def reasons(items) -> str:
     return "\n".join(item.reason for item in items if isinstance(item, Gap))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_one_finite_mask_for_all_methods(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
@@ -730,6 +737,7 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_judges_disagree_where_metrics_do(tmp_path):
     saved = content(n=120)
     quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])

@@ -21,6 +21,7 @@ from lm_polygraph_asmi.runs.doctor import CHECKS, examine
 from lm_polygraph_asmi.runs.preflight import check_config
 from lm_polygraph_asmi.runs.trial import Trial
 from tests import tiny_lm
+from tests.polygraph import run_forked
 
 PROMPTS = ["Who built the ferry?", "Where do kites fly?", "What is red?"]
 
@@ -255,7 +256,10 @@ def test_disk(elsewhere, overrides, monkeypatch):
         assert "is nearly full" in text
 
 
-def test_a_run_that_works(elsewhere, overrides, monkeypatch):
+@pytest.mark.parametrize("in_new_process", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
+    if not in_new_process:
+        monkeypatch.setattr(trial.subprocess, "run", run_forked)
     monkeypatch.setattr(trial.tempfile, "tempdir", str(elsewhere / "tmp"))
     for folder in ("conf", "tmp"):
         (elsewhere / folder).mkdir()

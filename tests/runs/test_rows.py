@@ -248,3 +248,23 @@ def test_the_first_rows_can_be_asked_for(tmp_path):
     assert asked(first=10, num_shards=2, shard=1) == [f"q{i}?" for i in range(5, 10)]
     with pytest.raises(ValueError, match=r"data\.first must be at least 1 or null"):
         asked(first=0)
+
+
+def test_rows_that_a_limit_left_out_can_be_asked_for(tmp_path):
+    """What was looked at with `limit=4` stays out; a smaller limit asks a part of a larger one."""
+    source = saved(tmp_path, input=[f"q{i}?" for i in range(20)], output=["a"] * 20)
+
+    def asked(**changes):
+        node = WHOLE | {"source": str(source), "split": "test", **changes}
+        rows = read_selected_rows(node | {"text_column": "input", "label_column": "output"})
+        return [row.input for row in rows]
+
+    looked_at = asked(limit=4)
+    assert looked_at == ["q0?", "q5?", "q10?", "q15?"]
+    assert asked(except_limit=4) == [row for row in asked() if row not in looked_at]
+    assert asked(except_limit=4, limit=3) == ["q1?", "q7?", "q13?"]
+    assert set(asked(except_limit=4, limit=4)) < set(asked(except_limit=4, limit=8))
+    with pytest.raises(ValueError, match=r"data\.except_limit=20 leaves no row out of 20"):
+        asked(except_limit=20)
+    with pytest.raises(ValueError, match=r"data\.except_limit must be at least 1 or null"):
+        asked(except_limit=0)

@@ -1,12 +1,18 @@
 """Pages that are hard to show, and a browser to look at them with."""
 
+import html
 import json
 import math
 import re
 import shutil
 import subprocess
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from lm_polygraph_asmi.scoring.result import Score
 
@@ -55,7 +61,7 @@ MEASURE = """
 const root = document.documentElement, found = {width: innerWidth, page: root.scrollWidth, out: []};
 const inside = (box, name) => { if (box.width && (box.left < -.5 || box.right > innerWidth + .5))
   found.out.push(name + ' ' + box.left + ' ' + box.right); };
-const shown = '.answer, .answer *, .rows *, .verdict li, .legend .token, h2';
+const shown = '.answer, .answer *, .rows *, .verdict li, .legend .token, h2, .parts td, .parts th';
 document.querySelectorAll(shown).forEach(part =>
   [...part.getClientRects()].forEach(box => inside(box, part.className || part.tagName)));
 const tokens = [...document.querySelectorAll('.answer .token')];
@@ -96,23 +102,31 @@ document.body.setAttribute('data-measured', JSON.stringify(found));
 """
 
 
-def measure(
-    page: str, folder: Path, width: int, *flags: str, body: str = "", frame=MEASURE
-) -> dict:
-    """What a browser made of a page of this width.
+class Shown(NamedTuple):
+    """A page, how wide it is shown, and attributes of its body, as of a notebook's theme."""
 
-    The page stands in a frame, since a headless window is never narrower than 500 pixels.
+    page: str
+    width: int
+    body: str = ""
 
-    Args:
-        body: attributes of its body, such as those by which a notebook tells its theme.
+
+def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
+    """What a browser made of each page; it starts once for all.
+
+    They stand in frames, since a headless window is never narrower than 500 pixels.
     """
-    inner = page.replace("<body>", f"<body {body}>").replace("</body>", f"{frame}</body>")
-    (folder / "inner.html").write_text(inner, encoding="utf-8")
+    frames = ""
+    for number, (page, width, body) in enumerate(pages):
+        inner = page.replace("<body>", f"<body {body}>").replace("</body>", f"{MEASURE}</body>")
+        (folder / f"inner{number}.html").write_text(inner, encoding="utf-8")
+        frames += (
+            f'<iframe src="inner{number}.html" width="{width}" height="900" style="border:0">'
+            "</iframe>"
+        )
     outer = (
-        f'<!DOCTYPE html><body style="margin:0"><iframe src="inner.html" width="{width}" '
-        'height="900" style="border:0"></iframe><script>onload = () => document.body.setAttribute('
-        "'data-measured', document.querySelector('iframe').contentDocument.body"
-        ".getAttribute('data-measured'))</script>"
+        f'<!DOCTYPE html><body style="margin:0">{frames}<script>onload = () => document.body'
+        ".setAttribute('data-measured', '[' + [...document.querySelectorAll('iframe')].map(frame =>"
+        " frame.contentDocument.body.getAttribute('data-measured')) + ']')</script>"
     )
     (folder / "outer.html").write_text(outer, encoding="utf-8")
     done = subprocess.run(
@@ -123,7 +137,29 @@ def measure(
     )  # fmt: skip
     found = re.search(r'data-measured="(.*?)"', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
-    return json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&"))
+    return json.loads(html.unescape(found[1]))
+
+
+def filled(page: str, folder: Path, *flags: str) -> Counter[str]:
+    """Colours of a printed page: how many shapes each fills."""
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    subprocess.run(
+        [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
+         f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={folder / 'page.pdf'}",
+         (folder / "page.html").as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    found: Counter[str] = Counter()
+    for stream in re.findall(
+        rb"stream\r?\n(.*?)endstream", (folder / "page.pdf").read_bytes(), re.S
+    ):
+        with suppress(zlib.error):  # one that is not compressed is no drawing
+            colour = ""
+            for line in zlib.decompress(stream).decode("latin-1").splitlines():
+                if line.endswith(" rg"):
+                    colour = " ".join(line.split()[-4:-1])
+                found[colour] += line in ("f", "f*")
+    return found
 
 
 def picture(page: str, file: Path, width: int, *flags: str, height: int = 1400) -> None:

@@ -38,6 +38,13 @@ def texts(answer):
         ("مرحبا بك. كيف حالك؟ جيد.", ["مرحبا بك.", "كيف حالك؟", "جيد."]),
         ("```\na\n~~~\nb", ["a", "~~~", "b"]),
         ("* one. Two.\n* three", ["* one. Two.", "* three"]),
+        ("- one\n  goes on. Here\nnot here", ["- one\n  goes on. Here", "not here"]),
+        ("1. a\n\n  b", ["1. a", "b"]),
+        ("# Head\nText one. Two", ["# Head", "Text one.", "Two"]),
+        (
+            "def one():\n    x = 1\n\treturn x\nprint(1)",
+            ["def one():", "x = 1", "return x", "print(1)"],
+        ),
         (" \n\n", []),
         ("", []),
     ],
@@ -46,6 +53,23 @@ def test_where_parts_are(answer, expected):
     assert texts(answer) == expected
     places = divide(answer)
     assert all(one[1] <= two[0] for one, two in pairwise(places))
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentences"),
+    [
+        ("He lived in the U.S. They went.", 2),
+        ("He lived in the “U.S.”\nThey went.", 2),
+        ("They sold it to Brask Inc. It sank at 5 p.m. The crew swam.", 3),
+        ("The U.S. Army came.", 1),
+        ("The U.S. First Army came to Washington, D.C. Mayor Holm was a Ph.D. Student.", 1),
+        ("Mr. He came with Dr. Who.", 1),
+        ("Some, e.g. The Ondine and i.e. A ferry.", 1),
+    ],
+)
+def test_abbreviations_that_may_end_a_sentence(answer, sentences):
+    """No sign tells "U.S. They" from "U.S. Army"; the next word does."""
+    assert len(texts(answer)) == sentences
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +110,9 @@ def test_parts_of_ones_own(found):
     for place in ((-1, 3), (3, 3), (0, 900)):
         with pytest.raises(ValueError, match="a span must lie within the"):
             found.with_spans([place])
+    for places in ([[0, 2.5]], [["0", "3"]], [[0]], [3], "0-3", 7):
+        with pytest.raises(ValueError, match="offsets are pairs of whole numbers such as"):
+            found.with_spans(places)
 
 
 def test_what_ends_an_answer_is_part_of_none(found):

@@ -1,13 +1,15 @@
 """Pages that are hard to show, measured in a browser: nothing beyond the border, nothing hidden."""
 
 import re
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.scoring.conftest import PROMPT
-from tests.scoring.pages import TEXTS, browser, measure, spread
+from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
 from tests.scoring.test_result import judged
 from tests.tiny_lm import whitebox
 
@@ -15,6 +17,16 @@ pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is instal
 
 DARK, LIGHT = (f"--blink-settings=preferredColorScheme={number}" for number in (0, 1))
 FORCED = ("--force-high-contrast", "--enable-features=ForcedColors")
+WIDTHS = (400, 1200)
+THEMES = [
+    (LIGHT, "", False),
+    (DARK, "", True),
+    (LIGHT, 'data-jp-theme-light="false"', True),
+    (DARK, 'data-jp-theme-light="true"', False),
+    (LIGHT, 'data-vscode-theme-kind="vscode-dark"', True),
+    (DARK, 'data-vscode-theme-kind="vscode-light"', False),
+]
+"""Of the system, of a notebook (attributes of the body), and whether the page is dark then."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +39,31 @@ def scores(tokenizer):
     }
 
 
+@pytest.fixture(scope="module")
+def several(scores):
+    short = [scores[name] for name in ("code", "cjk", "arabic", "emoji")]
+    return [judged(short[1]), *short]
+
+
+@pytest.fixture(scope="module")
+def measured(scores, several, tmp_path_factory):
+    """What a browser with certain flags made of a page; it starts once for all with these flags."""
+    pages = {(LIGHT,): {}, (DARK,): {}, FORCED: {"code": Shown(scores["code"].to_html(), 400)}}
+    for width in WIDTHS:
+        for name in TEXTS:
+            pages[LIGHT,][name, width] = Shown(scores[name].to_html(), width)
+        pages[DARK,]["five", width] = Shown(render(several, "five"), width)
+    for system, body, _ in THEMES:
+        pages[system,][body] = Shown(scores["emoji"].to_html(), 800, body)
+
+    @cache
+    def start(*flags):
+        found = measure(list(pages[flags].values()), tmp_path_factory.mktemp("pages"), *flags)
+        return dict(zip(pages[flags], found, strict=True))
+
+    return start
+
+
 def check(found, own, width):
     """Nothing sticks out, every token is reached, and each one's tip stands below it."""
     assert found["width"] == width
@@ -36,11 +73,10 @@ def check(found, own, width):
     assert found["tokens"] == found["reached"] == found["tips"] == found["low"] == own
 
 
-@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", TEXTS)
-def test_an_answer(scores, tmp_path, name, width):
-    one = scores[name]
-    found = measure(one.to_html(), tmp_path, width, LIGHT)
+def test_an_answer(scores, measured, name, width):
+    one, found = scores[name], measured(LIGHT)[name, width]
     check(found, len(pieces(one.tokens)), width)
     assert found["lines"] == 1 + TEXTS[name].count("\n")
     assert found["tops"] >= TEXTS[name].count("\n") + 1
@@ -49,11 +85,9 @@ def test_an_answer(scores, tmp_path, name, width):
     assert any(found["fonts"]) == (name == "code")
 
 
-@pytest.mark.parametrize("width", [400, 1200])
-def test_five_answers(scores, tmp_path, width):
-    short = [scores[name] for name in ("code", "cjk", "arabic", "emoji")]
-    several = [judged(short[1]), *short]
-    found = measure(render(several, "five"), tmp_path, width, DARK)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_five_answers(several, measured, width):
+    found = measured(DARK)["five", width]
     check(found, sum(len(pieces(one.tokens)) for one in several), width)
     numbers = {str(1 + place): float(one) for place, one in enumerate(several)}
     order = found["order"]["by-score"]
@@ -81,21 +115,10 @@ def over(colour, paper):
     return f"rgb({', '.join(map(str, mixed))})"
 
 
-@pytest.mark.parametrize(
-    ("system", "body", "dark"),
-    [
-        (LIGHT, "", False),
-        (DARK, "", True),
-        (LIGHT, 'data-jp-theme-light="false"', True),
-        (DARK, 'data-jp-theme-light="true"', False),
-        (LIGHT, 'data-vscode-theme-kind="vscode-dark"', True),
-        (DARK, 'data-vscode-theme-kind="vscode-light"', False),
-    ],
-)
-def test_colours_and_their_contrast(scores, tmp_path, system, body, dark):
+@pytest.mark.parametrize(("system", "body", "dark"), THEMES)
+def test_colours_and_their_contrast(measured, system, body, dark):
     """A notebook's theme goes before the system's; text is read on the darkest shade (WCAG AA)."""
-    page = scores["emoji"].to_html()
-    found = measure(page, tmp_path, 800, system, body=body)
+    found = measured(system)[body]
     ink, paper = luminance(found["ink"]), luminance(found["paper"])
     assert (ink > paper) == dark
     shades = [over(s, found["paper"]) for s in found["shades"] if s != "rgba(0, 0, 0, 0)"]
@@ -105,13 +128,30 @@ def test_colours_and_their_contrast(scores, tmp_path, system, body, dark):
         assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
-def test_forced_colours(scores, tmp_path):
+def test_forced_colours(scores, measured):
     """Shades go, bars stay."""
-    one = scores["code"]
-    found = measure(one.to_html(), tmp_path, 400, *FORCED)
+    one, found = scores["code"], measured(*FORCED)["code"]
     check(found, len(pieces(one.tokens)), 400)
     bars = found["bars"]
     assert len(set(bars)) > 4
     shades = [piece.shade for piece in pieces(one.tokens)]
     darkest = max(range(len(bars)), key=lambda number: shades[number])
     assert bars[darkest] == max(bars) >= 4
+
+
+def test_on_paper(scores, tmp_path):
+    """Each token's bar and shade are printed, in the light colours, whatever the screen had."""
+    one = scores["code"]
+    still = replace(one, tokens=tuple(replace(token, u=0.0) for token in one.tokens))
+    dark_notebook = ("<body>", '<body data-jp-theme-light="false">')
+    printed, plain = (
+        filled(page.to_html().replace(*dark_notebook), tmp_path, DARK) for page in (one, still)
+    )
+    ink, heat = ".102 .102 .102", ".7843 .1176 .1176"  # of the page's light colours, in tenths
+    shaded = sum(piece.shade >= 0.005 for piece in pieces(one.tokens))
+    assert printed[ink] - plain[ink] == printed[heat] - plain[heat] == shaded
+    # Nothing is cut off where paper does not scroll.
+    on_paper = one.to_html().replace("@media print", "@media all")
+    (found,) = measure([Shown(on_paper, 700)], tmp_path)
+    assert found["page"] <= 700
+    assert found["out"] == []

@@ -1,9 +1,13 @@
 """Arguments that are wrong say what to do, and names simply load."""
 
+import re
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from lm_polygraph_asmi import score
+from lm_polygraph_asmi import __version__, score
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.scoring.call import Scorer
 from tests import tiny_lm
@@ -36,6 +40,36 @@ def test_settings_are_refused_before_anything_is_loaded(settings, message, monke
     monkeypatch.setattr(loading, "load_model", None)
     with pytest.raises(ValueError, match=message):
         score("no such model", PROMPT, " Brask", **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PROMPT, ""), "the answer is empty"),
+        ((PROMPT, 3), "an answer is text or token ids"),
+        ((7,), "a prompt is text"),
+        (([{"role": "user"}],), "lacks a role or text"),
+        (([PROMPT, PROMPT], [" Brask", ""]), "the answer is empty"),
+    ],
+)
+def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, message, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    with pytest.raises(ValueError, match=message):
+        score("no such model", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "message"),
+    [
+        ("no such run", FileNotFoundError, "is neither a manager file nor a folder"),
+        ("", ValueError, "reference is an empty path"),
+        ("none.json", FileNotFoundError, "none.json"),
+    ],
+)
+def test_a_reference_is_read_before_anything_is_loaded(reference, error, message, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)
+    with pytest.raises(error, match=message):
+        score("no such model", PROMPT, " Brask", reference=reference)
 
 
 def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
@@ -104,3 +138,20 @@ def test_an_answer_comes_back_as_it_was_given(model, tokenizer):
     for settings in ({}, {"stop": tokenizer.decode([given.tokens[0].id])}):
         own = score(model, tokenizer, PROMPT, max_new_tokens=5, **settings)
         assert own.scored_text.startswith(own.answer)
+
+
+def test_the_version():
+    shown = CliRunner().invoke(main, ["--version"])
+    assert shown.exit_code == 0
+    assert shown.stdout.split()[-1] == __version__
+
+
+def test_words_are_completed_as_the_help_says():
+    told = CliRunner().invoke(main, ["-h"]).stdout
+    (variable,) = re.findall(r"(_\w+_COMPLETE)=bash_source", told)
+    typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
+    shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
+    assert shown.stdout == "plain,score\n"
+    typed |= {"COMP_WORDS": "polygraph_asmi score --ref", "COMP_CWORD": "2"}
+    shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
+    assert shown.stdout == "plain,--reference\n"

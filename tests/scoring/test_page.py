@@ -3,6 +3,7 @@
 import re
 import subprocess
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import matplotlib.image
@@ -231,19 +232,24 @@ def test_shades_are_seen(found, opened):
 def test_bars_are_seen(found, opened):
     """On every line of a long answer, and where a reader has colours of his own."""
     high = tuple(replace(found.tokens[0], text=" ferry", u=0.1) for _ in range(60))
+    pages = [
+        replace(found, tokens=tuple(replace(token, u=u) for token in high)).to_html()
+        for u in (0.1, 0.0)
+    ]
+    both = "".join(
+        f'<iframe srcdoc="{escape(page)}" width="500" height="900" style="border:0"></iframe>'
+        for page in pages
+    )
     for flags in ((), ("--force-high-contrast", "--enable-features=ForcedColors")):
-        rows = {}
-        for u in (0.1, 0.0):
-            tokens = tuple(replace(token, u=u) for token in high)
-            _, picture, _ = opened(
-                replace(found, tokens=tokens).to_html(), False, *flags, width=500
-            )
+        _, picture, _ = opened(f'<body style="margin:0">{both}', False, *flags, width=1000)
+        rows = []
+        for half in (picture[:, :500], picture[:, 500:1000]):
             # A bar is a row of pixels without a break, wider than any letter, in ink.
-            ink = np.abs(picture - np.median(picture, axis=(0, 1))).max(axis=-1) > 0.7
+            ink = np.abs(half - np.median(half, axis=(0, 1))).max(axis=-1) > 0.7
             lengths = [
                 max(map(len, "".join("x" if dark else " " for dark in row).split()), default=0)
                 for row in ink
             ]
-            rows[u] = sum(length > 150 for length in lengths)
+            rows.append(sum(length > 150 for length in lengths))
         lines = 4  # of text, at least
-        assert rows[0.1] >= rows[0.0] + 3 * lines
+        assert rows[0] >= rows[1] + 3 * lines

@@ -103,6 +103,14 @@ def test_confident_but_fragile_by_the_medians_of_the_run(found, median, msp_abov
     assert any(line.startswith("Confident but fragile") for line in one.verdict) == marked
 
 
+def test_a_probability_that_no_float_holds(found):
+    """Of long answers: "0 is above 0" would say nothing."""
+    one = judged(replace(found, msp=812.4), msp_median=900.0)
+    for shown in (one.verdict[2], one.to_html()):
+        assert "e^-812" in shown
+        assert "e^-900" in shown
+
+
 @pytest.mark.parametrize("interval", [(0.3, -0.1, 0.6), (0.3, 0.0, 0.6), (0.3, np.nan, np.nan)])
 def test_with_a_reference_that_does_not_rank(found, interval):
     one = judged(found, prr=Interval(*interval))

@@ -86,6 +86,19 @@ def test_a_prompt_as_text(tmp_path):
     assert read_rows(tmp_path / "prompt.txt") == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
 
 
+def test_files_of_other_programs(tmp_path):
+    """Editors of Windows begin a file with a mark, which would be a token of the prompt."""
+    for name, text in (("prompt.txt", "Who?\n"), ("in.jsonl", json.dumps({"prompt": "Who?"}))):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_rows(tmp_path / name) == [Row(1, {"prompt": "Who?"})]
+    (tmp_path / "prompt.txt").write_bytes("né".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"prompt\.txt is not UTF-8: save it as such"):
+        read_rows(tmp_path / "prompt.txt")
+    (tmp_path / "in.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"in\.json is JSON: rows are read from \.jsonl"):
+        read_rows(tmp_path / "in.json")
+
+
 def test_what_is_written(scorer, model, tokenizer, tmp_path):
     rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
     out = tmp_path / "out.jsonl"
@@ -168,6 +181,7 @@ BAD = [
     {"prompt": PROMPT, "answer": ""},
     {"prompt": PROMPT * 100},
     {"prompt": [{"role": "user", "content": "no template"}]},
+    {"prompt": []},
     {"prompt": 7},
     {"prompt": PROMPT, "answer": 7},
     {"prompt": PROMPT, "answer": ["x"]},
@@ -210,7 +224,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     assert "row 2: not JSON" in done.stderr
     assert "row 5: the answer is empty" in done.stderr
     assert "Scoring" in done.stderr
-    assert done.stdout.rstrip().endswith("3 scored, 2 failed.")
+    assert done.stdout.rstrip().endswith("3 scored, 2 failed, 1 with warnings.")
     assert [line["row"] for line in written(out)] == [1, 3, 4]
     expected = score(model, tokenizer, PROMPT, " Brask", depth=0.9)
     assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
@@ -221,7 +235,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     again = command("--prompt-file", source, "--out", out, "--depth", "0.9")
     assert again.exit_code == 0
     assert calls == [ROWS[1]["prompt"]]
-    assert again.stdout.rstrip().endswith(f"1 scored, 3 were in {out} already.")
+    assert again.stdout.rstrip().endswith(f"1 scored, 3 were in {out} already, 1 with warnings.")
     assert sorted(line["row"] for line in written(out)) == [1, 2, 3, 4]
 
 
@@ -327,7 +341,7 @@ def test_command_that_saves_a_reference(tmp_path):
 def test_command_says_what_is_wrong(command, calls, tmp_path):
     source, many = tmp_path / "prompt.txt", write(tmp_path / "in.jsonl", ROWS)
     source.write_text(PROMPT)
-    precious = tmp_path / "notes.txt"
+    precious, page = tmp_path / "notes.txt", tmp_path / "page"
     precious.write_text("my notes")
     for arguments, message in (
         (["--prompt-file", source, "--dtype", "float99"], "got 'float99'"),
@@ -337,6 +351,8 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         (["--prompt-file", write(tmp_path / "none.jsonl", [])], "holds no row"),
         (["--prompt-file", source, "--out", precious], "holds no scored rows"),
         (["--prompt-file", source, "--depth", "60"], "depth must lie in (0, 1)"),
+        (["--prompt-file", source, "--html", source], "is the --prompt-file: name another file"),
+        (["--prompt-file", source, "--out", page, "--html", page], "name the same file"),
     ):
         done = command(*arguments)
         assert done.exit_code == 1
@@ -347,6 +363,56 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
     assert "cannot be loaded" in missing.stderr
     assert calls == []
     assert precious.read_text() == "my notes"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--answer", ""], "--answer is empty"),
+        (["--reference", "."], "is neither a manager file nor a folder that holds one"),
+        (["--reference", "prompt.txt"], "is not a run saved by LM-Polygraph"),
+        (["--reference", "other.json"], "is not a saved reference"),
+        (["--reference", "rows.jsonl"], "line 1 of rows.jsonl is no scored row with labels"),
+    ],
+)
+def test_command_refuses_before_it_loads(command, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    (tmp_path / "other.json").write_text("{}")
+    write(tmp_path / "rows.jsonl", ROWS)
+    done = command("--prompt-file", "prompt.txt", *arguments, model="no such model")
+    assert done.exit_code == 1
+    assert message in done.stderr.replace("\n", " ")
+    assert "no such model" not in done.stderr
+
+
+def test_commands_with_labelled_parts(command, tmp_path):
+    """From labels to what they say of another answer."""
+    labelled = [
+        {"prompt": f"{PROMPT} {n}", "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]],
+         "wrong": [n == 1, n == 2]} for n in range(4)
+    ]  # fmt: skip
+    source, scored, saved = (tmp_path / name for name in ("in.jsonl", "scored.jsonl", "parts.json"))
+    assert command("--prompt-file", write(source, labelled), "--out", scored).exit_code == 0
+    made = CliRunner().invoke(main, ["reference", str(scored), "--out", str(saved)])
+    assert made.exit_code == 0, made.output
+    expected = Reference.from_spans(scored)
+    assert Reference.load(saved) == expected
+    assert (expected.n, expected.errors, expected.clusters) == (8, 2, 4)
+    prompt, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
+    prompt.write_text(PROMPT)
+    answers = runs.save(tmp_path / "run")
+    arguments = ["--prompt-file", prompt, "--answer", " In. It.", "--out", out]
+    done = command(*arguments, "--reference", saved, "--reference", answers)
+    assert done.exit_code == 0, done.output
+    (line,) = written(out)
+    assert (line["span_reference"], line["reference"]) == ("scored.jsonl", "tiny model, squad")
+    assert {part["validated"] for part in line["spans"]} == {expected.ranks}
+    assert expected.ground in " ".join(done.stdout.split())
+    again = command(*arguments, "--reference", saved, "--reference", answers)
+    assert again.stdout.rstrip().endswith(f"1 were in {out} already.")
+    twice = command(*arguments, "--reference", saved, "--reference", scored)
+    assert "two references of parts" in twice.stderr
 
 
 def test_load(folder):

@@ -342,6 +342,10 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
     )
     assert numbers(by_text) == numbers(by_id)
     assert not by_text.warnings
+    ended = [[*one, tokenizer.eos_token_id] for one in ids]  # as `generate` returns them
+    assert numbers(score(model, tokenizer, PROMPT, [5, 6], samples=ended, **settings)) == numbers(
+        by_id
+    )
     assert by_text.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - by_text.diversity))))
 
 

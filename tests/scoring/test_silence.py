@@ -3,8 +3,10 @@
 import json
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.call import Scorer
@@ -101,6 +103,25 @@ class TestChats:
             with pytest.raises(ValueError, match=message):
                 asked(messages, answer)
 
+    @pytest.mark.parametrize(
+        ("messages", "message"),
+        [
+            ([], "the chat is empty"),
+            ([{"role": "user"}], "message 1 of the chat lacks a role or text"),
+            ([*MESSAGES, {"role": "user", "text": "Who?"}], "message 2 of the chat lacks"),
+            ([{"content": PROMPT}], "message 1 of the chat lacks"),
+            ([{"role": "user", "content": 3}], "message 1 of the chat lacks"),
+            ([{"role": "user", "content": None}, ANSWERED[1]], "message 1 of the chat lacks"),
+        ],
+    )
+    def test_messages_that_a_template_would_pass_over(self, model, chat, messages, message):
+        with pytest.raises(ValueError, match=message):
+            Scorer(model, chat).score(messages)
+
+    def test_calls_of_tools_have_no_text(self):
+        called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
+        assert asked([*MESSAGES, called, *MESSAGES]).prompt[1] == called
+
     def test_content_in_parts(self, model, chat):
         parts = [{"type": "text", "text": PROMPT[:7]}, {"type": "text", "text": PROMPT[7:]}]
         messages = [{"role": "user", "content": parts}]
@@ -177,13 +198,52 @@ class TestBorders:
         assert warning in bare.verdict
 
 
-@pytest.mark.parametrize("answer", [b"green", bytearray(b"green"), 3, {"a": 1}, ["x"], [1.5]])
+class TestWhatIsThereTwice:
+    def test_a_first_token_that_the_text_has_already(self, model, tokenizer):
+        """As a chat template that was applied by hand has it."""
+        (warning,) = score(model, tokenizer, "<s>" + PROMPT, " Brask").warnings
+        assert "begins with '<s>', and the tokenizer put another one in front" in warning
+
+    def test_an_answer_that_holds_its_prompt(self, model, tokenizer):
+        ids = tokenizer(PROMPT + " Brask")["input_ids"]
+        for answer in (ids, torch.tensor(ids), PROMPT + " Brask"):
+            found = score(model, tokenizer, PROMPT, answer).warnings
+            assert any(
+                "begins with the whole prompt, as what `generate` returns" in w for w in found
+            )
+        assert not score(model, tokenizer, "The", " The ferry").warnings
+
+    def test_a_tokenizer_that_ends_the_prompt(self, model, tokenizer):
+        ending = deepcopy(tokenizer)
+        ending._tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+        with pytest.raises(ValueError, match="would read a text that has ended"):
+            score(model, ending, PROMPT, " Brask")
+
+
+def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
+    found = score(model, tokenizer, PROMPT, max_new_tokens=3)
+    (warning,) = found.warnings
+    assert "cut off after 3 tokens, since nothing ended it: raise max_new_tokens" in warning
+    assert warning in found.verdict
+    stop = found.tokens[2].text
+    assert not score(model, tokenizer, PROMPT, max_new_tokens=3, stop=stop).warnings
+    assert not score(model, tokenizer, PROMPT, [token.id for token in found.tokens]).warnings
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"green", bytearray(b"green"), 3, {"a": 1}, ["x"], [1.5], [True, False],
+     np.array([True]), np.array([[7, 8]]), torch.tensor([[7]]), np.array(7)],
+    ids=repr,
+)  # fmt: skip
 def test_answers_that_would_be_misread(model, tokenizer, answer):
-    with pytest.raises(ValueError, match="an answer is text or"):
+    with pytest.raises(ValueError, match=r"an answer is text or|token ids are one row of them"):
         score(model, tokenizer, PROMPT, answer)
 
 
-@pytest.mark.parametrize("reference", [3, {"format": 2}, ["run"]])
+@pytest.mark.parametrize("reference", [3, {"format": 2}, [3]])
 def test_what_is_no_reference_is_refused_at_once(reference):
     with pytest.raises(ValueError, match="reference must be a Reference, or the path"):
         Scorer(None, None, reference=reference)

@@ -40,7 +40,7 @@ def boundary(cells: Sequence[Cell]) -> Items:
         "rates differ between the two, so read the gaps within a row."
     ]
     return frame(
-        "boundary", title, _twins(cells), _twin_rows, notes, draw, digits=3,
+        "boundary", title, twins(cells), _twin_rows, notes, draw, digits=3,
         signed=("Sem-ASMI Δ MSP",), resamples=10_000,
         label=lambda twins: f"{twins[0].label} against "
         f"{twins[1].dataset}",
@@ -48,7 +48,7 @@ def boundary(cells: Sequence[Cell]) -> Items:
     )  # fmt: skip
 
 
-def _twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
+def twins(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
     """Closed-book cells, each with the open-book cell that shares the most questions."""
     for closed in (cell for cell in cells if cell.closed_book and cell.ids):
         source = closed.run.recorded("dataset").get("source")

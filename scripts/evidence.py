@@ -1,0 +1,95 @@
+"""Keep of finished runs what the pages of evidence are made from: a small table of answers each.
+
+    python scripts/evidence.py RUN OUT.parquet        # of one run
+    python scripts/evidence.py SHARDS OUT.parquet     # of a folder of such tables, 0.parquet, ...
+
+One row an answer: id, cluster, quality, sequence-level scores, and per token what a score is made
+of. No prompt, answer or reference is kept, so the licence of a data set does not matter.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
+from lm_polygraph_asmi.saved.runs import Run, load_run
+
+JUDGES = {
+    "ReferenceInAnswer": reference_in_answer,
+    "TokenF1": token_f1,
+    "TokenRecall": token_recall,
+}
+DEPTH_FREE = ("asmi_entropy", "asmi_log_likelihood")
+OF_TOKENS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_source_")
+"""Statistics kept for every token, whatever depth or source they end in."""
+
+
+def answers_of(run: Run) -> pd.DataFrame:
+    """A row per answer; statistics of tokens are lists of float32."""
+    rows = run.recorded("rows")
+    texts, targets = run.stats["greedy_texts"], run.stats["target_texts"]
+    kept: dict[str, Any] = {"id": rows["ids"], "cluster": rows["clusters"]}
+    for name, judge in JUDGES.items():
+        kept[name] = [
+            max(judge(text, wanted) for wanted in ([t] if isinstance(t, str) else t))
+            for text, t in zip(texts, targets, strict=True)
+        ]
+    kept |= {f"quality {name}": run.quality[name] for name in run.quality if name not in JUDGES}
+    kept["words"] = [len(words(text)) for text in texts]
+    kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
+    kept["closing"] = run.stats["asmi_closing"]
+    kept |= {f"score {name}": run.scores[name] for name in run.scores}
+    for name, values in sorted(run.stats.items()):  # the runner's own order varies
+        if name in DEPTH_FREE or name.startswith(OF_TOKENS):
+            kept[name] = [np.asarray(own, dtype=np.float32) for own in values]
+        elif name.startswith("asmi_top_token"):
+            # Share of the masks that agree with most of them on the most likely token.
+            kept[name.replace("top_token", "majority")] = [_majority(own) for own in values]
+        elif name.startswith("seconds_") or name == "asmi_seconds":
+            kept[name] = values
+    return pd.DataFrame(kept)
+
+
+def _majority(top_tokens: np.ndarray) -> np.ndarray:
+    counts = [np.unique(own, return_counts=True)[1] for own in np.asarray(top_tokens).T]
+    return np.array([found.max() / found.sum() for found in counts], dtype=np.float32)
+
+
+def table_of(run: Run) -> pa.Table:
+    """The answers, with the settings in the metadata."""
+    table = pa.Table.from_pandas(answers_of(run), preserve_index=False)
+    data = {k: v for k, v in run.recorded("config").get("data", {}).items() if k != "source"}
+    about = {
+        "settings": {n: v[0] for n, v in run.stats.items() if n.startswith("asmi_settings")},
+        "dataset": run.recorded("dataset").get("name"),
+        "data": data,
+        "packages": run.recorded("packages"),
+    }
+    return table.replace_schema_metadata({"run": json.dumps(about, default=str)})
+
+
+def _joined(tables: Iterable[pa.Table]) -> pa.Table:
+    first, *others = tables
+    return pa.concat_tables([first, *(table.select(first.column_names) for table in others)])
+
+
+@click.command(help=__doc__)
+@click.argument("run", type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def main(run: Path, out: Path) -> None:
+    shards = sorted(run.glob("*.parquet"), key=lambda file: int(file.stem))
+    table = _joined(map(pq.read_table, shards)) if shards else table_of(load_run(run))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, out, compression="zstd", compression_level=19)
+    click.echo(f"{out}: {table.num_rows} answers, {out.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Quality of extractive answers."""
+
+import random
+import re
+import string
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.host.quality import (
+    METRICS,
+    ReferenceInAnswer,
+    offer,
+    reference_in_answer,
+    token_f1,
+    token_recall,
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "stands", "f1", "recall"),
+    [
+        ("Six", "six", 1, 1, 1),
+        ("Six-time Grammy winner.", "Six", 0, 0, 0),  # SQuAD joins what a hyphen joins
+        ("He won six Grammys", "Six", 1, 2 / 5, 1),
+        ("in the Kingdom of France", "Kingdom of France", 1, 6 / 7, 1),
+        ("France, the Kingdom of", "Kingdom of France", 0, 1, 1),
+        ("Paris", "Kingdom of France", 0, 0, 0),
+        ("unkind", "kind", 0, 0, 0),  # whole words
+        ("", "six", 0, 0, 0),
+        ("the", "a", 1, 1, 1),  # nothing but articles
+        ("six", "!", 0, 0, 0),
+    ],
+)
+def test_by_hand(answer, reference, stands, f1, recall):
+    assert reference_in_answer(answer, reference) == stands
+    assert token_f1(answer, reference) == pytest.approx(f1)
+    assert token_recall(answer, reference) == pytest.approx(recall)
+
+
+def squads_f1(prediction: str, truth: str) -> float:
+    """From the definition: precision and recall of the multisets of words."""
+
+    def tokens(text):
+        kept = "".join(c for c in text.lower() if c not in set(string.punctuation))
+        return [w for w in re.split(r"\s+", kept) if w and w not in ("a", "an", "the")]
+
+    one, other = Counter(tokens(prediction)), Counter(tokens(truth))
+    same = sum(min(one[word], other[word]) for word in one)
+    if not one or not other:
+        return float(one == other)
+    if same == 0:
+        return 0.0
+    precision, recall = same / one.total(), same / other.total()
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_f1_is_that_of_the_definition():
+    generator = random.Random(0)
+    vocabulary = ["a", "the", "mill", "Mill,", "red", "red-ish", "!"]
+    for _ in range(300):
+        answer, reference = (
+            " ".join(generator.choices(vocabulary, k=generator.randrange(5))) for _ in range(2)
+        )
+        assert token_f1(answer, reference) == pytest.approx(squads_f1(answer, reference))
+        assert reference_in_answer(answer, reference) <= token_recall(answer, reference)
+
+
+def test_the_best_of_all_accepted_answers_counts():
+    stats = {"greedy_texts": ["the red mill", "a kite"]}
+    targets = [["blue", "Mill"], ["mill", "kites"]]
+    np.testing.assert_array_equal(ReferenceInAnswer()(stats, targets), [1, 0])
+    np.testing.assert_array_equal(ReferenceInAnswer()(stats, ["mill", "kite"]), [1, 1])
+
+
+def test_a_script_finds_them_by_name():
+    script = {"TokenF1": "its own"}
+    offer(script)
+    assert script == METRICS | {"TokenF1": "its own"}

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator, NullFormatter
 
+from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
@@ -71,6 +73,8 @@ PAGE = (7.2, 9.6)
 """Inches that a figure may take on a page."""
 MANY = 6
 """Panels beyond which they are small, and share a page and a legend."""
+FEW = 3
+"""Lines of cells that can each have a band of their own in one panel."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -171,25 +175,45 @@ def forest(
     return figure
 
 
+class DepthCurves(NamedTuple):
+    """PRR of one variant over depth.
+
+    Attributes:
+        depths: D relative depths.
+        cells: name -> (D,) and its pointwise 95 % band (2, D).
+        mean: the same of the mean over the cells.
+    """
+
+    depths: Sequence[float]
+    cells: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    mean: tuple[np.ndarray, np.ndarray]
+
+
 @_styled
-def depths(
-    curves: Mapping[str, tuple[Sequence[float], np.ndarray, Sequence[str]]],
-) -> Figure:
-    """PRR over depth, a line per cell and the mean; a panel per variant."""
+def depths(curves: Mapping[str, DepthCurves]) -> Figure:
+    """PRR over depth, a line per cell and the mean; a panel per variant.
+
+    Bands are those of the cells where these are few, else that of the mean alone.
+    """
     figure, axes = _grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
-    for ax, (variant, (at, cells, labels)) in zip(axes, curves.items(), strict=True):
+    for ax, (variant, (at, cells, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
-        for number, (row, name) in enumerate(zip(cells, labels, strict=True)):
+        for number, (name, (row, band)) in enumerate(cells.items()):
+            colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
-                    color=colours[number % len(colours)], label=name)  # fmt: skip
+                    color=colour, label=name)  # fmt: skip
+            if len(cells) <= FEW:
+                ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
         if len(cells) > 1:
-            ax.plot(percent, np.nanmean(cells, axis=0), color=BLACK, linewidth=2, label="mean")
+            ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
+        if len(cells) > FEW:
+            ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         _title(ax, variant)
-    crowded = max(len(labels) for _, _, labels in curves.values()) > MANY
+    crowded = max(len(own.cells) for own in curves.values()) > MANY
     _legend(figure, axes, together=crowded)
     return figure
 
@@ -234,7 +258,10 @@ def _error_curves(
             ax.plot(places, errors, color=colour, linestyle=style, label=label.format(name))
             spread = np.linspace(places[0], places[-1], band.shape[1])
             ax.fill_between(spread, *band, color=colour, alpha=0.12, linewidth=0)
-            highest = max(highest, np.nanmax(errors), np.nanmax(band, initial=0))
+            # The first few answers are all right or all wrong: they would flatten the rest.
+            far = np.ptp(places) / 20
+            steady, beyond = places - places[0] >= far, spread - places[0] >= far
+            highest = max(highest, np.nanmax(errors[steady]), np.nanmax(band[:, beyond], initial=0))
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)
@@ -261,8 +288,50 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
 
 
 @_styled
-def coverage(table: pd.DataFrame) -> Figure:
-    """Mass of the top K by band of MI_t."""
+def rejection(
+    panels: Mapping[str, tuple[Mapping[str, RejectionCurve], RejectionCurve]],
+) -> Figure:
+    """Mean quality of the kept over the share rejected; the oracle's curve beside the signals'."""
+    figure, axes = _grid(len(panels), 2.8, 2.4)
+    for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
+        rejected = 100 * (1 - oracle.coverages)
+        ax.plot(rejected, oracle.values, color=GREY, linestyle=":", label="oracle")
+        ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="at random")
+        for name, curve in curves.items():
+            colour, style = LINES[name]
+            ax.plot(rejected, curve.values, color=colour, linestyle=style, label=f"by {name}")
+            ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
+        ax.set_xlabel("rejected, %")
+        ax.set_ylabel("mean quality of the kept")
+        _title(ax, title)
+    _legend(figure, axes, together=True)
+    return figure
+
+
+@_styled
+def reliability(panels: Mapping[str, Reliability]) -> Figure:
+    """Rate of errors over their probability, with the band of calibrated ones."""
+    figure, axes = _grid(len(panels), 2.5, 2.5)
+    for ax, (title, found) in zip(axes, panels.items(), strict=True):
+        ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="calibrated")
+        ax.fill_between(found.chance, *found.band, color=SKY, alpha=0.3, linewidth=0,
+                        label="95 % if calibrated")  # fmt: skip
+        ax.plot(found.chance, found.rate, color=BLUE, label="isotonic fit")
+        ax.vlines(found.chance, 0, 0.2 * found.n / found.n.max(), color=GREY, linewidth=1.2,
+                  label="answers")  # fmt: skip
+        ax.set_xlim(0, 1)
+        ax.set_ylim(0, 1)
+        ax.set_aspect("equal")
+        ax.set_xlabel("probability of error, held out")
+        ax.set_ylabel("rate of errors")
+        _title(ax, title)
+    _legend(figure, axes, together=True)
+    return figure
+
+
+@_styled
+def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
+    """Mass of the top K by band of MI_t, with pointwise 95 % bands (2, k) by cell and band."""
     labels = list(dict.fromkeys(table["cell"]))
     figure, axes = _grid(len(labels), 2.8, 2.4)
     styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
@@ -272,6 +341,8 @@ def coverage(table: pd.DataFrame) -> Figure:
             colour, style, mark = styles[row["tokens"].split()[0]]
             ax.plot(range(len(COVERAGE_AT)), [row[f"K = {k}"] for k in COVERAGE_AT], color=colour,
                     linestyle=style, marker=mark, markersize=3, label=row["tokens"])  # fmt: skip
+            ax.fill_between(range(len(COVERAGE_AT)), *bands[label][row["tokens"]], color=colour,
+                            alpha=0.15, linewidth=0)  # fmt: skip
         ax.set_xticks(range(len(COVERAGE_AT)), [str(k) for k in COVERAGE_AT])
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")

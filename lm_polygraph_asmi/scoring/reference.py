@@ -3,21 +3,22 @@
 import json
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from lm_polygraph_asmi.analysis.clusters import (
-    Interval,
-    finite,
-    text_clusters,
-    wilson_interval,
+from lm_polygraph_asmi.analysis.calibration import (
+    Step,
+    calibrate,
+    held_out_brier,
+    probability_at,
+    step_at,
 )
+from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
@@ -27,99 +28,11 @@ if TYPE_CHECKING:
 FORMAT = 2
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
-SMALLEST_STEP = 25
-"""Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
     "closing_token", "stop", "tau", "beta", "num_samples", *ABSENT,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
-
-
-class Step(NamedTuple):
-    """Answers of a run that share a probability of error.
-
-    Attributes:
-        start: the lowest of their scores, nats.
-        n, errors: answers, and wrong ones among them.
-    """
-
-    start: float
-    n: int
-    errors: int
-
-
-def calibrate(scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) -> list[Step]:
-    """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
-
-    Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
-
-    Raises:
-        ValueError: no answer, or scores that are not finite.
-    """
-    from sklearn.isotonic import IsotonicRegression
-
-    if not len(finite(scores=scores)):
-        raise ValueError("there is no answer to calibrate on")
-    # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
-    ranks = np.unique(scores, return_inverse=True)[1].astype(float)
-    fitted = IsotonicRegression().fit_transform(ranks, wrong.astype(float))
-    order = np.argsort(scores, kind="stable")
-    parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
-    steps: list[Step] = []
-    for part in parts:
-        step = Step(float(scores[part[0]]), len(part), int(wrong[part].sum()))
-        steps = _joined(steps, step) if steps and steps[-1].n < SMALLEST_STEP else [*steps, step]
-    if len(steps) > 1 and steps[-1].n < SMALLEST_STEP:
-        steps = _joined(steps[:-1], steps[-1])
-    return steps
-
-
-def _joined(steps: list[Step], step: Step) -> list[Step]:
-    last = steps[-1]
-    return [*steps[:-1], Step(last.start, last.n + step.n, last.errors + step.errors)]
-
-
-def step_at(steps: Sequence[Step], score: float) -> Step:
-    """The step a score lies on; below all of them, the first."""
-    return steps[max(0, bisect_right([step.start for step in steps], score) - 1)]
-
-
-def probability_at(steps: Sequence[Step], score: float) -> float:
-    """Rate of errors on the score's step, with one answer of the average kind more on it.
-
-    So no probability is 0 or 1, and a large step is hardly moved.
-
-    Raises:
-        ValueError: a score that is not finite.
-    """
-    finite(score=score)
-    overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
-    step = step_at(steps, score)
-    return (step.errors + overall) / (step.n + 1)
-
-
-def held_out_brier(
-    scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"], clusters: Sequence[str]
-) -> tuple[float, float] | None:
-    """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
-
-    Five folds of whole clusters; mean squared difference of probability and outcome, lower =
-    better. None with a single cluster, and where the rest of a fold is too small for two steps.
-    """
-    from sklearn.model_selection import GroupKFold
-
-    folds = min(5, len(set(clusters)))
-    if folds < 2:
-        return None
-    calibrated, base = np.empty(len(scores)), np.empty(len(scores))
-    for fitted, held_out in GroupKFold(folds).split(scores, groups=clusters):
-        if len(fitted) < 2 * SMALLEST_STEP:
-            return None
-        steps = calibrate(scores[fitted], wrong[fitted])
-        calibrated[held_out] = [probability_at(steps, score) for score in scores[held_out]]
-        base[held_out] = wrong[fitted].mean()
-    return float(np.mean((calibrated - wrong) ** 2)), float(np.mean((base - wrong) ** 2))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.scoring import Reference, Token
-from lm_polygraph_asmi.scoring.reference import Step
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 

@@ -10,12 +10,18 @@ from numbers import Integral, Real
 SCOPES = ("all", "response")
 """Positions at which heads are masked: every one, or those that predict the response."""
 
+SOURCES = ("all", "context", "elsewhere")
+"""What a mask takes from a head: all its output, or what comes from the context's tokens, or the
+rest."""
+
 LEVELS = ("sequence", "claim")
 """What an estimator scores: answers, or the claims in them."""
 
 MASK_SAMPLERS = ("bernoulli", "balanced")
 """How masks are drawn; see `maths.sample_head_masks`."""
 
+PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
+"""What a mask changes at the target layer: the method's own, then the arms of the falsifier."""
 
 VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Name in `score` -> symbol in tables."""
@@ -105,24 +111,63 @@ def check_at_least_one(name: str, value: int | None) -> None:
         raise ValueError(f"{name} must be at least 1 or null, got {value}")
 
 
-def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def check_level(level: str) -> None:
     """Raise ValueError unless `level` is one of `LEVELS`."""
-    _check_one_of("level", level, LEVELS)
+    check_one_of("level", level, LEVELS)
 
 
 def check_scope(scope: str) -> None:
     """Raise ValueError unless `scope` is one of `SCOPES`."""
-    _check_one_of("scope", scope, SCOPES)
+    check_one_of("scope", scope, SCOPES)
+
+
+def check_source(source: str, scope: str, perturbation: str = "heads") -> None:
+    """Raise ValueError unless `source` is one of `SOURCES`, fit for scope and perturbation."""
+    check_one_of("source", source, SOURCES)
+    if source != "all" and scope != "response":
+        raise ValueError(
+            f"source {source!r} is for scope 'response', where heads are masked at the positions "
+            f"that predict the response; the scope is {scope!r}"
+        )
+    if source != "all" and perturbation != "heads":
+        raise ValueError(
+            f"source {source!r} says what masked heads lose: leave perturbation at 'heads', got "
+            f"{perturbation!r}"
+        )
+
+
+def check_context_regex(needed: bool, context_regex: str | None) -> None:
+    """Raise ValueError where a context is needed that no regular expression finds."""
+    if needed and not context_regex:
+        raise ValueError(
+            "sources other than 'all' need to know the context of each prompt: set "
+            "data.context_regex (in a calculator of your own, context_regex) to a regular "
+            "expression whose first group it is"
+        )
 
 
 def check_mask_sampler(mask_sampler: str) -> None:
     """Raise ValueError unless `mask_sampler` is one of `MASK_SAMPLERS`."""
-    _check_one_of("mask_sampler", mask_sampler, MASK_SAMPLERS)
+    check_one_of("mask_sampler", mask_sampler, MASK_SAMPLERS)
+
+
+def check_perturbation(perturbation: str) -> None:
+    """Raise ValueError unless `perturbation` is one of `PERTURBATIONS`."""
+    check_one_of("perturbation", perturbation, PERTURBATIONS)
+
+
+def check_dose(dose: float | None) -> None:
+    """Raise ValueError unless `dose` is a number above 0, or None: as it is."""
+    if dose is None:
+        return
+    check_number("dose", dose)
+    if dose <= 0:
+        raise ValueError(f"dose must be above 0, got {dose}: at 0 a mask changes nothing")
 
 
 def check_settings(
@@ -132,6 +177,8 @@ def check_settings(
     mask_rate: float | None,
     mask_sampler: str,
     scope: str,
+    perturbation: str = "heads",
+    dose: float | None = None,
 ) -> None:
     """Raise ValueError unless all are in range; an S or p of None is derived later."""
     for depth in depths:
@@ -143,6 +190,8 @@ def check_settings(
         check_mask_rate(mask_rate)
     check_mask_sampler(mask_sampler)
     check_scope(scope)
+    check_perturbation(perturbation)
+    check_dose(dose)
 
 
 def stop_strings(stop: Sequence[str] | str | None) -> list[str]:
@@ -170,7 +219,7 @@ def check_scoring(
     attention: str | None = None,
 ) -> None:
     """Raise ValueError unless the settings that `score` has besides the masks' are in range."""
-    _check_one_of("variant", variant, tuple(VARIANTS))
+    check_one_of("variant", variant, tuple(VARIANTS))
     check_whole("num_samples", num_samples)
     if num_samples < 2:
         raise ValueError(f"num_samples must be at least 2, to be compared; got {num_samples}")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -153,9 +154,15 @@ class Contenders:
         prefix = self._prefix()
         return torch.cat([self._suffix(prefix, mask[None]) for mask in self.masks])
 
-    def _ours(self, scope: str) -> Tensor:
+    def _ours(self, scope: str, **source: Any) -> Tensor:
         return subnetwork_log_probs(
-            self.model, self.input_ids, self.prompt_length, self.layer, self.masks, scope=scope
+            self.model,
+            self.input_ids,
+            self.prompt_length,
+            self.layer,
+            self.masks,
+            scope=scope,
+            **source,
         )
 
     def exact(self) -> Tensor:
@@ -173,6 +180,11 @@ class Contenders:
 
     def response(self) -> Tensor:
         return self._ours("response")
+
+    def from_context(self, context: tuple[int, int] | None = None) -> Tensor:
+        """Masked heads lose what comes from the context alone: the prompt but its ends."""
+        context = context or (self.prompt_length // 10, 9 * self.prompt_length // 10 + 1)
+        return self._ours("response", source="context", context=context)
 
     def _generate(self, **how: object) -> None:
         length = len(self.input_ids) - self.prompt_length
@@ -207,6 +219,7 @@ class Contenders:
             "algorithm 1, one by one": self.algorithm_1_one_by_one() - naive,
             "exact": self.exact() - naive,
             "response": self.response() - self.naive(self.predicting),
+            "source": self.from_context((0, len(self.input_ids))) - self.naive(self.predicting),
         }
         found = {name: d.abs().max().item() for name, d in differences.items()}
         tolerance = min(rounding(self.model.dtype), effect / 5)
@@ -352,6 +365,7 @@ def main(
             "ours, exact": contenders.exact,
             "ours, exact, with the check": contenders.exact_checked,
             "ours, response": contenders.response,
+            "ours, response, from the context": contenders.from_context,
             f"{SAMPLES} samples": contenders.samples,
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,

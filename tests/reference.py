@@ -5,6 +5,7 @@ Nothing here is shared with the package.
 
 import copy
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,74 @@ def subnetwork_log_probs(
             masked = without_heads(model, projection, axis, mask, positions)
             logits = masked(input_ids=input_ids[None], use_cache=False).logits[0]
         rows.append(logits[predicting].float().log_softmax(-1))
+    return torch.stack(rows)
+
+
+def heads_from(weights: Tensor, values: Tensor, tokens: Iterable[int]) -> Tensor:
+    """What comes from some tokens of the heads' output: the sum over them of weight times value.
+
+    Args:
+        weights: (H, N, N), a row of them for each head and position.
+        values: (H or a divisor of it, N, d): neighbouring heads share values.
+        tokens: some of the N.
+
+    Returns:
+        (N, H d), heads side by side.
+    """
+    heads, positions, _ = weights.shape
+    width = values.shape[-1]
+    found = torch.zeros(positions, heads * width)
+    for head in range(heads):
+        own = values[head * len(values) // heads]
+        for position in range(positions):
+            for token in tokens:
+                columns = slice(head * width, (head + 1) * width)
+                found[position, columns] += weights[head, position, token] * own[token]
+    return found
+
+
+class WithoutPart(nn.Module):
+    """An output projection whose masked heads lose a part at some positions."""
+
+    def __init__(self, projection: nn.Module, part: Tensor, mask: Tensor, positions: slice) -> None:
+        super().__init__()
+        self.projection, self.mask = projection, mask
+        self.part, self.positions = part, positions
+
+    def forward(self, heads: Tensor) -> Tensor:
+        edited = heads.clone().reshape(len(self.part), -1)
+        width = edited.shape[1] // len(self.mask)
+        for position in range(len(edited))[self.positions]:
+            for head, keep in enumerate(self.mask.tolist()):
+                if not keep:
+                    columns = slice(head * width, (head + 1) * width)
+                    edited[position, columns] -= self.part[position, columns]
+        return self.projection(edited.reshape(heads.shape))
+
+
+def log_probs_without_part(
+    model: nn.Module,
+    projection: str,
+    part: Tensor,
+    input_ids: Tensor,
+    prompt_length: int,
+    masks: Tensor,
+) -> Tensor:
+    """S full passes whose masked heads lose a part (N, W) at the predicting positions; (S, T, V).
+
+    They are over all tokens but the last, as the part is.
+    """
+    positions = slice(prompt_length - 1, len(input_ids) - 1)
+    parent, _, name = projection.rpartition(".")
+    rows = []
+    for mask in masks:
+        copied = copy.deepcopy(model)
+        whole = copied.get_submodule(projection)
+        masked = WithoutPart(whole, part, mask, positions)
+        setattr(copied.get_submodule(parent), name, masked)
+        with torch.no_grad():
+            logits = copied(input_ids=input_ids[None, :-1], use_cache=False).logits[0]
+        rows.append(logits[positions].float().log_softmax(-1))
     return torch.stack(rows)
 
 

@@ -1,5 +1,6 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
+import json
 from functools import cache
 from importlib import import_module
 from itertools import product
@@ -16,7 +17,9 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi._hydra.configs import configs_path
+from lm_polygraph_asmi.analysis import head_criticality
 from lm_polygraph_asmi.runs.rows import read_rows
+from lm_polygraph_asmi.saved.cells import load_cells
 from lm_polygraph_asmi.saved.manifest import read_manifest
 from lm_polygraph_asmi.saved.names import saved_stats
 from lm_polygraph_asmi.saved.runs import load_run
@@ -31,13 +34,17 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-MULTIRUNS = ["asmi_grid", "asmi_stability"]
+MULTIRUNS = ["asmi_falsifier", "asmi_grid", "asmi_stability"]
 TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256"]
 """Of other configs, from which they differ in one number."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
-NEEDED = {"asmi_stability": ["answers=somewhere"]}
+NEEDED = {
+    "asmi_stability": ["answers=somewhere"],
+    "asmi_falsifier": ["answers=somewhere"],
+    "asmi_heads": ["asmi.answers=somewhere"],
+}
 """What a user must give besides data and model."""
 
 
@@ -113,7 +120,10 @@ def test_every_config_composes_and_names_what_exists(name):
               for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
-    assert job.save_stats == saved_stats(job.asmi.calculator.depths)
+    calculator = job.asmi.calculator
+    assert job.save_stats == saved_stats(
+        calculator.depths, calculator.details, calculator.source, calculator.without_context
+    )
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
     parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
@@ -150,9 +160,14 @@ def test_the_paper_benchmark_has_all_methods():
 
 @pytest.mark.parametrize("group", shipped("estimators"))
 def test_every_group_of_estimators(group):
-    # A sweep's depths are asked for by its own config.
-    depths = [] if group != "asmi_depth_sweep" else ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"]
-    config = composed("asmi_cell", f"estimators={group}", *depths)
+    # A sweep's depths, and sources, are asked for by their own configs.
+    own = {
+        "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
+        "asmi_sources": ["asmi.calculator.scope=response",
+                         "asmi.calculator.source=[all,context,elsewhere]",
+                         "asmi.calculator.without_context=true"],
+    }  # fmt: skip
+    config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
     names = names_of(config)
     assert len(set(names)) == len(names)
     made = {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
@@ -215,7 +230,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in TWINS else [])
-        for name in sorted(set(RUNS) - set(MULTIRUNS) - {"asmi_depth_sweep"})
+        for name in sorted({*RUNS} - {*MULTIRUNS, *NEEDED, "asmi_depth_sweep"})
     ],
 )
 def test_every_config_runs(name, tiny, stand_ins, tmp_path):
@@ -295,6 +310,28 @@ def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
 
 
+@pytest.mark.usefixtures("here")
+def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_path):
+    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+    answers = tmp_path / "answers"
+    polygraph_eval_here("--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}")
+    polygraph_eval_here(
+        "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
+        "asmi.calculator.num_masks=60",
+    )  # fmt: skip
+    given, run = load_run(answers), load_run(tmp_path / "run")
+    assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
+    assert [used["depth"] for used in run.settings()] == [0.6, 0.9]
+    for depth in ("d60", "d90"):
+        saved = (run.stats[f"{name}_{depth}"] for name in ("asmi_masks", "asmi_kl", "asmi_mi"))
+        for masks, kl, mi in zip(*saved, strict=True):
+            assert len(masks) == len(kl) == 60
+            np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
+            assert np.isfinite(head_criticality(kl, masks)).all()
+    shipped = composed("asmi_heads", "asmi.answers=somewhere")
+    assert (shipped.data.first, shipped.asmi.calculator.num_masks) == (500, 300)
+
+
 def test_the_grid_has_sixteen_cells():
     grid = composed("asmi_grid")
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
@@ -329,3 +366,41 @@ def test_launchers_of_the_extras(launcher):
     pytest.importorskip(f"hydra_plugins.{plugin}")
     launched = composed("asmi_grid", f"hydra/launcher={launcher}").hydra.launcher
     assert plugin in launched._target_
+
+
+@pytest.mark.usefixtures("here")
+def test_arms_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
+    """A run of heads and one for each arm become one cell, whose methods are those of heads."""
+    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+    answers, swept, doses = tmp_path / "answers", tmp_path / "arms", tmp_path / "doses.json"
+    found = {"mlp": {"effect": 0.75, "norm": 0.5}}
+    doses.write_text(json.dumps({"format": 1, "arms": found}))
+    polygraph_eval_here(
+        "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
+    )
+    polygraph_eval_here(
+        "--config-name", "asmi_falsifier", *overrides, f"answers={answers}",
+        f"hydra.sweep.dir={swept}", "asmi.calculator.perturbation=heads,mlp",
+        f"falsifier.doses={doses}", "falsifier.times=2",
+    )  # fmt: skip
+    heads, mlp = (load_run(swept / str(number)) for number in (0, 1))
+    assert list(mlp.scores) == [
+        f"{symbol} (60%, K=64, mlp, dose=1.5)" for symbol in ("ASMI", "Sem-ASMI")
+    ]
+    assert list(heads.scores) == [
+        f"{symbol} (60%, K=64, dose=2)" for symbol in ("ASMI", "Sem-ASMI")
+    ]
+    manifest = read_manifest(mlp.path)
+    assert manifest["asmi"][0]["perturbation"] == "mlp"
+    assert manifest["asmi"][0]["dose"] == 1.5
+    assert manifest["doses"]["arms"] == found
+    (cell,) = load_cells([answers, *(run.path for run in (heads, mlp))])
+    assert list(cell.scores) == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)"]
+    assert [(arm.arm, arm.dose, arm.matching, arm.times) for arm in cell.arms] == [
+        ("heads", 2.0, "effect", 2.0),
+        ("mlp", 1.5, "effect", 2.0),
+    ]
+    np.testing.assert_array_equal(
+        cell.arm_score(cell.arms[1], "ASMI"), mlp.scores["ASMI (60%, K=64, mlp, dose=1.5)"]
+    )
+    assert not np.allclose(cell.arm_score(cell.arms[1], "ASMI"), cell.score("ASMI (60%, K=64)"))

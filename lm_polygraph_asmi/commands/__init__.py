@@ -10,8 +10,10 @@ from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
 from lm_polygraph_asmi.commands.compare import compare
 from lm_polygraph_asmi.commands.doctor import doctor
+from lm_polygraph_asmi.commands.dose import dose
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
+from lm_polygraph_asmi.commands.probe import probe
 from lm_polygraph_asmi.commands.reference import reference
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
@@ -28,5 +30,7 @@ def main() -> None:
     """
 
 
-for command in (calibrate, compare, doctor, merge, plan, reference, report, results, score):
+for command in (
+    calibrate, compare, doctor, dose, merge, plan, probe, reference, report, results, score
+):  # fmt: skip
     main.add_command(command)

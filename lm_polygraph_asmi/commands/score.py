@@ -12,11 +12,14 @@ import click
 from lm_polygraph_asmi.validation import (
     BETA,
     MASK_SAMPLERS,
+    PERTURBATIONS,
     SCOPES,
+    SOURCES,
     TAU,
     VARIANTS,
     check_scoring,
     check_settings,
+    check_source,
     stop_strings,
 )
 
@@ -42,6 +45,19 @@ if TYPE_CHECKING:
 @click.option("--variant", type=click.Choice(list(VARIANTS)), default="sem")
 @click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
 @click.option("--scope", type=click.Choice(SCOPES), default="all", show_default=True)
+@click.option(
+    "--source",
+    type=click.Choice(SOURCES),
+    default="all",
+    show_default=True,
+    help="What masked heads lose: all, or what comes from the context (with --scope response).",
+)
+@click.option(
+    "--context",
+    multiple=True,
+    help="A passage that stands in the prompt; says which of them the answer hangs on. @FILE reads "
+    "it from a file. In a .jsonl file: a field context in each row.",
+)
 @click.option("--num-masks", type=int, help="S; default: derived from the model's heads.")
 @click.option("--mask-rate", type=float, help="p; default: derived from the model's heads.")
 @click.option(
@@ -52,6 +68,14 @@ if TYPE_CHECKING:
 )
 @click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
 @click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
+@click.option(
+    "--perturbation",
+    type=click.Choice(PERTURBATIONS),
+    default="heads",
+    show_default=True,
+    help="What a mask changes; all but heads are controls.",
+)
+@click.option("--dose", help="Times that change: a number, or a file of `polygraph_asmi dose`.")
 @click.option(
     "--closing-token/--no-closing-token",
     default=True,
@@ -82,6 +106,7 @@ def score(
     answer: str | None,
     chat: bool,
     stop: tuple[str, ...],
+    context: tuple[str, ...],
     out: str | None,
     html: str | None,
     **settings: Any,
@@ -100,6 +125,7 @@ def score(
     if not sys.warnoptions:  # those of other libraries, which no user can act on
         warnings.simplefilter("ignore")
     try:
+        settings["dose"] = _dose(settings["dose"], settings["perturbation"])
         _check(settings, stop)
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
@@ -126,8 +152,12 @@ def score(
             raise ValueError(
                 f"{prompt_file} holds {len(rows)} rows: name a file with --out or --html"
             )
+        if context and len(rows) > 1:
+            raise ValueError("--context is for a single prompt: put context into the .jsonl file")
         if answer is not None:
             rows[0].content["answer"] = answer
+        if context:
+            rows[0].content["context"] = list(map(_passage, context))
         if chat:
             in_chat(rows)
         from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
@@ -199,10 +229,31 @@ def decided(scores: "Sequence[Score]") -> str:
     return f"{said}." if reason is None else f"{said}. {reason}"
 
 
+def _passage(given: str) -> str:
+    """A passage as it was given, or read from the file it names."""
+    if not given.startswith("@"):
+        return given
+    return Path(given[1:]).read_text(encoding="utf-8").removesuffix("\n")
+
+
 def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     """Refuse settings before anything heavy is imported; the scorer would do so after."""
-    point = ("top_k", "num_masks", "mask_rate", "mask_sampler", "scope")
+    point = (
+        "top_k", "num_masks", "mask_rate", "mask_sampler", "scope", "perturbation", "dose",
+    )  # fmt: skip
     check_settings([settings["depth"]], *(settings[name] for name in point))
+    check_source(settings["source"], settings["scope"])
     own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token")
     check_scoring(**{name: settings[name] for name in own})
     stop_strings(stop)
+
+
+def _dose(given: str | None, perturbation: str) -> float | None:
+    """A number, or what a file says of this perturbation."""
+    from lm_polygraph_asmi.saved.doses import dose_of
+
+    try:
+        number = None if given is None else float(given)
+    except ValueError:
+        return dose_of(given, perturbation)
+    return dose_of(number, perturbation)

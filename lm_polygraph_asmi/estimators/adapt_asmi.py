@@ -7,7 +7,7 @@ import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.saved.names import require
 from lm_polygraph_asmi.validation import BETA, TAU
 
 
@@ -32,7 +32,7 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _dependencies(self) -> list[str]:
         return [
             *super()._dependencies(),
-            at_depth("asmi_agreement", self.depth),
+            self._name("asmi_agreement"),
             "asmi_diversity",
         ]
 
@@ -45,8 +45,8 @@ class AdaptASMI(MaskedHeadsEstimator):
         return super().__str__()[:-1] + "".join(f", {part}" for part in gate) + ")"
 
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        information = require(stats, at_depth("asmi_mi", self.depth))
-        agreement = require(stats, at_depth("asmi_agreement", self.depth))
+        information = require(stats, self._name("asmi_mi"))
+        agreement = require(stats, self._name("asmi_agreement"))
         gates = [
             adaptive_gate(div, self.tau, self.beta) for div in require(stats, "asmi_diversity")
         ]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.saved.names import require
 
 
 class ASMI(MaskedHeadsEstimator):
@@ -15,7 +15,7 @@ class ASMI(MaskedHeadsEstimator):
     symbol = "ASMI"
 
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        return list(require(stats, at_depth("asmi_mi", self.depth)))
+        return list(require(stats, self._name("asmi_mi")))
 
 
 def load_estimator(config: Mapping[str, Any]) -> ASMI:

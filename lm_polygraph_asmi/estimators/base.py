@@ -8,8 +8,9 @@ import numpy as np
 from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.saved.names import at_depth, require
-from lm_polygraph_asmi.validation import check_level, check_settings
+from lm_polygraph_asmi.saved.doses import dose_of
+from lm_polygraph_asmi.saved.names import ABSENT, at_depth, perturbed_by, require
+from lm_polygraph_asmi.validation import check_level, check_settings, check_source
 
 
 class MaskedHeadsEstimator(Estimator):
@@ -29,7 +30,11 @@ class MaskedHeadsEstimator(Estimator):
         mask_rate: p; None is the rate derived from the model's heads.
         mask_sampler: how masks are drawn.
         scope: positions at which heads are masked.
+        source: what a masked head loses, "all" its output or what comes from one source; one of
+            those that the calculator scores.
         seed: base seed of the masks.
+        perturbation: what a mask changes: "heads", or another arm of the falsifier.
+        dose: of it, a number or a file of doses; None leaves the change as it is.
         closing_token: False leaves the closing token out of the mean. An answer that consists of
             its closing token alone is then scored on that token. Of a stop string that takes
             several tokens, only the last is left out.
@@ -48,13 +53,24 @@ class MaskedHeadsEstimator(Estimator):
         mask_rate: float | None = None,
         mask_sampler: str = "bernoulli",
         scope: str = "all",
+        source: str = "all",
         seed: int = 0,
         closing_token: bool = True,
         level: str = "sequence",
+        perturbation: str = "heads",
+        dose: float | str | None = None,
     ) -> None:
-        check_settings([depth], top_k, num_masks, mask_rate, mask_sampler, scope)
+        dose = dose_of(dose, perturbation)
+        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_settings([depth], *point, perturbation, dose)
+        if not isinstance(source, str):
+            raise ValueError(
+                f"an estimator reads one source, got {source!r}: name an estimator for each of "
+                "them, as the group asmi_sources does"
+            )
+        check_source(source, scope, perturbation)
         check_level(level)
-        self.depth = depth
+        self.depth, self.source = depth, source
         self.closing_token = closing_token
         self.expected: dict[str, Any] = {
             "top_k": top_k,
@@ -63,15 +79,20 @@ class MaskedHeadsEstimator(Estimator):
             "mask_sampler": mask_sampler,
             "scope": scope,
             "seed": seed,
+            "perturbation": perturbation,
+            "dose": dose,
         }
         needed = self._dependencies()
         super().__init__([*needed, "claims"] if level == "claim" else needed, level)
 
     def _dependencies(self) -> list[str]:
         return [
-            *(at_depth(name, self.depth) for name in ("asmi_mi", "asmi_settings")),
+            *map(self._name, ("asmi_mi", "asmi_settings")),
             "asmi_closing",
         ]
+
+    def _name(self, statistic: str) -> str:
+        return at_depth(statistic, self.depth, self.source)
 
     def __str__(self) -> str:
         """Name in tables and saved runs: depth and K always, the rest where not the default."""
@@ -79,8 +100,11 @@ class MaskedHeadsEstimator(Estimator):
         labels = {"top_k": "K", "num_masks": "S", "mask_rate": "p"}
         parts = [f"{100 * self.depth:g}%"]
         for name, value in self.expected.items():
-            if value != defaults.get(name):
+            if name not in ABSENT and value != defaults.get(name):
                 parts.append(f"{labels.get(name, name)}={value}")
+        if self.source != "all":
+            parts.append(f"source={self.source}")
+        parts += perturbed_by(self.expected)
         if not self.closing_token:
             parts.append("no closing token")
         if self.level == "claim":
@@ -94,7 +118,7 @@ class MaskedHeadsEstimator(Estimator):
             KeyError: a statistic is missing; the message says which calculator makes it.
             ValueError: the calculator used other settings, or a score would not be finite.
         """
-        for settings in require(stats, at_depth("asmi_settings", self.depth)):
+        for settings in require(stats, self._name("asmi_settings")):
             self._check_settings(settings)
         token_scores = self._token_scores(stats)
         if self.level == "claim":
@@ -130,6 +154,7 @@ class MaskedHeadsEstimator(Estimator):
             used["num_heads"], self.expected["num_masks"], self.expected["mask_rate"]
         )
         expected = self.expected | point._asdict()
+        used = ABSENT | used
         different = {k: v for k, v in expected.items() if used[k] != v}
         if different:
             raise ValueError(
@@ -140,3 +165,16 @@ class MaskedHeadsEstimator(Estimator):
     @abstractmethod
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         """Per-token scores (T,) of each example, in nats."""
+
+
+class SourceEstimator(MaskedHeadsEstimator):
+    """A mean over tokens of what a source gives, made beside the masked passes.
+
+    Raises:
+        ValueError: no source; else as every estimator.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self.source == "all":
+            raise ValueError(f"{self.symbol} needs a source, such as source='context'")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.saved.names import require
 
 
 class SemASMI(MaskedHeadsEstimator):
@@ -15,11 +15,11 @@ class SemASMI(MaskedHeadsEstimator):
     symbol = "Sem-ASMI"
 
     def _dependencies(self) -> list[str]:
-        return [*super()._dependencies(), at_depth("asmi_agreement", self.depth)]
+        return [*super()._dependencies(), self._name("asmi_agreement")]
 
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        information = require(stats, at_depth("asmi_mi", self.depth))
-        agreement = require(stats, at_depth("asmi_agreement", self.depth))
+        information = require(stats, self._name("asmi_mi"))
+        agreement = require(stats, self._name("asmi_agreement"))
         return [mi * (1 - a) for mi, a in zip(information, agreement, strict=True)]
 
 

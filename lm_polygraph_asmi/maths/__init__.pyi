@@ -1,12 +1,16 @@
 from .agreement import agreement_on_support as agreement_on_support
 from .agreement import cosines as cosines
 from .agreement import semantic_agreement as semantic_agreement
+from .dose import matching_dose as matching_dose
+from .dose import relative_change as relative_change
 from .gate import adaptive_gate as adaptive_gate
 from .gate import response_diversity as response_diversity
 from .information import Disagreement as Disagreement
 from .information import disagreement as disagreement
+from .information import divergence as divergence
 from .information import mask_weights as mask_weights
 from .information import mutual_information as mutual_information
+from .information import source_share as source_share
 from .masks import example_masks as example_masks
 from .masks import example_seed as example_seed
 from .masks import mask_seed as mask_seed

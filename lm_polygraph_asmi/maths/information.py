@@ -79,3 +79,25 @@ def mutual_information(
     """
     check_log_probs(log_probs, counts)
     return disagreement(union_support(log_probs, top_k), counts).mutual_information
+
+
+def divergence(
+    log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "*masks T V"]
+) -> Float[Tensor, "*masks T"]:
+    """KL(p || q) at each position, in nats, at least 0; from log-probabilities."""
+    log_p, log_q = log_p.double(), log_q.double()
+    apart = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0
+    return (log_p.exp() * apart).sum(-1).clamp_min(0)
+
+
+NO_INFORMATION = 1e-7
+"""Nats of MI_t that are rounding and nothing else."""
+
+
+def source_share(part: Float[Tensor, " T"], whole: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """MI_t under masks that take what comes from a source over MI_t under masks that take all.
+
+    At least 0; not a share of a sum: those of several sources need not add up to one, and one of
+    them may be above one, where sources cancel. 0 where there is no MI_t to share.
+    """
+    return torch.where(whole > NO_INFORMATION, part / whole.clamp_min(NO_INFORMATION), 0.0)

@@ -10,10 +10,22 @@ from lm_polygraph_asmi.model.layers import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.notes import model_lock, model_state
+from lm_polygraph_asmi.model.notes import model_lock, model_state, state_in_session
+from lm_polygraph_asmi.model.perturbation import (
+    Perturbation,
+    check_arm,
+    perturbed_layer,
+    without_part,
+)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
+from lm_polygraph_asmi.model.sources import (
+    HeadPart,
+    check_spans,
+    head_parts,
+    together,
+)
 from lm_polygraph_asmi.model.structure import Structure, family_of, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
@@ -26,27 +38,36 @@ __all__ = [
     "FAMILIES",
     "Depth",
     "Family",
+    "HeadPart",
+    "Perturbation",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
+    "check_arm",
     "check_replay",
     "check_scope_runs",
+    "check_spans",
     "check_unmasked",
     "family_of",
+    "head_parts",
     "layer_at",
     "model_lock",
     "model_state",
     "num_heads",
     "num_layers",
+    "perturbed_layer",
     "plain_model",
     "readout",
     "response_embeddings",
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
+    "state_in_session",
     "structure_of",
     "subnetwork_log_probs",
     "target_layer",
+    "together",
     "unembedding",
+    "without_part",
 ]

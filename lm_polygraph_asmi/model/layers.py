@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.structure import HeadSite, structure_of
+from lm_polygraph_asmi.model.structure import HeadSite, mlp_projection, structure_of
 from lm_polygraph_asmi.validation import target_layer as target_layer
 
 
@@ -43,6 +43,15 @@ def head_site(model: PreTrainedModel, layer: int) -> HeadSite:
 def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
     """The projection whose input is a layer's concatenated head outputs."""
     return decoder_layers(model)[layer].get_submodule(head_site(model, layer).projection)
+
+
+def down_projection(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The projection that leads out of a layer's MLP.
+
+    Raises:
+        TypeError: a mixture of experts, or a layer with no single such projection.
+    """
+    return decoder_layers(model)[layer].get_submodule(mlp_projection(model, layer))
 
 
 def attention_module(model: PreTrainedModel, layer: int) -> nn.Module | None:

@@ -1,85 +1,370 @@
 """What a mask changes at the target layer; all passes above it are the same whatever it is.
 
-An edit gets the input of the output projection, the concatenated head outputs, one batch row per
-mask, and the positions they belong to, and returns what the projection is to get instead. Another
-arm is another function of that kind.
+The method takes away the masked heads. The other arms of the falsifier change something else in
+the same layer, at the same positions, under the same masks: what the target layer returns is the
+only thing that differs. An arm is a function that gets the values at its site, one batch row per
+mask, and returns what is to stand there instead; another arm is one more function and one more
+line in `ARMS`.
 """
 
+import copy
+import hashlib
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from lm_polygraph_asmi.model.layer_call import replaced_forward
 from lm_polygraph_asmi.model.layers import (
     attention_module,
     decoder_layers,
+    down_projection,
     head_site,
     output_projection,
 )
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
+from lm_polygraph_asmi.validation import check_dose, check_perturbation
 
-Edit = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(head outputs (B or 1, n, W), masks (B, H), positions (n,)) -> head outputs (B, n, W)."""
+HEADS, MLP, OUTPUT = "heads", "mlp", "output"
+"""Sites: the input of the output projection, that of the MLP's down projection, what the layer
+returns."""
 
 
-def without_heads(
-    heads: Float[Tensor, "_ n W"], masks: Shaped[Tensor, "B H"], _: Int[Tensor, " n"]
-) -> Float[Tensor, "B n W"]:
+@dataclass(frozen=True)
+class Masking:
+    """What an edit is told besides the values.
+
+    Attributes:
+        masks: (B, H), 1 = kept, one for each batch row of the values.
+        positions: (n,) places of the values in the sequence.
+        unmasked: the unmasked pass.
+        layer: the target layer.
+        seed: base seed.
+    """
+
+    masks: Shaped[Tensor, "B H"]
+    positions: Int[Tensor, " n"]
+    unmasked: UnmaskedPass
+    layer: int
+    seed: int
+
+    def generators(self) -> Iterator[torch.Generator]:
+        """One for each mask. What it draws follows from base seed, layer, tokens and mask alone,
+        so that equal masks are equal and no draw depends on the batch it is made in."""
+        example = [self.seed, self.layer, *self.unmasked.input_ids.tolist()]
+        for mask in self.masks.long().tolist():
+            yield torch.Generator().manual_seed(_seed(example, mask))
+
+    def groups(self, width: int) -> Int[Tensor, " width"]:
+        """Group of each of `width` channels, H groups as equal as can be, drawn across them by one
+        permutation for all examples."""
+        order = permutation(width, _seed([self.seed, self.layer], [width]))
+        groups = torch.empty(width, dtype=torch.long)
+        groups[order] = torch.arange(width) * self.masks.shape[1] // width
+        return groups
+
+    def kept(self, values: Float[Tensor, "_ n W"]) -> Float[Tensor, "B 1 W"]:
+        """Masks by channel, in these groups."""
+        return self.masks.cpu()[:, self.groups(values.shape[-1])].to(values)[:, None]
+
+
+Edit = Callable[[Tensor, Masking], Tensor]
+"""(values (B, n, W) at a site, what is masked) -> values (B, n, W)."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What a mask changes, as far as it does not depend on the example.
+
+    Attributes:
+        arm: name in `ARMS`.
+        dose: multiplies the change of the layer's output: r_0 + dose (r - r_0); None changes it as
+            the arm does, without a detour.
+        seed: base seed of what an arm draws; with layer, tokens and mask it gives each draw.
+        edit: what is done at the arm's site in place of what the arm does, where that depends on
+            the example.
+
+    Raises:
+        ValueError: an unknown arm, or a dose that is no positive number.
+    """
+
+    arm: str = "heads"
+    dose: float | None = None
+    seed: int = 0
+    edit: Edit | None = None
+
+    def __post_init__(self) -> None:
+        check_perturbation(self.arm)
+        check_dose(self.dose)
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """By what code it is done: what was seen to be right for one of a kind is for all."""
+        done = self.edit or ARMS[self.arm].edit
+        return self.arm, str(self.dose is None), getattr(done, "__qualname__", type(done).__name__)
+
+
+WITHOUT_HEADS = Perturbation()
+"""The method's own."""
+
+
+def _seed(*numbers: list[int]) -> int:
+    """Non-negative, below 2^63; lists of other lengths give others."""
+    content = b"".join(array("q", [len(part), *part]).tobytes() for part in numbers)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+
+
+def permutation(width: int, seed: int) -> Int[Tensor, " width"]:
+    return torch.randperm(width, generator=torch.Generator().manual_seed(seed))
+
+
+def _by_head(values: Tensor, masks: Tensor) -> Float[Tensor, "B 1 W"]:
+    width = values.shape[-1] // masks.shape[-1]
+    return masks.to(values).repeat_interleave(width, dim=-1)[:, None]
+
+
+def without_heads(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
     """The method's own: a masked head's outputs are zero, without rescaling the rest.
 
     Where a gate multiplies head outputs before the projection, what is masked is the gated output,
     a head's whole contribution to the projection.
     """
-    mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
-    return heads * mask[:, None, :]
+    return heads * _by_head(heads, at.masks)
+
+
+def without_part(part: Float[Tensor, "T W"]) -> Edit:
+    """A masked head loses a part of what it says at the T predicting positions, see `sources`."""
+
+    def edit(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
+        gone = 1 - _by_head(heads, at.masks)
+        return heads - gone * part.to(heads)[at.positions - at.unmasked.predicting.start]
+
+    return edit
+
+
+def without_groups(values: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
+    """As many channels as heads have, but drawn from everywhere: masked groups are zero."""
+    return values * at.kept(values)
+
+
+def with_noise(values: Float[Tensor, "B n W"], at: Masking) -> Float[Tensor, "B n W"]:
+    """Uniform noise from 0 upwards on masked groups, one draw per mask for all positions.
+
+    In the manner of arXiv 2502.03799, which perturbs MLP activations so. The noise's mean square is
+    that of the activations at the position.
+    """
+    draws = [torch.rand(values.shape[-1], generator=own) for own in at.generators()]
+    noise = torch.stack(draws).to(values)[:, None] * (1 - at.kept(values))
+    size = values.float().square().mean(-1, keepdim=True).sqrt().to(values)
+    return values + 3**0.5 * size * noise
+
+
+def foreign_positions(at: Masking) -> Int[Tensor, "B n"]:
+    """For each mask and position another one of the prompt, all of them equally likely.
+
+    A prompt of one token has no other: it stands for itself there.
+    """
+    prompt, every = at.unmasked.prompt_length, len(at.unmasked.input_ids) - 1
+    places = torch.arange(every)
+    others = (prompt - (places < prompt).long()).clamp_min(1)
+    found = []
+    for own in at.generators():
+        drawn = (torch.rand(every, generator=own, dtype=torch.float64) * others).long()
+        drawn += (places < prompt) & (drawn >= places)
+        found.append(drawn.clamp_max(prompt - 1)[at.positions])
+    return torch.stack(found)
+
+
+def from_elsewhere(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
+    """Masked heads say what they say, unmasked, at another position of the prompt."""
+    kept = _by_head(heads, at.masks)
+    elsewhere = at.unmasked.targets[at.layer].heads[0].to(heads.device)[foreign_positions(at)]
+    return heads * kept + elsewhere * (1 - kept)
+
+
+def in_random_direction(output: Float[Tensor, "B n D"], at: Masking) -> Float[Tensor, "B n D"]:
+    """A direction of its own for each mask and position, all of them equally likely."""
+    shape = len(at.unmasked.input_ids) - 1, output.shape[-1]  # whichever positions are asked for
+    draws = [torch.randn(shape, generator=own)[at.positions] for own in at.generators()]
+    return output + torch.stack(draws).to(output)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing that a mask may change.
+
+    Attributes:
+        site: where: `HEADS`, `MLP` or `OUTPUT`.
+        edit: what.
+        as_heads: whether the change of the layer's output gets, token by token and mask by mask,
+            the norm it has when the masked heads are taken away.
+    """
+
+    site: str
+    edit: Edit
+    as_heads: bool = False
+
+
+ARMS: dict[str, Arm] = {
+    "heads": Arm(HEADS, without_heads),
+    "pseudo_heads": Arm(HEADS, without_groups),
+    "foreign": Arm(HEADS, from_elsewhere, as_heads=True),
+    "isotropic": Arm(OUTPUT, in_random_direction, as_heads=True),
+    "mlp": Arm(MLP, without_groups),
+    "mlp_noise": Arm(MLP, with_noise),
+}
+"""By the names in `validation.PERTURBATIONS`."""
+
+
+def check_arm(model: PreTrainedModel, layer: int, change: Perturbation, heads: bool = True) -> None:
+    """Raise unless a layer has what an arm changes.
+
+    Args:
+        heads: whether the unmasked pass keeps head outputs.
+
+    Raises:
+        TypeError: no single down projection, or fewer channels in it than heads; head outputs that
+            cannot be had from elsewhere.
+    """
+    arm, groups = ARMS[change.arm], head_site(model, layer).heads
+    if arm.site == MLP:
+        width = getattr(down_projection(model, layer), "in_features", groups)
+        if width < groups:
+            raise TypeError(
+                f"perturbation {change.arm!r} needs {groups} groups of MLP channels, layer {layer} "
+                f"of {type(model).__name__} has {width} channels"
+            )
+    if arm.edit is from_elsewhere and not heads:
+        raise TypeError(
+            f"perturbation {change.arm!r} needs the head outputs of the unmasked pass, which are "
+            f"not kept of {type(model).__name__}: its layers are no plain chain"
+        )
+
+
+def _mixed(plain: Tensor, arm: Tensor, heads: Tensor | None, dose: float | None) -> Tensor:
+    """What a layer returns: `plain` and the change to `arm`, as large as that to `heads`, times the
+    dose."""
+    wide = torch.promote_types(plain.dtype, torch.float32)
+    base = plain.to(wide)
+    change = arm.to(wide) - base
+    if heads is not None:
+        wanted = (heads.to(wide) - base).norm(dim=-1, keepdim=True)
+        own = change.norm(dim=-1, keepdim=True)
+        change = change * torch.where(own > 0, wanted / own, 0)
+    return (base + (1 if dose is None else dose) * change).to(plain.dtype)
+
+
+def _with_copied_caches(values: Any) -> Any:
+    """Arguments of a layer that is called more than once: each call adds to a cache of its own."""
+    if isinstance(values, dict):
+        return {name: _with_copied_caches(value) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(map(_with_copied_caches, values))
+    return copy.deepcopy(values) if isinstance(values, Cache) else values
 
 
 @contextmanager
 def perturbed(
     model: PreTrainedModel,
+    unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    positions: Int[Tensor, " n"],
-    edit: Edit = without_heads,
+    places: Int[Tensor, " n"],
+    change: Perturbation = WITHOUT_HEADS,
     before: int = 0,
+    heads: Float[Tensor, "1 n W"] | None = None,
 ) -> Iterator[None]:
-    """Let the model itself run with its heads masked at some positions of a layer.
+    """Let a layer run with what masks change at some positions; batch row b has mask b.
 
-    Batch row b has mask b. `positions` are places in the sequence as it is called, behind `before`
-    others that a cache holds; an edit is told places in the whole. A projection that several layers
-    share is edited only inside the target layer.
+    A projection that several layers share is edited only inside the target layer.
+
+    Args:
+        places: the positions, in the whole sequence.
+        before: positions that a cache holds, in front of the sequence as it is called.
+        heads: head outputs at `places`, to be used in place of those that come; the layer is then
+            called on these positions alone.
     """
-    inside: list[bool] = []
+    arm, masking = (
+        ARMS[change.arm],
+        Masking(masks, places, unmasked, layer, change.seed),
+    )
+    acting: dict[str, Edit] = {}  # by site, while the target layer runs
 
-    def enter(*_: Any) -> None:
-        inside.append(True)
+    def edited(values: Tensor, edit: Edit) -> Tensor:
+        if heads is not None:
+            return edit(values, masking)
+        here = (places - before).to(values.device)
+        values = values.clone()
+        values[:, here] = edit(values[:, here], masking)
+        return values
 
-    def leave(*_: Any) -> None:
-        inside.clear()
+    def at_site(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Any]:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            given, *others = args
+            if site == HEADS and heads is not None:
+                given = heads.expand(len(masks), -1, -1)
+            if site in acting:
+                rows = given.reshape(len(masks), -1, given.shape[-1])
+                given = edited(rows, acting[site]).reshape(given.shape)
+            elif given is args[0]:
+                return None
+            return (given.contiguous(), *others)  # in one piece, as some projections want it
 
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if not inside:
-            return None
-        heads, *others = args
-        edited = heads.reshape(len(masks), -1, heads.shape[-1]).clone()
-        places = positions.to(heads.device)
-        edited[:, places] = edit(edited[:, places], masks, positions + before)
-        return (edited.reshape(heads.shape), *others)
+        return hook
 
     module = decoder_layers(model)[layer]
-    with ExitStack() as hooks:
-        for handle in (
-            module.register_forward_pre_hook(enter),
-            module.register_forward_hook(leave, always_call=True),
+    edit = change.edit or arm.edit
+    own = {} if arm.site == OUTPUT else {arm.site: edit}
+    forward = module.forward
+
+    def several(*args: Any, **kwargs: Any) -> Any:
+        def output(edits: dict[str, Edit], again: bool = True) -> Any:
+            acting.clear()
+            acting.update(edits)
+            try:
+                copied = _with_copied_caches((args, kwargs)) if again else (args, kwargs)
+                return forward(*copied[0], **copied[1])
+            finally:
+                acting.clear()
+
+        def states(found: Any) -> Tensor:
+            return found[0] if isinstance(found, tuple) else found
+
+        as_heads = states(output({HEADS: without_heads})) if arm.as_heads else None
+        changed = states(output(own)) if own else None
+        returned = output({}, again=False)
+        plain = states(returned)
+        rows = plain.reshape(len(masks), -1, plain.shape[-1])
+        if changed is None:
+            changed = edited(rows, edit)
+        mixed = _mixed(
+            rows,
+            changed.reshape(rows.shape),
+            None if as_heads is None else as_heads.reshape(rows.shape),
+            change.dose,
+        ).reshape(plain.shape)
+        return (mixed, *returned[1:]) if isinstance(returned, tuple) else mixed
+
+    with ExitStack() as stack:
+        sites = {*own, *([HEADS] if arm.as_heads or heads is not None else [])}
+        for site in sites:
+            projection = (output_projection if site == HEADS else down_projection)(model, layer)
             # Last in line: a mask applies to what the projection gets in the end.
-            output_projection(model, layer).register_forward_pre_hook(hook),
-        ):
-            hooks.callback(handle.remove)
+            stack.callback(projection.register_forward_pre_hook(at_site(site)).remove)
+        if own and change.dose is None and not arm.as_heads:
+            for handle in (
+                module.register_forward_pre_hook(lambda *_: acting.update(own)),
+                module.register_forward_hook(lambda *_: acting.clear(), always_call=True),
+            ):
+                stack.callback(handle.remove)
+        else:
+            stack.enter_context(replaced_forward(module, several))
         yield
 
 
@@ -89,7 +374,7 @@ def perturbed_layer(
     layer: int,
     masks: Shaped[Tensor, "B H"],
     positions: slice,
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
 ) -> Float[Tensor, "B n D"]:
     """What the target layer returns at some positions under each mask.
 
@@ -100,22 +385,22 @@ def perturbed_layer(
     target, module = unmasked.targets[layer], decoder_layers(model)[layer]
     attention, site = attention_module(model, layer), head_site(model, layer)
     places = torch.arange(target.heads.shape[1])[positions]
+    call = unmasked.calls[layer]
     if attention is None:
         # No module returns what the projection does: the attention is run, for all positions.
         hidden = target.hidden.expand(len(masks), -1, -1)
-        with perturbed(model, layer, masks, places, edit):
-            return unmasked.calls[layer].replay(module, hidden)[:, positions]
+        with perturbed(model, unmasked, layer, masks, places, change):
+            return call.replay(module, hidden)[:, positions]
     heads = target.heads[:, positions]
     projection = output_projection(model, layer)
-    masking = projection.register_forward_pre_hook(lambda *_: (edit(heads, masks, places),))
 
     def attend(*_: Any, **__: Any) -> Any:
         projected = projection(heads)
         return (projected, *[None] * (site.returns - 1)) if site.returns else projected
 
-    try:
-        with replaced_forward(attention, attend):
-            hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
-            return unmasked.calls[layer].replay(module, hidden, positions)
-    finally:
-        masking.remove()
+    with (
+        perturbed(model, unmasked, layer, masks, places, change, heads=heads),
+        replaced_forward(attention, attend),
+    ):
+        hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
+        return call.replay(module, hidden, positions)

@@ -1,7 +1,8 @@
 """The subnetworks of an example: every distinct mask run once, in pieces that fit into memory."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -12,12 +13,19 @@ from lm_polygraph_asmi.model.check import check_unmasked, right_way
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
-from lm_polygraph_asmi.model.perturbation import Edit, without_heads
+from lm_polygraph_asmi.model.perturbation import (
+    WITHOUT_HEADS,
+    Perturbation,
+    check_arm,
+    without_part,
+)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
+from lm_polygraph_asmi.model.sources import check_spans, head_parts, together
 from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Way, run_suffix, ways
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
+from lm_polygraph_asmi.validation import check_scope, check_source
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
 # others of its sequence, so longer ones cost more than the fewer passes save.
@@ -45,6 +53,12 @@ class Subnetworks:
     index: Int[Tensor, " S"]
     check_seconds: float = 0.0
 
+    def first(self, masks: int) -> "Subnetworks":
+        """Those of the first so many drawn masks, as if the others had not been drawn."""
+        rows, index = self.index[:masks].unique(return_inverse=True)
+        counts = index.bincount(minlength=len(rows)).float()
+        return Subnetworks(self.hidden[rows], counts, index, self.check_seconds)
+
 
 def masks_per_pass(
     model: PreTrainedModel,
@@ -69,7 +83,8 @@ def run_subnetworks(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     memory_budget: int | None = None,
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
+    shortcut: bool = True,
 ) -> Subnetworks:
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
@@ -82,12 +97,15 @@ def run_subnetworks(
         memory_budget: bytes the passes may use above weights and cached states; by default half of
             the free device memory (on a CPU: 512 MiB). On a CUDA out-of-memory the chunk is halved
             and nothing computed is lost.
-        edit: what a mask changes at the target layer, see `perturbation`.
+        change: what a mask changes at the target layer, see `perturbation`.
+        shortcut: False runs the all-ones mask like any other.
 
     Raises:
         RuntimeError: the passes of this model do not give what whole passes give.
+        TypeError: a layer without what the perturbation changes.
         ValueError: masks of the wrong shape, or not of zeros and ones.
     """
+    check_arm(model, layer, change, bool(unmasked.targets))
     heads = num_heads(model, layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
@@ -98,7 +116,7 @@ def run_subnetworks(
         raise ValueError("masks must hold 1 (keep) and 0 (mask) only")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    unmasked_rows = distinct.all(dim=1)
+    unmasked_rows = distinct.all(dim=1) & shortcut
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
     if unmasked_rows.all():
@@ -113,11 +131,11 @@ def run_subnetworks(
             for way in ways(model, unmasked, layer)
         }
         start = time.perf_counter()
-        way = right_way(model, unmasked, layer, masked, together, edit)
+        way = right_way(model, unmasked, layer, masked, together, change)
         check_seconds = time.perf_counter() - start
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
-                lambda part: run_suffix(model, unmasked, layer, masked[part], edit, way),
+                lambda part: run_suffix(model, unmasked, layer, masked[part], change, way),
                 len(masked),
                 together[way.name],
             )
@@ -133,6 +151,11 @@ def subnetwork_log_probs(
     masks: Shaped[Tensor, "S H"],
     *,
     scope: str = "all",
+    source: str = "all",
+    context: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    perturbation: str = "heads",
+    dose: float | None = None,
+    seed: int = 0,
     attention: str | None = None,
     memory_budget: int | None = None,
 ) -> Float[Tensor, "S T V"]:
@@ -153,19 +176,36 @@ def subnetwork_log_probs(
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
         scope: positions at which heads are masked, "all" or "response".
+        source: what a masked head loses there: "all" its output, or only what of it comes from the
+            tokens of the "context", or from "elsewhere"; these two in the scope "response".
+        context: positions of those tokens, (start, end) with the end behind the last, or several.
+        perturbation: what a mask changes in the layer: "heads", the method's own, or another arm
+            of the falsifier (`perturbation.ARMS`).
+        dose: multiplies the change of what the layer returns; None leaves it as it is.
+        seed: base seed of what a perturbation draws besides the masks.
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 
     Raises:
-        TypeError: a model whose heads cannot be masked; the message says why.
-        RuntimeError: a model whose masked passes do not give what whole passes give (see `check`).
+        TypeError: a model whose heads cannot be masked, or split by source, or a layer without what
+            the perturbation changes; the message says why.
+        RuntimeError: a model whose masked passes do not give what whole passes give (see `check`),
+            or whose heads' parts do not add up (see `sources`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
     """
+    change = Perturbation(perturbation, dose, seed)
     model = plain_model(model)
+    check_scope(scope)
+    check_source(source, scope, perturbation)
+    spans = [] if source == "all" else check_spans(context, len(input_ids))
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
-        subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget)
+        if spans:
+            *inside, elsewhere = head_parts(model, unmasked, layer, spans)
+            part = together(inside) if source == "context" else elsewhere
+            change = replace(change, edit=without_part(part.heads))
+        subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)
         hidden = subnetworks.hidden
         vocabulary = model.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through

@@ -25,7 +25,13 @@ from lm_polygraph_asmi.model.layers import (
     trunk,
 )
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
-from lm_polygraph_asmi.model.perturbation import Edit, perturbed, perturbed_layer, without_heads
+from lm_polygraph_asmi.model.notes import has_foreign_code
+from lm_polygraph_asmi.model.perturbation import (
+    WITHOUT_HEADS,
+    Perturbation,
+    perturbed,
+    perturbed_layer,
+)
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
@@ -48,7 +54,7 @@ def masked_everywhere(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked at every position; the layers above are called again one by one.
 
@@ -57,9 +63,9 @@ def masked_everywhere(
     """
     last = num_layers(model) - 1
     if layer == last:
-        hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, edit)
+        hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
         return final_norm(model)(hidden)
-    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
     for index in range(layer + 1, last):
         hidden = unmasked.calls[index].replay(decoder_layers(model)[index], hidden)
     call, module = unmasked.calls[last], decoder_layers(model)[last]
@@ -80,14 +86,14 @@ def masked_layer_by_layer(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """As `masked_everywhere`, the last layer like all others, each row with arguments of its own.
 
     For layers that want a mask or angles for every row of a batch, or that keep more than keys and
     values.
     """
-    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), edit)
+    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
     for index in range(layer + 1, num_layers(model)):
         module = decoder_layers(model)[index]
         hidden = unmasked.calls[index].replay(module, hidden, spread=True)
@@ -99,14 +105,14 @@ def masked_in_response(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked at the response positions alone, all masks in one sequence.
 
     Keys and values before them are those of the unmasked pass, so the B subnetworks stand behind
     one another in a single sequence after them, each blind to the others.
     """
-    hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, edit)
+    hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
     places = torch.arange(unmasked.predicting.start, unmasked.predicting.stop).repeat(copies)
@@ -132,7 +138,7 @@ def whole_passes(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
 ) -> Float[Tensor, "B T D"]:
     """Final states of whole passes, masks as rows of a batch, through the model's own forward.
 
@@ -142,7 +148,7 @@ def whole_passes(
     places = every[unmasked.predicting] if unmasked.scope == "response" else every
     device = execution_device(model.get_input_embeddings())
     tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
-    with perturbed(model, layer, masks, places, edit):
+    with perturbed(model, unmasked, layer, masks, places, change):
         output = trunk(model)(input_ids=tokens, use_cache=False)
     return states_of(output)[:, unmasked.predicting]
 
@@ -152,7 +158,7 @@ def _behind_prompt(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
     at_once: int,
 ) -> Float[Tensor, "B T D"]:
     """Final states of passes over the response positions behind what the model keeps of a prompt.
@@ -178,7 +184,8 @@ def _behind_prompt(
     states = []
     for start in range(unmasked.predicting.start, unmasked.predicting.stop, at_once):
         part = rows[:, start : min(start + at_once, unmasked.predicting.stop)]
-        with perturbed(model, layer, masks, torch.arange(part.shape[1]), edit, start):
+        places = torch.arange(start, start + part.shape[1])
+        with perturbed(model, unmasked, layer, masks, places, change, before=start):
             output = trunk(model)(input_ids=part, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         states.append(states_of(output))
@@ -190,10 +197,10 @@ def rows_behind_prompt(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """`_behind_prompt`, all response positions together."""
-    return _behind_prompt(model, unmasked, layer, masks, edit, unmasked.predicting.stop)
+    return _behind_prompt(model, unmasked, layer, masks, change, unmasked.predicting.stop)
 
 
 def rows_token_by_token(
@@ -201,13 +208,13 @@ def rows_token_by_token(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit,
+    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """`_behind_prompt`, one position after the other, as text is generated."""
-    return _behind_prompt(model, unmasked, layer, masks, edit, 1)
+    return _behind_prompt(model, unmasked, layer, masks, change, 1)
 
 
-Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Edit], Tensor]
+Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Perturbation], Tensor]
 
 
 @dataclass(frozen=True)
@@ -221,6 +228,7 @@ class Way:
         bytes_of: peak memory for so many masks.
         packed: whether all masks stand behind one another in a single sequence.
         replays: whether it calls layers again one by one.
+        whole: whether the model runs as it does without masks.
     """
 
     name: str
@@ -229,6 +237,7 @@ class Way:
     bytes_of: Callable[[PreTrainedModel, UnmaskedPass, int], int]
     packed: bool = False
     replays: bool = False
+    whole: bool = False
 
 
 def _batch(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
@@ -246,11 +255,11 @@ def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
 WAYS = (
     Way("the layers above again", "all", masked_everywhere, _batch, replays=True),
     Way("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
-    Way("whole passes", "all", whole_passes, _batch),
+    Way("whole passes", "all", whole_passes, _batch, whole=True),
     Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
     Way("rows token by token", "response", rows_token_by_token, _rows),
-    Way("whole passes", "response", whole_passes, _batch),
+    Way("whole passes", "response", whole_passes, _batch, whole=True),
 )
 """Cheapest first in each scope."""
 
@@ -260,6 +269,8 @@ def ways(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator
     above = range(layer + 1, num_layers(model))
     for way in WAYS:
         if way.scope != unmasked.scope or (way.replays and not structure_of(model).chained):
+            continue
+        if not way.whole and has_foreign_code(model):
             continue
         if way.packed and (
             unmasked.by_length or not all(index in unmasked.known for index in above)
@@ -273,9 +284,9 @@ def run_suffix(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    edit: Edit = without_heads,
+    change: Perturbation = WITHOUT_HEADS,
     way: Way | None = None,
 ) -> Float[Tensor, "B T D"]:
     """Final states at the response positions, all masks in one pass, by default the cheapest."""
     way = way or next(ways(model, unmasked, layer))
-    return way.run(model, unmasked, layer, masks, edit)
+    return way.run(model, unmasked, layer, masks, change)

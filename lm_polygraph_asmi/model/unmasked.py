@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.families import family_entry
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
@@ -196,8 +195,7 @@ def run_unmasked(
         return key, value
 
     # Made for the model's config it also takes what layers keep besides keys and values.
-    config = model.config if family_entry(model) is None else None
-    tap = KeyValueTap(record_known, config)
+    tap = KeyValueTap(record_known, model.config)
     with ExitStack() as hooks:
         for index in range(first, total) if found.chained else ():
             module = decoder_layers(model)[index]

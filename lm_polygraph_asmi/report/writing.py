@@ -10,7 +10,7 @@ from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.latex import latex_tables
 from lm_polygraph_asmi.saved.cells import Cell
-from lm_polygraph_asmi.saved.names import masked_layer
+from lm_polygraph_asmi.saved.names import masked_layer, masked_where, perturbed_by
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -64,10 +64,10 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
     if item.figure is not None:
         for suffix in ("png", "svg"):
             path = out / "figures" / f"{item.name}.{suffix}"
-            save(item.figure, path, "\n".join([item.title, *item.notes, *sources]))
+            save(item.figure, path, "\n".join([item.title, *item.caption, *sources]))
         section.append(f"![{item.title}](figures/{item.name}.png)")
     stem = out / "tables" / item.name
-    about = {"title": item.title, "notes": list(item.notes), "cells": provenance}
+    about = {"title": item.title, "notes": item.caption, "cells": provenance}
     stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:
         shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
@@ -77,9 +77,9 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
         if item.inline:
             comments = "".join(f"% {line}\n" for line in sources)
             stem.with_suffix(".tex").write_text(comments + latex_tables(item), encoding="utf-8")
-        text = "\n\n".join([shown, *item.notes, *sources]) + "\n"
+        text = "\n\n".join([shown, *item.caption, *sources]) + "\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    notes = list(item.notes)
+    notes = item.caption
     if len(item.cells) < len(cells):
         notes.append(f"Made from {len(item.cells)} of the {len(cells)} cells.")
     return "\n\n".join([*section, *notes])
@@ -100,7 +100,8 @@ def _source(p: dict[str, Any]) -> str:
         parts += [
             f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
-            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
+            f"K = {used['top_k']}, {used['mask_sampler']} masks, "
+            + ", ".join([f"scope {masked_where(used)}", *perturbed_by(used)])
             for used in run["asmi"]
         ]
     releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())

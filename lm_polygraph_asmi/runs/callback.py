@@ -134,10 +134,20 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "rows": row_identities(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
+            **_doses(job),
             "config": without_secrets(job),
         }
         for seed in job["seed"]
     }
+
+
+def _doses(job: dict[str, Any]) -> dict[str, Any]:
+    """What the file of doses holds that a run takes, if it takes one."""
+    from lm_polygraph_asmi.saved.doses import read_doses
+
+    own = ((job.get("asmi") or {}).get("calculator") or {}).get("dose")
+    file = (job.get("falsifier") or {}).get("doses") or (own if isinstance(own, str) else None)
+    return {} if file is None else {"doses": read_doses(file)}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

@@ -13,10 +13,17 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
+from lm_polygraph_asmi.host.context import unmatched
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
+from lm_polygraph_asmi.saved.names import sources_of
+from lm_polygraph_asmi.validation import check_context_regex
 
 OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; ours with eager attention by default."""
+
+
+NAMED = 10
+"""Rows that a finding names."""
 
 
 class Finding(NamedTuple):
@@ -175,6 +182,7 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield Finding(str(error), fatal=True)
         return
+    yield from _check_context(config)
     if not _is_built(config) and Path(str(config.dataset)).is_file():
         yield Finding(
             f"{config.dataset} is read by pandas, which turns the answer 'None' into NaN and "
@@ -201,6 +209,31 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
             f"the run has {'a single' if rows else 'no'} row: LM-Polygraph's calibration metric "
             "(IsotonicPCC) needs two and ends the run with an error. Take more (data.limit, "
             "data.num_shards, subsample_eval_dataset)",
+            fatal=True,
+        )
+
+
+def _check_context(config: DictConfig) -> Iterator[Finding]:
+    """Whether each prompt has the context that masks with a source ask for."""
+    sources = sources_of(OmegaConf.select(config, "asmi.calculator.source"))
+    without = OmegaConf.select(config, "asmi.calculator.without_context")
+    regex = OmegaConf.select(config, "asmi.calculator.context_regex")
+    if sources == ("all",) and not without:
+        return
+    try:
+        check_context_regex(True, regex)
+        if not _is_built(config):
+            return
+        rows = load_from_disk(rows_folder(container(config.data)))
+        lacking = unmatched(regex, zip(rows["id"], rows["input"], strict=True))
+    except ValueError as error:
+        yield Finding(str(error), fatal=True)
+        return
+    if lacking:
+        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+        yield Finding(
+            f"data.context_regex {regex!r} finds no context in {len(lacking)} of {len(rows)} rows: "
+            f"{', '.join(lacking[:NAMED])}{more}. Mend it, or leave asmi.calculator.source at all",
             fatal=True,
         )
 

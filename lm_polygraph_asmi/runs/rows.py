@@ -254,6 +254,7 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
     source = dict(data)
     # Configs of before these have none.
     first, except_limit = source.pop("first", None), source.pop("except_limit", None)
+    source.pop("context_regex", None)  # says where in a prompt something is, not what is asked
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)

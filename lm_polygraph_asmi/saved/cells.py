@@ -24,6 +24,7 @@ from lm_polygraph_asmi.saved.runs import (
     same_quality,
     together,
 )
+from lm_polygraph_asmi.validation import PERTURBATIONS
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
@@ -47,9 +48,73 @@ class Variant(NamedTuple):
     depth: float
     settings: str
 
+    @property
+    def source(self) -> str:
+        """Where what masks take from heads comes from: "all", "context" or "elsewhere"."""
+        found = re.search(r"\bsource=(\w+)", self.settings)
+        return found[1] if found else "all"
+
+    @property
+    def own_settings(self) -> tuple[str, ...]:
+        """Without what makes it an arm of the falsifier."""
+        return tuple(part for part in self.settings.split(", ") if not _of_arm(part))
+
+    @property
+    def is_arm(self) -> bool:
+        """Whether something else than heads, or another dose of them, was perturbed."""
+        return any(map(_of_arm, self.settings.split(", ")))
+
+
+def _same_masks(one: Variant, other: Variant) -> bool:
+    """Whether two scores are alike but for what was perturbed."""
+    return (
+        one.symbol == other.symbol
+        and same_depth(one.depth, other.depth)
+        and one.own_settings == other.own_settings
+    )
+
+
+def _of_arm(part: str) -> bool:
+    return part in PERTURBATIONS or part.startswith("dose=")
+
+
+class ArmRun(NamedTuple):
+    """A run of the falsifier over a cell's answers; never one of the cell's own methods.
+
+    Attributes:
+        arm: what was perturbed, one of `validation.PERTURBATIONS`.
+        dose: what multiplied the change; None = as it was.
+        matching: by what the dose was found, "effect" or "norm"; None where it was given.
+        times: what the matched dose was multiplied with.
+        run: the run.
+    """
+
+    arm: str
+    dose: float | None
+    matching: str | None
+    times: float
+    run: Run
+
+    def method(self, symbol: str, depth: float) -> str:
+        """Name of a score in this run.
+
+        Raises:
+            Unavailable: it has none of that symbol at that depth.
+        """
+        for name in self.run.scores:
+            parsed = variant(name)
+            if parsed and parsed.symbol == symbol and same_depth(parsed.depth, depth):
+                return name
+        raise Unavailable(f"the run of {self.arm} has no {symbol} at {depth:.1%}")
+
 
 class Unavailable(ValueError):
     """A cell has not got what an item of the report needs; the text says what."""
+
+
+def with_source(cell: "Cell", source: str) -> "Cell":
+    """The same cell, its variants those whose masks take what comes from a source."""
+    return replace(cell, operating_source=source)
 
 
 def variant(method: str) -> Variant | None:
@@ -66,9 +131,12 @@ class Cell:
         model, dataset: names, as in tables.
         suffix: tells apart cells of one model and dataset; empty for most.
         runs: the runs over these answers; `source` is the one token statistics are read from.
+        arms: those of the falsifier, whose scores are in no table of methods.
         run: their methods together.
         metric: the quality metric in use.
         depth: the operating depth.
+        operating_source: of masks whose variants are the operating ones; None for whichever comes
+            first.
         rows: (n,) rows in use: those where quality and the scores of all methods are finite.
         notes: what was left out, and why.
     """
@@ -82,6 +150,8 @@ class Cell:
     depth: float
     rows: np.ndarray
     notes: tuple[str, ...]
+    arms: tuple[ArmRun, ...] = ()
+    operating_source: str | None = None
 
     @property
     def label(self) -> str:
@@ -117,6 +187,10 @@ class Cell:
         # Numbers in place of passages: they are compared in every resample.
         return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
+    def cluster_of(self, row: int) -> str:
+        """Key of a row in the run's own order, in use or not."""
+        return self._clusters[row]
+
     @cached_property
     def ids(self) -> list[str] | None:
         """Ids of the rows in use, None where no manifest names them."""
@@ -142,6 +216,8 @@ class Cell:
         for method in self.scores:
             parsed = variant(method)
             if parsed is None or not same_depth(parsed.depth, self.depth):
+                continue
+            if self.operating_source not in (None, parsed.source):
                 continue
             gateless = [p for p in parsed.settings.split(", ") if not p.startswith(("tau", "beta"))]
             settings = gateless if settings is None else settings
@@ -248,16 +324,23 @@ class Cell:
     @cached_property
     def source(self) -> Run | None:
         """The run whose masks made the operating variants: token statistics are read from it."""
-        settings = at_depth("asmi_settings", self.depth)
+        settings = at_depth("asmi_settings", self.depth, self.mask_source)
         wanted = next(iter(self.variants.values()), None)
         for run in self.runs:
             if (wanted in run.scores) if wanted else bool(run.stats.get(settings)):
                 return run
         return None
 
+    @cached_property
+    def mask_source(self) -> str:
+        """Where what the masks of the operating variants take from heads comes from."""
+        parsed = variant(next(iter(self.variants.values()), ""))
+        return (self.operating_source or "all") if parsed is None else parsed.source
+
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
         """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
-        name = at_depth(name, self.depth) if at_operating_depth else name
+        if at_operating_depth:
+            name = at_depth(name, self.depth, self.mask_source)
         runs = [self.source] if at_operating_depth else self.runs
         for run in runs:
             values = run.stats.get(name, []) if run else []
@@ -265,12 +348,54 @@ class Cell:
                 return [values[i] for i in self.rows]
         return None
 
+    def dissected(self, depth: float) -> Run | None:
+        """The run that kept masks and divergences at a depth; of several, that with most masks."""
+        wanted = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
+        runs = [
+            run
+            for run in self.runs
+            if all(len(run.stats.get(name, [])) == len(run.scores) for name in wanted)
+        ]
+        return max(runs, key=lambda run: len(run.stats[wanted[0]][0]), default=None)
+
+    @cached_property
+    def dissected_depths(self) -> list[float]:
+        """Depths at which a run kept masks and divergences."""
+        depths = {used["depth"] for run in self.runs for used in run.settings()}
+        return sorted(depth for depth in depths if self.dissected(depth))
+
+    def arm_score(self, arm: ArmRun, symbol: str) -> np.ndarray:
+        """(n,) a score of an arm of the falsifier, at the operating depth.
+
+        Raises:
+            Unavailable: the run has not got it, or not finite for every row.
+        """
+        method = arm.method(symbol, self.depth)
+        found = arm.run.scores[method].to_numpy(dtype=float)[self.rows]
+        if not np.isfinite(found).all():
+            raise Unavailable(f"{method} is not finite for every row")
+        return found
+
+    def counterpart(self, arm: ArmRun, symbol: str) -> str:
+        """The method of heads that an arm is held against: the same masks and settings.
+
+        Raises:
+            Unavailable: no run has it.
+        """
+        theirs = variant(arm.method(symbol, self.depth))
+        for name in self.scores:
+            parsed = variant(name)
+            if parsed and theirs and _same_masks(parsed, theirs):
+                return name
+        raise Unavailable(f"no run of heads has the settings of the run of {arm.arm}")
+
     def mi_of(self, method: str) -> list[np.ndarray] | None:
         """MI_t behind a score at the operating depth, from the run that made it; None if unsaved.
 
         All tokens, the closing one too.
         """
-        name = at_depth("asmi_mi", self.depth)
+        parsed = variant(method)
+        name = at_depth("asmi_mi", self.depth, parsed.source if parsed else None)
         for run in self.runs:
             values = run.stats.get(name, [])
             if method in run.scores and len(values) == len(run.scores):
@@ -314,7 +439,7 @@ class Cell:
             "clusters": len(set(self.clusters)),
             "runs": [
                 {"file": str(run.path), "seeds": run.recorded("seeds"), "asmi": run.settings()}
-                for run in self.runs
+                for run in (*self.runs, *(arm.run for arm in self.arms))
             ],
             "packages": self.run.recorded("packages"),
             "device": (self.run.manifest or {}).get("device", "not recorded"),
@@ -416,9 +541,26 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
-    # The run with the most methods first: the others only add theirs.
-    runs = sorted(group, key=lambda run: -len(run.scores.columns))
-    run, notes = together(runs), []
+    arms, own = [], []
+    for one in group:
+        arm = _arm(one)
+        if arm is None:
+            own.append(one)
+        else:
+            arms.append(arm)
+    if not own:
+        raise ValueError(
+            f"{group[0].path} is a run of {arms[0].arm}, an arm of the falsifier: give the run of "
+            "heads over these answers as well"
+        )
+    # The run with the most methods first: the others only add theirs, those of the falsifier what
+    # was no arm of it. More masks than a score has serve the analysis of heads.
+    runs = sorted(own, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    plain = [
+        replace(a.run, scores=a.run.scores[[name for name in a.run.scores if not variant(name)]])
+        for a in arms
+    ]
+    run, notes = together([*runs, *plain]), []
     names = list(run.quality)
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
@@ -453,4 +595,27 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
         notes.append("no ASMI score")
     model, dataset = _names(run)
     rows = np.flatnonzero(finite)
-    return Cell(model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes))
+    return Cell(
+        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes), tuple(arms)
+    )
+
+
+def _arm(run: Run) -> ArmRun | None:
+    """What makes a run one of the falsifier's; None for heads as they are, and all older runs."""
+    named = [parsed for name in run.scores if (parsed := variant(name))]
+    used = next(iter(run.settings()), {})
+    arm, dose = used.get("perturbation", "heads"), used.get("dose")
+    for part in {part for parsed in named for part in parsed.settings.split(", ")}:
+        if part in PERTURBATIONS:
+            arm = part
+        elif part.startswith("dose=") and dose is None:
+            dose = float(part.removeprefix("dose="))
+    if arm == "heads" and dose is None:
+        return None
+    asked = run.recorded("config").get("falsifier") or {}
+    matching = asked.get("matching") if asked.get("doses") else None
+    return ArmRun(arm, dose, matching, float(asked.get("times") or 1), run)
+
+
+def _most_masks(run: Run) -> int:
+    return max((used["num_masks"] for used in run.settings()), default=0)

@@ -1,12 +1,13 @@
 """Names of the statistics the plugin adds to LM-Polygraph, and the settings behind them.
 
 A statistic that depends on the masked layer ends in its depth, `asmi_mi_d60`, so that several
-depths stand side by side in one run. Each is a list with one entry per example; entries are short
+depths stand side by side in one run; where masks took from heads only what comes from a source, in
+that too: `asmi_mi_d60_context`. Each is a list with one entry per example; entries are short
 NumPy arrays, numbers or (the settings) a dictionary of plain values, fit for `save_stats`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
@@ -38,6 +39,23 @@ PER_DEPTH = {
     "asmi_settings": "settings in force, a dictionary; see `Settings`",
 }
 
+PER_SOURCE = {
+    "asmi_source_attention": "(T,) attention on the source's tokens, mean over heads, in [0, 1]",
+    "asmi_source_kl": "(T,) KL to the unmasked output of that without the source's part in any "
+    "head, nats",
+}
+"""Besides `PER_DEPTH`, where masks take from heads what comes from a source."""
+
+WITHOUT_CONTEXT = {
+    "asmi_without_context_kl": "(T,) KL to the unmasked output of that to a prompt without the "
+    "context's tokens, nats",
+    "asmi_without_context_seconds": "seconds spent on it",
+}
+"""On request, where there is a context; no depth, and no mask."""
+
+SHARE = {"asmi_source_share": "(T,) MI_t of the source over MI_t of all; 0 where there is no MI_t"}
+"""Besides, where both were scored. Shares of several sources need not add up to one."""
+
 ON_REQUEST = {
     "asmi_masks": "(S, H) head masks, 1 = kept",
     "asmi_kl": "(S, T) KL of each subnetwork to the mean, nats",
@@ -64,20 +82,50 @@ def depth_label(depth: float) -> str:
     return f"d{round(100 * depth, 6):g}"
 
 
-def at_depth(name: str, depth: float) -> str:
-    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60"."""
-    return f"{name}_{depth_label(depth)}"
+def at_depth(name: str, depth: float, source: str | None = None) -> str:
+    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60".
+
+    Of a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" and None add nothing.
+    """
+    found = f"{name}_{depth_label(depth)}"
+    return found if source in (None, "all") else f"{found}_{source}"
 
 
-def masked_head_stats(depths: Iterable[float] = (0.6,), details: bool = False) -> list[str]:
+def passage(number: int) -> str:
+    """Name of the source that is one passage of the context, from 0."""
+    return f"passage{number}"
+
+
+def sources_of(source: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One source or several, as a setting has them; None is "all"."""
+    return (source or "all",) if source is None or isinstance(source, str) else tuple(source)
+
+
+def masked_head_stats(
+    depths: Iterable[float] = (0.6,),
+    details: bool = False,
+    source: str | Iterable[str] | None = None,
+    without_context: bool = False,
+) -> list[str]:
     """Every statistic the masked-heads calculator writes, for `stats:` and `save_stats:`."""
     names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
-    return [*DEPTH_FREE, *(at_depth(name, depth) for depth in depths for name in names)]
+    found = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
+    sources = sources_of(source)
+    for depth in depths:
+        for own in sources:
+            more = {} if own == "all" else {**PER_SOURCE, **(SHARE if "all" in sources else {})}
+            found += [at_depth(name, depth, own) for name in [*names, *more]]
+    return found
 
 
-def saved_stats(depths: Iterable[float] = (0.6,), details: bool = False) -> list[str]:
+def saved_stats(
+    depths: Iterable[float] = (0.6,),
+    details: bool = False,
+    source: str | Iterable[str] | None = None,
+    without_context: bool = False,
+) -> list[str]:
     """What a run should save for later analysis; LM-Polygraph skips what a run does not compute."""
-    ours = masked_head_stats(depths, details)
+    ours = masked_head_stats(depths, details, source, without_context)
     return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
 
 
@@ -98,6 +146,9 @@ class Settings:
         seed: base seed of the masks.
         attention: attention implementation of all passes.
         requested_layer: the layer at `depth`, where it has no heads and another is masked.
+        source: where what a mask takes comes from, "context" or "elsewhere"; None for all.
+        perturbation: what a mask changes, "heads" or another arm of the falsifier.
+        dose: what multiplies the change of the layer's output; None leaves it as it is.
     """
 
     depth: float
@@ -112,10 +163,18 @@ class Settings:
     seed: int
     attention: str
     requested_layer: int | None = None
+    source: str | None = None
+    perturbation: str = "heads"
+    dose: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """By name; `requested_layer` only where it differs from `layer`."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """By name; those with a default only where they differ from it, as in runs of before."""
+        values = {field: getattr(self, field.name) for field in fields(self)}
+        return {field.name: value for field, value in values.items() if value != field.default}
+
+
+ABSENT = {"source": "all", "perturbation": "heads", "dose": None}
+"""What saved settings mean that do not name these, as those of older runs."""
 
 
 def masked_layer(used: Mapping[str, Any]) -> str:
@@ -123,6 +182,22 @@ def masked_layer(used: Mapping[str, Any]) -> str:
     said = f"layer {used['layer']} of {used['num_layers']}"
     asked = used.get("requested_layer")
     return said if asked is None else f"{said} (layer {asked} has no heads)"
+
+
+def masked_where(used: Mapping[str, Any]) -> str:
+    """Where heads are masked by saved settings, and what they lose there, in words."""
+    source = used.get("source")
+    return str(used["scope"]) if source is None else f"{used['scope']}, source {source}"
+
+
+def perturbed_by(used: Mapping[str, Any]) -> list[str]:
+    """What settings change that is not the method's own, in words: `["mlp", "dose=0.83"]`.
+
+    Of the method's own, heads without a dose, an empty list.
+    """
+    arm, dose = used.get("perturbation", "heads"), used.get("dose")
+    said = [] if arm == "heads" else [arm]
+    return said if dose is None else [*said, f"dose={dose:.4g}"]
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:

@@ -63,7 +63,7 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
     What all prompts begin with is instruction and counts for nothing. Prompts in a form of the
     paper's are read as such; of chat messages counts their text.
     """
-    texts = [p if isinstance(p, str) else _text_of(p) for p in prompts]
+    texts = [_text_of(prompt) for prompt in prompts]
     known = text_clusters(texts)
     if known != texts:
         return known
@@ -86,8 +86,11 @@ def _alike(one: str, other: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _text_of(messages: Iterable[Mapping[str, Any]]) -> str:
-    return "\n".join(str(message.get("content", "")) for message in messages)
+def _text_of(prompt: Any) -> str:
+    """A prompt, or its passages, as one text."""
+    if isinstance(prompt, Mapping):
+        return str(prompt.get("content", ""))
+    return prompt if isinstance(prompt, str) else "\n".join(map(_text_of, prompt))
 
 
 def calibrate_rows(

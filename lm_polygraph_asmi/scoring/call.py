@@ -26,11 +26,12 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.names import ABSENT, at_depth
+from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.reference import Reference, of_answers_and_parts
-from lm_polygraph_asmi.scoring.result import Score, tokens_of
+from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.text import (
     Answer,
     Messages,
@@ -45,7 +46,7 @@ from lm_polygraph_asmi.scoring.text import (
     spans,
     token_ids,
 )
-from lm_polygraph_asmi.validation import BETA, TAU, TOP_K, check_scoring, stop_strings
+from lm_polygraph_asmi.validation import BETA, SOURCES, TAU, TOP_K, check_scoring, stop_strings
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -65,11 +66,14 @@ class Scorer:
         variant: str = "sem",
         depth: float = 0.6,
         scope: str = "all",
+        source: str = "all",
         num_masks: int | None = None,
         mask_rate: float | None = None,
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         closing_token: bool = True,
         num_samples: int = 10,
         tau: float = TAU,
@@ -84,18 +88,25 @@ class Scorer:
         check_scoring(
             variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention
         )
-        self.engine = Engine(
-            depths=[depth],
-            num_masks=num_masks,
-            mask_rate=mask_rate,
-            top_k=top_k,
-            mask_sampler=mask_sampler,
-            scope=scope,
-            seed=seed,
-            attention=attention,
-            memory_budget=memory_budget,
+        if not isinstance(source, str):
+            raise ValueError(f"source must name one source, got {source!r}")
+        masks: dict[str, Any] = {
+            "depths": [depth],
+            "num_masks": num_masks,
+            "mask_rate": mask_rate,
+            "top_k": top_k,
+            "mask_sampler": mask_sampler,
+            "seed": seed,
+            "attention": attention,
+            "memory_budget": memory_budget,
+        }
+        changed: dict[str, Any] = {"perturbation": perturbation, "dose": dose}
+        self.engine = Engine(scope=scope, source=source, **masks, **changed)
+        self.by_source = Engine(scope="response", source=SOURCES, **masks)
+        self.source = source
+        self.reference, self.span_reference = of_answers_and_parts(
+            reference, variant, depth, source
         )
-        self.reference, self.span_reference = of_answers_and_parts(reference, variant, depth)
         # So far nothing heavy: what is refused is refused at once.
         self.instruct = False
         if isinstance(model, str | Path):
@@ -134,9 +145,10 @@ class Scorer:
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
-        engine = vars(self.engine)
+        engine = vars(self.engine) | {"source": self.source}
         references = (self.reference, self.span_reference)
-        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed")
+        apart = (name for name, usual in ABSENT.items() if engine[name] != usual)
+        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
         return {
@@ -148,7 +160,11 @@ class Scorer:
         }
 
     def score(
-        self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        samples: Sequence[Answer] | None = None,
+        context: Any = None,
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
         given = prompt
@@ -156,15 +172,25 @@ class Scorer:
             given = [{"role": "user", "content": prompt}]
         before, said, notes = asked(given, answer)
         prompt_ids = prompt_tokens(self.tokenizer, before)
+        passages = None
+        if context is not None:
+            passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
+        elif self.source != "all":
+            raise ValueError(f"source {self.source!r} needs to know the context: give context=")
         with _undisturbed(self.model):
             ids = self._answer(before, prompt_ids, said)
-            stats = self.engine.score(self.model, prompt_ids, ids)
+            stats, sourced = self._stats(prompt_ids, ids, passages)
             gate, diversity, responses = self._gate(before, prompt_ids, samples)
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
         counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
         tokens = tokens_of(self._at_depth(stats), ids, text, places, gate, self.tokenizer)
-        used = stats[at_depth("asmi_settings", self.depth)]
+        sources = None
+        if passages is not None:
+            tokens = with_context(tokens, sourced, self.depth)
+            texts = [passage.text for passage in passages]
+            sources = sources_from(sourced, self.depth, texts, counted)
+        used = stats[at_depth("asmi_settings", self.depth, self.source)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
         if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
@@ -212,6 +238,7 @@ class Scorer:
             answered=bool(content.strip()),
             prompt_tokens=len(prompt_ids),
             span_reference=self.span_reference,
+            sources=sources,
         )
 
     def fingerprints(self) -> dict[str, str]:
@@ -235,6 +262,29 @@ class Scorer:
             self._tokenizer_key = hashlib.sha256(own.encode()).hexdigest()[:16]
         return {"weights": weights[:16], "tokenizer": self._tokenizer_key}
 
+    def _stats(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        ids: list[int],
+        passages: Sequence[Passage] | None,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Statistics of the score, and those by source, which there are with a context alone.
+
+        Sources are told apart in the scope "response", whatever the score's own.
+        """
+        if passages is None:
+            return self.engine.score(self.model, prompt_ids, ids), {}
+        spans = [passage.tokens for passage in passages]
+        by_source = self.by_source.score(
+            self.model, prompt_ids, ids, spans, passages=len(spans) > 1
+        )
+        plain = (self.engine.perturbation, self.engine.dose) == ("heads", None)
+        if plain and self.engine.scope == self.by_source.scope:
+            return by_source, by_source
+        own = self.engine.score(self.model, prompt_ids, ids)
+        seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
+        return own | {"asmi_seconds": seconds}, by_source
+
     def _own_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
@@ -253,7 +303,7 @@ class Scorer:
         """Token-level statistics under their plain names."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = {name: stats[at_depth(name, self.depth)] for name in names}
+        found = {name: stats[at_depth(name, self.depth, self.source)] for name in names}
         return found | {name: stats[name] for name in plain}
 
     def _answer(
@@ -415,6 +465,7 @@ def score(
     answer: Any = None,
     *,
     samples: Any = None,
+    context: Any = None,
     **settings: Any,
 ) -> Any:
     """How fragile an answer is: score, tokens, and what the score means.
@@ -438,11 +489,18 @@ def score(
             scored as they are.
         samples: for variant "adapt", sampled answers (texts or token ids) in place of drawing them;
             a list of such lists for a list of prompts.
+        context: what in the prompt the answer should come from: a passage or a list of them; the
+            result then says which of them the answer hangs on (`Score.sources`). A passage is a
+            text that stands in the prompt once, or its characters (start, end); in a chat also the
+            number of a message, or (message, part). For a list of prompts, a list with one for
+            each.
         **settings: keyword arguments of `Scorer`:
             variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
             temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
-            depth, scope, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config, see
-            docs/configs.md; closing_token: whether the token that ends the answer counts (True);
+            depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
+            see docs/configs.md; perturbation ("heads"), dose (None): what a mask changes, arms
+            other than heads being controls and no scores of the method; closing_token: whether the
+            token that ends the answer counts (True);
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
@@ -472,9 +530,9 @@ def score(
     prompts = [] if single else list(prompt)
     if single or (prompts and isinstance(prompts[0], Mapping)):
         asked(prompt, answer)  # what is wrong is told before a model is loaded
-        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples)
+        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples, context)
     many = len(prompts)
-    for name, given in (("answer", answer), ("samples", samples)):
+    for name, given in (("answer", answer), ("samples", samples), ("context", context)):
         if given is None:
             continue
         if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
@@ -491,5 +549,7 @@ def score(
     for row in zip(prompts, answers, strict=True):
         asked(*row)
     sampled = [None] * many if samples is None else list(samples)
+    contexts = [None] * many if context is None else list(context)
     scorer = Scorer(model, tokenizer, **settings)
-    return [scorer.score(*row) for row in zip(prompts, answers, sampled, strict=True)]
+    rows = zip(prompts, answers, sampled, contexts, strict=True)
+    return [scorer.score(*row) for row in rows]

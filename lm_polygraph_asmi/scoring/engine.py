@@ -7,6 +7,7 @@ LM-Polygraph: its runner reaches this through `stat_calculators.masked_heads`, `
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,17 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.model import (
+    HeadPart,
+    Perturbation,
     Subnetworks,
     UnmaskedPass,
     attention_of,
+    check_arm,
     check_scope_runs,
+    check_spans,
     check_unmasked,
+    head_parts,
     layer_at,
-    model_state,
     num_heads,
     num_layers,
     readout,
@@ -32,14 +37,34 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    state_in_session,
+    together,
     unembedding,
+    without_part,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.saved.doses import dose_of
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
-from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
-from lm_polygraph_asmi.validation import TOP_K, check_at_least_one, check_settings, check_top_k
+from lm_polygraph_asmi.saved.names import (
+    CANDIDATES,
+    COVERAGE_AT,
+    Settings,
+    at_depth,
+    passage,
+    sources_of,
+)
+from lm_polygraph_asmi.validation import (
+    TOP_K,
+    check_at_least_one,
+    check_settings,
+    check_source,
+    check_top_k,
+)
 
 log = logging.getLogger("lm_polygraph")
+
+Context = Sequence[tuple[int, int]]
+"""Spans of tokens of the prompt, (start, end), that hold what an answer should come from."""
 
 NO_EVIDENCE = 1.0
 """div(x) where fewer than two responses have a token: unrelated responses.
@@ -63,7 +88,15 @@ class Engine:
         mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
         scope: "all", masks at every position (the paper's definition), or "response", masks at the
             positions that predict the response alone, at a fraction of the cost.
+        source: what a masked head loses: "all" its output, or, in the scope "response", only what
+            of it comes from the "context" or from "elsewhere" (`model.sources`); or several of
+            these, scored with the same masks.
+        without_context: also run the model on the prompt without the context's tokens.
         seed: base seed; each example's masks follow from it, the layer and the token ids.
+        perturbation: what a mask changes: "heads", the method's own, or another arm of the
+            falsifier (`model.perturbation`), which are no scores of the method.
+        dose: what multiplies the change of the layer's output; or a file of doses, of which the
+            one matched by effect is taken; None leaves it as it is.
         attention: attention implementation of every pass made here, such as "sdpa"; None keeps
             the model's own (which RAUQ wants to be "eager").
         memory_budget: bytes for masked passes above the weights; None takes half of the free
@@ -84,7 +117,11 @@ class Engine:
         top_k: int = TOP_K,
         mask_sampler: str = "bernoulli",
         scope: str = "all",
+        source: str | Sequence[str] = "all",
+        without_context: bool = False,
         seed: int = 0,
+        perturbation: str = "heads",
+        dose: float | str | None = None,
         attention: str | None = None,
         memory_budget: int | None = None,
         details: bool = False,
@@ -93,19 +130,28 @@ class Engine:
         depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        check_settings(depths, top_k, num_masks, mask_rate, mask_sampler, scope)
+        dose = dose_of(dose, perturbation)
+        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
+        check_settings(depths, *point, perturbation, dose)
+        self.sources = sources_of(source)
+        if not self.sources or len(set(self.sources)) < len(self.sources):
+            raise ValueError(f"source must name each source once, got {source!r}")
+        for own in self.sources:
+            check_source(own, scope, perturbation)
         check_at_least_one("memory_budget", memory_budget)
+        self.without_context = without_context
         self.depths = depths
         # NumPy's numbers pass, and become plain ones.
         self.num_masks = None if num_masks is None else int(num_masks)
         self.mask_rate = None if mask_rate is None else float(mask_rate)
         self.top_k, self.seed = int(top_k), int(seed)
         self.mask_sampler, self.scope = mask_sampler, scope
+        self.perturbation, self.dose = perturbation, dose
         self.attention, self.memory_budget, self.details = attention, memory_budget, details
         self.journal = Journal(journal)
         self._keys = ModelKeys()
 
-    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
+    def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
         """What it uses on a model, derived values filled in."""
         at = layer_at(model, depth)
         heads = num_heads(model, at.layer)
@@ -123,77 +169,128 @@ class Engine:
             seed=self.seed,
             attention=self.attention or attention_of(model),
             requested_layer=None if at.requested == at.layer else at.requested,
+            source=None if source == "all" else source,
+            perturbation=self.perturbation,
+            dose=self.dose,
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """What the journal knows a model by, as the model is now."""
-        return self._keys.of(model, model_state(model)) if self.journal.kept else {}
+        """What the journal knows a model by, as it was when the session was entered."""
+        return self._keys.of(model, state_in_session(model)) if self.journal.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: a quantised output projection.
+            TypeError: a quantised output projection, or a layer without what is to be perturbed.
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)
         with scoring_session(model, self.attention):
             check_scope_runs(model, self.scope)
             for depth in self.depths:
-                log.info("ASMI uses %s", self.settings(model, depth))
+                used = self.settings(model, depth)
+                log.info("ASMI uses %s", used)
+                check_arm(model, used.layer, Perturbation(used.perturbation, used.dose))
 
     def score(
-        self, model: PreTrainedModel, prompt: Tensor, response: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        prompt: Tensor,
+        response: Sequence[int],
+        context: Context | None = None,
+        passages: bool = False,
     ) -> dict[str, Any]:
         """All statistics of one prompt and response, by name (`saved.names`).
 
-        What the journal holds is taken from there, depth by depth. `asmi_closing` and
+        What the journal holds is taken from there, part by part. `asmi_closing` and
         `asmi_token_texts` are not among them: they need a tokenizer.
 
         Args:
             model: a causal language model whose heads can be masked.
             prompt: (P,) token ids, unpadded.
             response: its T token ids.
+            context: for sources other than "all", the spans of tokens that are the context.
+            passages: also score each of these spans as a source of its own, "passage0" and so on.
 
         Raises:
-            ValueError: an empty response, or one beyond the context window.
+            ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
+        with scoring_session(model, self.attention):  # which looks at the model's state once
+            return self._score(model, prompt, response, context, passages)
+
+    def _score(
+        self,
+        model: PreTrainedModel,
+        prompt: Tensor,
+        response: Sequence[int],
+        context: Context | None,
+        passages: bool,
+    ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_top_k(self.top_k, model.config.get_text_config().vocab_size)
-        by_depth = {depth: self.settings(model, depth) for depth in self.depths}
+        sources, spans = self.sources, None
+        if passages or self.needs_context:
+            spans = check_spans(context, len(scored))
+            if passages:
+                sources += tuple(map(passage, range(len(spans))))
+        parts_of = {
+            (depth, source): self.settings(model, depth, source)
+            for depth in self.depths
+            for source in sources
+        }
         answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
             "scope": self.scope,
             "attention": self.attention or attention_of(model),
         }
-        depth_keys = {
-            depth: answer_key | used.to_dict() | {"details": self.details}
-            for depth, used in by_depth.items()
+        keys = {
+            part: answer_key
+            | used.to_dict()
+            | {"details": self.details}
+            | ({} if used.source is None else {"context": spans})
+            for part, used in parts_of.items()
         }
         example = self.journal.get(answer_key)
-        kept = {depth: self.journal.get(key) for depth, key in depth_keys.items()}
-        parts = {depth: part for depth, part in kept.items() if part is not None}
-        missing = [depth for depth in self.depths if depth not in parts]
-        if example is None or missing:
-            layers = [by_depth[depth].layer for depth in missing or self.depths]
-            with scoring_session(model, self.attention):
-                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
-                if not missing:
-                    check_unmasked(model, unmasked)
-                for depth in missing:
-                    parts[depth] = self._score_depth(model, unmasked, by_depth[depth])
-                    self.journal.put(depth_keys[depth], parts[depth])
-                self.journal.put(answer_key, example)  # now that it has been checked
+        kept = {part: self.journal.get(key) for part, key in keys.items()}
+        parts = {part: found for part, found in kept.items() if found is not None}
+        missing = [part for part in parts_of if part not in parts]
+        shorter_key = answer_key | {"without": spans}
+        shorter = self.journal.get(shorter_key) if self.without_context else {}
+        if example is None or missing or shorter is None:
+            layers = [parts_of[part].layer for part in missing or parts_of]
+            unmasked, example = self._score_unmasked(model, scored, len(prompt), layers)
+            if not missing:
+                check_unmasked(model, unmasked)
+            split: dict[int, list[HeadPart]] = {}
+            for part in missing:
+                used = parts_of[part]
+                parts[part] = self._score_part(model, unmasked, used, spans, split)
+                self.journal.put(keys[part], parts[part])
+            self.journal.put(answer_key, example)  # now that it has been checked
+            if shorter is None:
+                assert spans is not None
+                shorter = self._without_context(model, unmasked, spans)
+                self.journal.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
-        for depth in self.depths:
-            of_depth = {n: v for n, v in parts[depth].items() if n != "asmi_seconds"}
-            example |= {at_depth(name, depth): value for name, value in of_depth.items()}
-        return example | {
-            "asmi_seconds": seconds,
-            "asmi_reused_depths": len(self.depths) - len(missing),
-        }
+        for (depth, source), part in parts.items():
+            found = {n: v for n, v in part.items() if n != "asmi_seconds"}
+            if source != "all" and "all" in sources:
+                found["asmi_source_share"] = maths.source_share(
+                    *(torch.from_numpy(parts[depth, of]["asmi_mi"]) for of in (source, "all"))
+                ).numpy()
+            example |= {at_depth(name, depth, source): value for name, value in found.items()}
+        again = {depth for depth, _ in missing}
+        return (
+            example
+            | (shorter or {})
+            | {
+                "asmi_seconds": seconds,
+                "asmi_reused_depths": sum(depth not in again for depth in self.depths),
+            }
+        )
 
     def _score_unmasked(
         self, model: PreTrainedModel, scored: Tensor, prompt_length: int, layers: list[int]
@@ -209,9 +306,7 @@ class Engine:
             of_token = log_probs.gather(-1, tokens[part, None].to(log_probs.device))[:, 0]
             return entr(log_probs.exp()).sum(-1), of_token
 
-        budget = self.memory_budget or default_budget(hidden.device)
-        vocabulary = model.config.get_text_config().vocab_size
-        chunk = int(budget) // (32 * vocabulary)
+        chunk = self._at_once(model, hidden.device)
         entropy, likelihood = map(torch.cat, zip(*in_chunks(own, len(tokens), chunk), strict=True))
         return unmasked, {
             "asmi_entropy": _numpy(entropy),
@@ -222,9 +317,19 @@ class Engine:
             "asmi_seconds": time.perf_counter() - start,
         }
 
-    def _score_depth(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass, used: Settings
+    def _score_part(
+        self,
+        model: PreTrainedModel,
+        unmasked: UnmaskedPass,
+        used: Settings,
+        spans: Context | None,
+        split: dict[int, list[HeadPart]],
     ) -> dict[str, Any]:
+        """One depth and source.
+
+        Args:
+            split: by layer, the parts of its heads; filled in.
+        """
         start = time.perf_counter()
         seed, masks = maths.example_masks(
             used.num_masks,
@@ -235,7 +340,26 @@ class Engine:
             used.layer,
             unmasked.input_ids.tolist(),
         )
-        subnetworks = run_subnetworks(model, unmasked, used.layer, masks, self.memory_budget)
+        change = Perturbation(used.perturbation, used.dose, used.seed)
+        own: dict[str, np.ndarray] = {}
+        if used.source is None:
+            subnetworks = run_subnetworks(
+                model, unmasked, used.layer, masks, self.memory_budget, change
+            )
+        else:
+            assert spans is not None
+            if used.layer not in split:
+                split[used.layer] = head_parts(model, unmasked, used.layer, spans)
+            part = _from_source(split[used.layer], used.source)
+            change = replace(change, edit=without_part(part.heads))
+            # One row more, without this source in any head.
+            drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
+            every = run_subnetworks(model, unmasked, used.layer, drawn, self.memory_budget, change)
+            subnetworks = every.first(len(masks))
+            own = {
+                "asmi_source_attention": _numpy(part.attention.double().mean(0)),
+                "asmi_source_kl": self._source_kl(model, unmasked, every.hidden[every.index[-1]]),
+            }
         # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
         # few positions at a time.
         weight = unembedding(model)
@@ -260,10 +384,48 @@ class Engine:
             joined["asmi_masks"] = masks.to(torch.bool).numpy()
         return {
             **joined,
+            **own,
             "asmi_mask_seed": seed,
             "asmi_settings": used.to_dict(),
             "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether `score` must be told the context."""
+        return self.without_context or self.sources != ("all",)
+
+    def _without_context(
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, spans: Context
+    ) -> dict[str, Any]:
+        """What the model says to the prompt without the context's tokens."""
+        start = time.perf_counter()
+        kept = torch.ones(len(unmasked.input_ids), dtype=torch.bool)
+        for first, behind in spans:
+            kept[first:behind] = False
+        kept[unmasked.prompt_length :] = True  # the answer itself stays
+        left = int(kept[: unmasked.prompt_length].sum())
+        shorter = run_unmasked(model, unmasked.input_ids[kept], left, [])
+        return {
+            "asmi_without_context_kl": self._source_kl(model, unmasked, shorter.final_hidden),
+            "asmi_without_context_seconds": time.perf_counter() - start,
+        }
+
+    def _source_kl(
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, without: Float[Tensor, "T D"]
+    ) -> np.ndarray:
+        """KL to the unmasked output of that without a source, (T,), nats."""
+        own = unmasked.final_hidden
+
+        def apart(part: slice) -> Tensor:
+            return maths.divergence(readout(model, without[part]), readout(model, own[part]))
+
+        return _numpy(torch.cat(in_chunks(apart, len(own), self._at_once(model, own.device))))
+
+    def _at_once(self, model: PreTrainedModel, device: torch.device) -> int:
+        """How many distributions to work on together."""
+        vocabulary = model.config.get_text_config().vocab_size
+        return int(self.memory_budget or default_budget(device)) // (32 * vocabulary)
 
     def _reduce(
         self,
@@ -300,6 +462,15 @@ class Engine:
                 "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
         return {name: _numpy(value) for name, value in reduced.items()}
+
+
+def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
+    """What heads bring from a source; `parts` are those of the context's spans and the rest."""
+    *inside, elsewhere = parts
+    by_name = {passage(number): part for number, part in enumerate(inside)}
+    if source in by_name:
+        return by_name[source]
+    return together(inside) if source == "context" else elsewhere
 
 
 def diversity_of(

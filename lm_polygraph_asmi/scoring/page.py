@@ -19,6 +19,10 @@ SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How characters that do not print are shown; any other as �."""
 JOINERS = "\u200c\u200d"
 """Do not print either, but make what stands around them one sign: emoji, and words in Persian."""
+SOURCES_SAY = (
+    "Share of MI: MI under masks that take from heads only what comes from a source, over MI under "
+    "the same masks where they take all (scope response). Shares need not add up."
+)
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
     r"|^[ ]*\|[^\n]*\|[ ]*$"  # a row of a table
@@ -62,6 +66,12 @@ class Piece(NamedTuple):
     @property
     def shade(self) -> float:
         return max(token.shade for token in self.tokens)
+
+    @property
+    def hangs(self) -> float | None:
+        """The context's share of MI; None where no context was given."""
+        shares = [token.context_share for token in self.tokens]
+        return None if None in shares else max(shares)
 
 
 def pieces(tokens: Sequence[Any]) -> list[Piece]:
@@ -136,6 +146,7 @@ def _template() -> Template:
             "unsigned": _unsigned,
             "standing": standing,
             "probability": probability,
+            "sources_say": SOURCES_SAY,
         },
     )
 

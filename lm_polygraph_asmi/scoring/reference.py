@@ -3,23 +3,25 @@
 import json
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from lm_polygraph_asmi.analysis.clusters import (
-    Interval,
-    finite,
-    text_clusters,
-    wilson_interval,
+from lm_polygraph_asmi.analysis.calibration import (
+    Step,
+    calibrate,
+    held_out_brier,
+    probability_at,
+    step_at,
 )
+from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
+from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
@@ -37,105 +39,20 @@ ANEW = (
 )
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
-SMALLEST_STEP = 25
-"""Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer",
+    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer", *ABSENT,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
 NEEDED = (
     "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
 )  # fmt: skip
 """Settings without which nobody knows what a reference is of."""
-FINGERPRINTS = ("weights", "tokenizer")
-"""Settings whose values mean nothing to a reader."""
-
-
-class Step(NamedTuple):
-    """Answers of a run that share a probability of error.
-
-    Attributes:
-        start: the lowest of their scores, nats.
-        n, errors: answers, and wrong ones among them.
-    """
-
-    start: float
-    n: int
-    errors: int
-
-
-def calibrate(scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) -> list[Step]:
-    """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
-
-    Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
-
-    Raises:
-        ValueError: no answer, or scores that are not finite.
-    """
-    from sklearn.isotonic import IsotonicRegression
-
-    if not len(finite(scores=scores)):
-        raise ValueError("there is no answer to calibrate on")
-    # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
-    ranks = np.unique(scores, return_inverse=True)[1].astype(float)
-    fitted = IsotonicRegression().fit_transform(ranks, wrong.astype(float))
-    order = np.argsort(scores, kind="stable")
-    parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
-    steps: list[Step] = []
-    for part in parts:
-        step = Step(float(scores[part[0]]), len(part), int(wrong[part].sum()))
-        steps = _joined(steps, step) if steps and steps[-1].n < SMALLEST_STEP else [*steps, step]
-    if len(steps) > 1 and steps[-1].n < SMALLEST_STEP:
-        steps = _joined(steps[:-1], steps[-1])
-    return steps
-
-
-def _joined(steps: list[Step], step: Step) -> list[Step]:
-    last = steps[-1]
-    return [*steps[:-1], Step(last.start, last.n + step.n, last.errors + step.errors)]
-
-
-def step_at(steps: Sequence[Step], score: float) -> Step:
-    """The step a score lies on; below all of them, the first."""
-    return steps[max(0, bisect_right([step.start for step in steps], score) - 1)]
-
-
-def probability_at(steps: Sequence[Step], score: float) -> float:
-    """Rate of errors on the score's step, with one answer of the average kind more on it.
-
-    So no probability is 0 or 1, and a large step is hardly moved.
-
-    Raises:
-        ValueError: a score that is not finite.
-    """
-    finite(score=score)
-    overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
-    step = step_at(steps, score)
-    return (step.errors + overall) / (step.n + 1)
-
-
-def held_out_brier(
-    scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"], clusters: Sequence[str]
-) -> tuple[float, float] | None:
-    """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
-
-    Five folds of whole clusters; mean squared difference of probability and outcome, lower =
-    better. None with a single cluster, and where the rest of a fold is too small for two steps.
-    """
-    from sklearn.model_selection import GroupKFold
-
-    folds = min(5, len(set(clusters)))
-    if folds < 2:
-        return None
-    calibrated, base = np.empty(len(scores)), np.empty(len(scores))
-    for fitted, held_out in GroupKFold(folds).split(scores, groups=clusters):
-        if len(fitted) < 2 * SMALLEST_STEP:
-            return None
-        steps = calibrate(scores[fitted], wrong[fitted])
-        calibrated[held_out] = [probability_at(steps, score) for score in scores[held_out]]
-        base[held_out] = wrong[fitted].mean()
-    return float(np.mean((calibrated - wrong) ** 2)), float(np.mean((base - wrong) ** 2))
+FINGERPRINTS = {
+    "weights": "other weights there, or another precision of them",
+    "tokenizer": "another tokenizer or chat template there",
+}
+"""What is said of settings whose values mean nothing to a reader."""
 
 
 @dataclass(frozen=True)
@@ -189,12 +106,14 @@ class Reference:
     unit: str = "answers"
 
     @classmethod
-    def read(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def read(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """A saved reference (.json), or one made of a run (manager file or folder) or of rows.
 
         Args:
             path: rows end in .jsonl, see `from_spans`.
-            variant, depth: which score of a run.
+            variant, depth, source: which score of a run.
 
         Raises:
             FileNotFoundError: nothing there.
@@ -206,26 +125,32 @@ class Reference:
         path = Path(path)
         if path.suffix.lower() in ROWS:
             return cls.from_spans(path)
-        return cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth)
+        return (
+            cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth, source)
+        )
 
     @classmethod
-    def from_run(cls, path: str | Path, variant: str = "sem", depth: float = 0.6) -> "Reference":
+    def from_run(
+        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+    ) -> "Reference":
         """Fit on all answers of a finished run with finite scores. Arguments as for `score`.
 
         Raises:
             FileNotFoundError: no such run.
             ValueError: no run or several, no such score in it, no right or no wrong answers.
         """
-        from lm_polygraph_asmi.saved.cells import load_cells, same_depth
+        from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
 
         cell, *others = load_cells([path], depth=depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
+        cell = with_source(cell, source)
         symbol = VARIANTS[variant]
         if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
-                f"{path} has no score {symbol} at depth {depth:.0%}, but {list(cell.scores)}: give "
-                "a run with this variant and depth, or score with those it has"
+                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, but "
+                f"{list(cell.scores)}: give a run with this variant, depth and source, or score "
+                "with those it has"
             )
         method = cell.variants[symbol]
         scores = cell.score(method)
@@ -400,14 +325,11 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
+        own, other = ABSENT | self.settings, ABSENT | settings
         found = [
-            f"{name} {self.settings[name]} there, {settings[name]} here"
-            if name not in FINGERPRINTS
-            else f"another tokenizer or chat template there ({self.settings[name]:.8})"
-            if name == "tokenizer"
-            else f"other weights, or another precision of them, there ({self.settings[name]:.8})"
+            FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
             for name in COMPARED
-            if name in self.settings and name in settings and self.settings[name] != settings[name]
+            if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if there and here and there != here:
@@ -563,6 +485,7 @@ def of_answers_and_parts(
     given: "Reference | str | Path | Sequence[Reference | str | Path] | None",
     variant: str,
     depth: float,
+    source: str = "all",
 ) -> tuple[Reference | None, Reference | None]:
     """The reference of answers and that of parts; None for each that was not given.
 
@@ -580,7 +503,7 @@ def of_answers_and_parts(
                 "reference must be a Reference, or the path of a saved one, of a finished run or "
                 f"of labelled rows; got {one!r:.80}"
             )
-        read = one if isinstance(one, Reference) else Reference.read(one, variant, depth)
+        read = one if isinstance(one, Reference) else Reference.read(one, variant, depth, source)
         if read.unit in found:
             raise ValueError(
                 f"two references of {read.unit}, {found[read.unit].name} and {read.name}: give "

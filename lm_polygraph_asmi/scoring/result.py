@@ -15,8 +15,16 @@ from rich.text import Text
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
+from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
-from lm_polygraph_asmi.scoring.page import FULL_SHADE, probability, render, render_part, visible
+from lm_polygraph_asmi.scoring.page import (
+    FULL_SHADE,
+    SOURCES_SAY,
+    probability,
+    render,
+    render_part,
+    visible,
+)
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.validation import VARIANTS
 
@@ -53,6 +61,11 @@ class Token:
         vote: share of masks under which it stays the most likely token.
         alternative: the most frequent other choice of the subnetworks, None if there is none.
         alternative_share: of the masks for it.
+        context_mi: MI_t where masks take from heads only what comes from the context, nats; None,
+            as the next two, where no context was given.
+        context_share: that over MI_t where they take all, at the answer's positions; at least 0,
+            and 0 without any MI_t.
+        context_attention: attention on the context at the masked layer, mean over heads, 0 to 1.
     """
 
     text: str
@@ -67,6 +80,9 @@ class Token:
     vote: float
     alternative: str | None
     alternative_share: float
+    context_mi: float | None = None
+    context_share: float | None = None
+    context_attention: float | None = None
 
     @property
     def shade(self) -> float:
@@ -77,6 +93,10 @@ class Token:
     def bar(self) -> str:
         """The same as a bar, for eyes and devices without colour."""
         return BARS[round(self.shade * (len(BARS) - 1))]
+
+
+def _start_of(text: str, longest: int = 60) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def tokens_of(
@@ -114,6 +134,72 @@ def tokens_of(
     return found
 
 
+@dataclass(frozen=True)
+class Source:
+    """What an answer owes to one source: means over the counted tokens, in the scope "response".
+
+    Attributes:
+        text: its characters in the prompt; None where it is no single passage.
+        share: MI where masks take from heads only what comes from this source, over MI where they
+            take all; at least 0. Those of several sources need not add up to one.
+        mi: the first of these, nats.
+        attention: on its tokens at the masked layer, mean over heads, 0 to 1.
+        kl: to the unmasked output of that without this source in any head of the layer, nats.
+    """
+
+    text: str | None
+    share: float
+    mi: float
+    attention: float
+    kl: float
+
+    def __float__(self) -> float:
+        return self.share
+
+
+def sources_from(
+    stats: Mapping[str, Any], depth: float, texts: Sequence[str], counted: slice
+) -> dict[str, Source]:
+    """Sources by name: "passage 1" and so on where there are several, "context", "elsewhere".
+
+    Args:
+        stats: the engine's, by source.
+        texts: of the passages.
+        counted: tokens that make up the score.
+    """
+    from lm_polygraph_asmi.maths.information import NO_INFORMATION  # torch: there by now
+
+    several = range(len(texts)) if len(texts) > 1 else ()
+    names = {f"passage {number + 1}": passage(number) for number in several}
+    by_name = dict(zip(names or ["context"], texts, strict=True))
+    whole = float(np.mean(stats[at_depth("asmi_mi", depth)][counted]))
+    found = {}
+    for name, source in {**names, "context": "context", "elsewhere": "elsewhere"}.items():
+
+        def mean(statistic: str, of: str = source) -> float:
+            return float(np.mean(stats[at_depth(statistic, depth, of)][counted]))
+
+        mi = mean("asmi_mi")
+        found[name] = Source(
+            text=by_name.get(name),
+            share=mi / whole if whole > NO_INFORMATION else 0.0,
+            mi=mi,
+            attention=mean("asmi_source_attention"),
+            kl=mean("asmi_source_kl"),
+        )
+    return found
+
+
+def with_context(tokens: Sequence[Token], stats: Mapping[str, Any], depth: float) -> list[Token]:
+    """Tokens that know what of them comes from the context; `stats` are those by source."""
+    names = ("asmi_mi", "asmi_source_share", "asmi_source_attention")
+    columns = [stats[at_depth(name, depth, "context")].tolist() for name in names]
+    return [
+        replace(token, context_mi=mi, context_share=share, context_attention=attention)
+        for token, mi, share, attention in zip(tokens, *columns, strict=True)
+    ]
+
+
 @dataclass(frozen=True, repr=False)
 class Score:
     """A scored answer.
@@ -141,6 +227,9 @@ class Score:
         offsets: of parts that the caller chose, see `with_spans`; None divides the answer itself.
         prompt_tokens: tokens of the prompt; None where that was not kept.
         span_reference: labelled parts of answers, None without.
+        sources: by name, what the answer owes to the context, to each passage of several, and to
+            all else; None where no context was given. As an instrument it says what an answer hangs
+            on, not whether it is right.
     """
 
     score: float
@@ -162,6 +251,7 @@ class Score:
     answered: bool = True
     offsets: tuple[tuple[int, int], ...] | None = None
     span_reference: Reference | None = None
+    sources: dict[str, Source] | None = None
     prompt_tokens: int | None = None
 
     @classmethod
@@ -181,6 +271,8 @@ class Score:
             own["warnings"] = tuple(own["warnings"])
             if own.get("offsets") is not None:
                 own["offsets"] = tuple((start, end) for start, end in own["offsets"])
+            if own.get("sources") is not None:
+                own["sources"] = {name: Source(**of) for name, of in own["sources"].items()}
             return cls(**own | {"reference": reference, "span_reference": None})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
@@ -199,11 +291,17 @@ class Score:
         return self.score
 
     def __repr__(self) -> str:
-        return f"Score({self.symbol} {self.score:.4f} nats, answer={self.answer!r})"
+        return f"Score({self.method} {self.score:.4f} nats, answer={self.answer!r})"
 
     @property
     def symbol(self) -> str:
         return VARIANTS[self.variant]
+
+    @property
+    def method(self) -> str:
+        """The symbol, and what masks change if that is not the method's own."""
+        said = perturbed_by(self.settings)
+        return f"{self.symbol} ({', '.join(said)})" if said else self.symbol
 
     @property
     def highest(self) -> float:
@@ -353,9 +451,14 @@ class Score:
     def verdict(self) -> list[str]:
         """What the number means and on what ground, in sentences."""
         said = [
-            f"{self.symbol}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
+            f"{self.method}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
             f"fragile), the mean over {self.counted} tokens."
         ]
+        if perturbed_by(self.settings):
+            said.append(
+                f"Not the method: masks change {', '.join(perturbed_by(self.settings))} in the "
+                "layer, an arm of the falsifier in the place of heads. A control, no score to use."
+            )
         if not self.answered:
             said.append(
                 "No verdict: the model answered nothing. The number is that of the token that ends "
@@ -462,6 +565,15 @@ class Score:
             table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
                           f"{token.vote:.0%}", Text(other + share))  # fmt: skip
         yield table
+        if self.sources:
+            yield Text(f"What the answer hangs on. {SOURCES_SAY}")
+            table = Table("source", "share of MI", "attention", "KL without", "", box=None,
+                          header_style="dim")  # fmt: skip
+            for name, source in self.sources.items():
+                shown = "" if source.text is None else _start_of(visible(source.text))
+                table.add_row(name, f"{source.share:.0%}", f"{source.attention:.0%}",
+                              f"{source.kl:.4f}", Text(shown))  # fmt: skip
+            yield table
         if self.parts:
             yield Text(f"Parts of the answer. {self.about_spans}")
             validated = self.parts[0].validated

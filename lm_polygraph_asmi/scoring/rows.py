@@ -17,7 +17,7 @@ ROW_START = b'{"row": '
 """How a line of the output begins, and that of no other file should it be cut off."""
 
 
-GIVEN = {"prompt", "answer", "offsets"}
+GIVEN = {"prompt", "answer", "offsets", "context"}
 """Fields of an output line that an input may have; they stay as they were given."""
 RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "key"}) - GIVEN
 """Fields of an output line that an input must not have."""
@@ -28,8 +28,9 @@ class Row(NamedTuple):
 
     Attributes:
         number: of its line, from 1, blank ones counted: what an editor shows.
-        content: `prompt`, and if given `answer`, `samples`, `offsets` (see `Score.with_spans`) and
-            more, which is passed through; or, where the line cannot be read, `error` alone.
+        content: `prompt`, and if given `answer`, `samples`, `context` (as `score` takes it),
+            `offsets` (see `Score.with_spans`) and more, which is passed through; or, where the line
+            cannot be read, `error` alone.
     """
 
     number: int
@@ -148,9 +149,8 @@ def score_rows(
             error = f"has the fields {clashing}, which the output uses: rename them"
         if error is None:
             try:
-                score = scorer.score(
-                    row.content["prompt"], row.content.get("answer"), row.content.get("samples")
-                )
+                given = [row.content.get(name) for name in ("answer", "samples", "context")]
+                score = scorer.score(row.content["prompt"], *given)
                 if row.content.get("offsets") is not None:
                     score = score.with_spans(row.content["offsets"])
             # Templates and tokenizers raise whatever they like.

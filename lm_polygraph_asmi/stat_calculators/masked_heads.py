@@ -7,10 +7,12 @@ import numpy as np
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
+from lm_polygraph_asmi.host.context import context_span
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.saved.names import masked_head_stats, require
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.validation import check_context_regex
 
 
 class MaskedHeadsCalculator(StatCalculator):
@@ -20,17 +22,20 @@ class MaskedHeadsCalculator(StatCalculator):
     `greedy_tokens` alone.
 
     Args:
+        context_regex: for sources other than "all": its first group is the context in a prompt.
         **settings: of `scoring.engine.Engine`: depths, num_masks, mask_rate, top_k, mask_sampler,
-            scope, seed, attention, memory_budget, details, journal.
+            scope, source, without_context, seed, attention, memory_budget, details, journal.
 
     Raises:
         TypeError: a setting there is not.
-        ValueError: one out of range.
+        ValueError: one out of range; a source other than "all" without `context_regex`.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, context_regex: str | None = None, **settings: Any) -> None:
         super().__init__()
         self.engine = Engine(**settings)
+        self.context_regex = context_regex
+        check_context_regex(self.engine.needs_context, context_regex)
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -47,7 +52,8 @@ class MaskedHeadsCalculator(StatCalculator):
 
         Raises:
             TypeError: a model whose heads cannot be masked.
-            ValueError: an empty response, or one beyond the context window.
+            ValueError: an empty response, one beyond the context window, or a prompt in which
+                `context_regex` finds no context.
             FloatingPointError: NaN or infinite logits.
         """
         transformer = causal_model(model)
@@ -58,7 +64,11 @@ class MaskedHeadsCalculator(StatCalculator):
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = endings.response(tokens, len(texts))
-            example = self.engine.score(transformer, prompt, response)
+            context = None
+            if self.engine.needs_context:
+                assert self.context_regex is not None
+                context = [context_span(model, text, prompt.tolist(), self.context_regex)]
+            example = self.engine.score(transformer, prompt, response, context)
             example["asmi_closing"] = endings.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)

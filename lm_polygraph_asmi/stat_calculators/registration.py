@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.saved.names import DIVERSITY, masked_head_stats
 
-OPTIONS = ("attention", "memory_budget", "journal", "details")
-"""Settings of the masked-heads calculator that do not change a score."""
+OPTIONS = ("attention", "memory_budget", "journal", "details", "context_regex", "without_context")
+"""Settings of the masked-heads calculator that are not read from the estimators."""
 
 
 def available_stat_calculators(
@@ -49,15 +49,19 @@ def available_stat_calculators(
     if any(other != settings[0] for other in settings):
         raise ValueError(
             f"the estimators {', '.join(map(str, ours))} have different settings besides their "
-            "depth: one manager serves one S, p, K, sampler, scope and seed. Use several managers"
+            "depth and source: one manager serves one S, p, K, sampler, scope and seed. Use "
+            "several managers"
         )
     depths = sorted({estimator.depth for estimator in ours}) or [0.6]
-    config = {"depths": depths, **(settings[0] if settings else {}), **options}
+    sources = list(dict.fromkeys(estimator.source for estimator in ours)) or ["all"]
+    config = {"depths": depths, **(settings[0] if settings else {}), "source": sources, **options}
     masked_heads = StatCalculatorContainer(
         name="MaskedHeadsCalculator",
         builder="lm_polygraph_asmi.stat_calculators.masked_heads",
         cfg=OmegaConf.create(config),
-        stats=masked_head_stats(depths, bool(options.get("details"))),
+        stats=masked_head_stats(
+            depths, bool(options.get("details")), sources, bool(options.get("without_context"))
+        ),
         dependencies=["greedy_tokens"],
     )
     diversity = StatCalculatorContainer(

@@ -5,6 +5,9 @@ import pytest
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
 from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
+from lm_polygraph_asmi.estimators.source_attention import SourceAttention
+from lm_polygraph_asmi.estimators.source_kl import SourceKL
+from lm_polygraph_asmi.estimators.without_context import WithoutContext
 
 USED = {
     "num_masks": 40,
@@ -73,6 +76,9 @@ def test_each_depth_reads_its_own_statistics():
 def test_names_carry_every_setting_that_changes_the_score():
     assert str(ASMI()) == "ASMI (60%, K=64)"
     assert str(SemASMI(depth=0.9)) == "Sem-ASMI (90%, K=64)"
+    assert str(SemASMI(perturbation="mlp")) == "Sem-ASMI (60%, K=64, mlp)"
+    dosed = SemASMI(perturbation="mlp", dose=0.83124, scope="response")
+    assert str(dosed) == "Sem-ASMI (60%, K=64, scope=response, mlp, dose=0.8312)"
     assert str(AdaptASMI(tau=0.5)) == "Adapt-ASMI (60%, K=64, tau=0.5)"
     variations = [
         {},
@@ -85,6 +91,10 @@ def test_names_carry_every_setting_that_changes_the_score():
         {"scope": "response"},
         {"seed": 1},
         {"closing_token": False},
+        {"perturbation": "mlp"},
+        {"perturbation": "foreign"},
+        {"perturbation": "mlp", "dose": 0.5},
+        {"dose": 2.0},
     ]
     names = {str(variant(**v)) for variant in (ASMI, SemASMI, AdaptASMI) for v in variations}
     names |= {str(AdaptASMI(tau=0.4)), str(AdaptASMI(beta=5))}
@@ -100,6 +110,10 @@ def test_names_carry_every_setting_that_changes_the_score():
         ({"seed": 1}, {}),
         ({"scope": "response"}, {}),
         ({"mask_sampler": "balanced"}, {}),
+        ({"perturbation": "mlp"}, {}),
+        ({"dose": 2.0}, {}),
+        ({}, {"perturbation": "mlp"}),
+        ({}, {"dose": 2.0}),
         ({}, {"num_masks": 80}),
         ({}, {"mask_rate": 0.2}),
         ({}, {"num_heads": 9}),
@@ -165,3 +179,39 @@ def test_each_module_is_a_builder(module, variant):
     assert type(estimator) is variant
     assert estimator.level == "sequence"
     assert str(estimator).endswith("(70%, K=32)")
+
+
+def test_each_source_is_a_score_of_its_own():
+    used = {"scope": "response", "source": "context"}
+    found = stats("d60_context", **used)
+    estimator = SemASMI(scope="response", source="context")
+    assert str(estimator) == "Sem-ASMI (60%, K=64, scope=response, source=context)"
+    np.testing.assert_allclose(estimator(found), SemASMI()(stats()))
+    gated = AdaptASMI(scope="response", source="elsewhere", closing_token=False)
+    assert str(gated) == (
+        "Adapt-ASMI (60%, K=64, scope=response, source=elsewhere, no closing token)"
+    )
+    with pytest.raises(KeyError, match="asmi_settings_d60_context"):
+        estimator(stats(scope="response"))
+    with pytest.raises(ValueError, match="source 'context' is for scope 'response'"):
+        ASMI(source="context")
+    with pytest.raises(ValueError, match="an estimator reads one source"):
+        ASMI(source=["all", "context"], scope="response")
+
+
+def test_cheaper_ways_to_ask_what_an_answer_hangs_on():
+    found = stats("d60_context", scope="response", source="context")
+    found |= {"asmi_source_kl_d60_context": MI, "asmi_source_attention_d60_context": AGREEMENT}
+    found["asmi_without_context_kl"] = [2 * values for values in MI]
+    given = {"scope": "response", "source": "context"}
+    for kind, name, expected in (
+        (SourceKL, "Source-KL", [0.2, 0.1]),
+        (SourceAttention, "Source-attention", [2.5 / 3, 0.25]),
+        (WithoutContext, "Without-context", [0.4, 0.2]),
+    ):
+        estimator = kind(**given)
+        np.testing.assert_allclose(estimator(found), expected)
+        assert str(estimator) == f"{name} (60%, K=64, scope=response, source=context)"
+        assert set(estimator.stats_dependencies) <= set(found)
+        with pytest.raises(ValueError, match=f"{name} needs a source"):
+            kind(scope="response")

@@ -107,6 +107,101 @@ def manifest(n: int, dataset: str = "asmi_squad", closed: bool = False) -> dict[
     }
 
 
+def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: float = 3) -> None:
+    """Let a run have kept its masks and divergences; in tokens of high MI one head has them all.
+
+    Args:
+        strength: of that head, in standard deviations of what knows nothing of heads.
+    """
+    rng = np.random.default_rng(3)
+    own = saved["stats"]
+    for name in [name for name in own if name.startswith("asmi_settings")]:
+        depth = name.removeprefix("asmi_settings_")
+        kept, divergence = [], []
+        for mi in own[f"asmi_mi_{depth}"]:
+            mask = rng.random((masks, heads)) >= 0.15
+            level = strength * mi / 0.3 if depth == "d60" else 2 * strength * mi / 0.3
+            kl = rng.exponential(size=(masks, len(mi))) + level * ~mask[:, :1]
+            kept.append(mask)
+            divergence.append((kl / kl.mean(0) * mi).astype(np.float32))
+        own |= {f"asmi_masks_{depth}": kept, f"asmi_kl_{depth}": divergence}
+        own[name] = [
+            used | {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15} for used in own[name]
+        ]
+
+
+def arm(
+    saved: dict[str, Any], name: str, noise: float | None, dose: float | None = 0.8, seed: int = 0
+) -> dict[str, Any]:
+    """A run of the falsifier over the answers of another: its scores with noise, or noise alone."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    part = name if dose is None else f"{name}, dose={dose:.4g}"
+    again = f", seed={seed}" if seed else ""
+    estimations = {}
+    for (level, method), values in saved["estimations"].items():
+        if "ASMI" not in method or ", seed=" in method:
+            continue
+        score = np.asarray(values)
+        error = score.std() * rng.normal(size=len(score))
+        own = error if noise is None else score + noise * error
+        estimations[level, method.replace(")", f"{again}, {part})")] = own.tolist()
+    kept = {name: v for name, v in saved["stats"].items() if not name.startswith("asmi_")}
+    settings = {
+        stat: [used | {"perturbation": name, "seed": seed} for used in values]
+        for stat, values in saved["stats"].items() if stat.startswith("asmi_settings")
+    }  # fmt: skip
+    if dose is not None:
+        settings = {s: [used | {"dose": dose} for used in v] for s, v in settings.items()}
+    return {**saved, "estimations": estimations, "stats": kept | settings}
+
+
+def matched(about: dict[str, Any], matching: str = "effect", times: float = 1.0) -> dict[str, Any]:
+    """The manifest of an arm whose dose was found in a file."""
+    asked = {"doses": "doses.json", "matching": matching, "times": times}
+    return about | {"config": {"falsifier": asked}}
+
+
+def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:
+    """What the causal probe writes: on high tokens the critical head decides, on low ones none."""
+    rng = np.random.default_rng(4)
+    k = [k for k in (1, 2, 4, 8, 16) if k <= heads]
+    high, low = list(range(n)), list(range(n, 2 * n))
+    decided = np.r_[rng.random(n) < 0.4, np.zeros(n, dtype=bool)]
+
+    def by_chance(chances: list[float], shape: tuple[int, ...]) -> np.ndarray:
+        chance = np.array(chances).reshape(1, -1, *[1] * (len(shape) - 2))
+        hit = rng.random(shape) < chance
+        return np.where(decided.reshape(-1, *[1] * (len(shape) - 1)) & hit, 1, 0)
+
+    hits, never = [one / heads for one in k], [0.0] * len(k)
+    flat, drawn = (2 * n, len(k)), (2 * n, len(k), draws)
+    critical = by_chance([1.0] * len(k), flat)
+    half = np.where(np.arange(2 * n)[:, None] % 2 == 0, critical, -1)
+    return {
+        "run": "run", "model": "tiny",
+        "settings": {"layer": 3, "scope": "all", "num_masks": 100},
+        "k": k, "draws": draws, "seed": 0, "control_layer": 1,
+        "tokens": {
+            "row": [i % n for i in range(2 * n)], "position": [i // n for i in range(2 * n)],
+            "token": [0] * (2 * n - 1) + [5], "mi": [0.5] * n + [0.001] * n,
+            "entropy": [1.0] * 2 * n, "log_likelihood": [-0.05] * 2 * n,
+            "argmax": [0] * 2 * n, "probability": [0.95] * 2 * n, "replayed": [0] * 2 * n,
+            "positive": [4] * 2 * n, "own_flips": (0.1 * decided).tolist(),
+        },
+        "criticality": [[0.1] * (heads - 1) + [None]] * 2 * n,
+        "groups": {
+            "high": high, "low": low, "high_matched": high[:10], "low_matched": low[:10],
+            "high_confident": high[:20], "low_confident": low[:20], "high_first": high,
+            "low_first": low, "high_second": high, "low_second": low,
+        },
+        "predicted": {
+            "critical": critical.tolist(), "least": by_chance(never, flat).tolist(),
+            "random": by_chance(hits, drawn).tolist(), "held_first": half.tolist(),
+            "held_second": half.tolist(), "control_random": by_chance(never, drawn).tolist(),
+        },
+    }  # fmt: skip
+
+
 def save(
     folder: Path, saved: dict[str, Any] | None = None, about: dict[str, Any] | None = None
 ) -> Path:

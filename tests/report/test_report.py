@@ -29,33 +29,38 @@ from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study
 from lm_polygraph_asmi.report.exhibits.signal import distinct
-from tests.report.runs import content, manifest, save
+from lm_polygraph_asmi.saved.probe import write_probe
+from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 SEM = "Sem-ASMI (60%, K=64)"
+ANSWERS = 64
+"""Enough that four fifths of them can be calibrated on."""
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     """Runs that between them hold every item, and their report."""
     root = tmp_path_factory.mktemp("runs")
-    n = 60
-    details = content(depths=(60, 80))
+    n = ANSWERS
+    details = content(n, depths=(60, 80))
     lengths = [len(tokens) for tokens in details["stats"]["asmi_tokens"]]
     details["stats"]["asmi_candidates_d60"] = [np.tile(np.arange(8), (t, 1)) for t in lengths]
     details["stats"]["asmi_candidate_cosines_d60"] = [
         np.tile(np.eye(8), (t, 1, 1)) for t in lengths
     ]
-    save(root / "open", details)
-    save(root / "k256", content(top_k=256))
-    save(root / "redraw", content(mask_seed=1))
-    save(root / "closed", content(shift=0.5), manifest(n, "asmi_squad_closed_book", closed=True))
+    dissect(details)
+    write_probe(probe(n), save(root / "open", details))
+    save(root / "k256", content(n, top_k=256))
+    save(root / "redraw", content(n, mask_seed=1))
+    closed = manifest(n, "asmi_squad_closed_book", closed=True)
+    save(root / "closed", content(n, shift=0.5), closed)
+    save(root / "mlp", arm(content(n), "mlp", 0.5), matched(manifest(n)))
+    save(root / "closed mlp", arm(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
-    result = CliRunner().invoke(
-        main, ["report", *(str(root / name) for name in ("open", "k256", "redraw", "closed")),
-               "--out", str(out)], env={"COLUMNS": "200"},
-    )  # fmt: skip
+    runs = [str(root / name) for name in ("open", "k256", "redraw", "closed", "mlp", "closed mlp")]
+    result = CliRunner().invoke(main, ["report", *runs, "--out", str(out)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return root, out, result.output
 
@@ -67,7 +72,10 @@ def cells_of(root):
 def test_a_report_has_every_item_in_every_form(everything):
     _, out, shown = everything
     report = (out / "report.md").read_text()
-    assert "Not in this report" not in report
+    _, _, gaps = report.partition("## Not in this report\n\n")
+    assert [gap.split(":")[0] for gap in gaps.strip().splitlines()] == [
+        "- Where the fragility comes from"  # tests/report/test_sources.py has it
+    ]
     assert "2 cells" in shown
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
@@ -77,7 +85,9 @@ def test_a_report_has_every_item_in_every_form(everything):
         "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
         "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
         "length", "audit", "cost", "cost_by_method", "depth_by_cell",
-        "confident_fragile_by_regime",
+        "confident_fragile_by_regime", "head_claims", "head_concentration", "head_coupling",
+        "head_errors", "causal_probe", "causal_differences", "falsifier_verdicts", "falsifier",
+        "falsifier_added", "double_dissociation", "rejection", "reliability",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -85,18 +95,18 @@ def test_a_report_has_every_item_in_every_form(everything):
         kind = "md" if name == "audit" else "tex"
         latex = (out / "tables" / f"{name}.{kind}").read_text()
         assert kind == "md" or r"\toprule" in latex
-        assert "Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
+        assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex
         provenance = json.loads((out / "tables" / f"{name}.json").read_text())["cells"][0]
         assert provenance["model"] == "models/tiny"
-        assert (provenance["n"], provenance["clusters"]) == (60, 30)
+        assert (provenance["n"], provenance["clusters"]) == (64, 32)
         assert provenance["packages"] == {"torch": "2"}
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 15
+    assert len(pictures) == 20
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
@@ -210,13 +220,13 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     """Also where the closed-book run has rows in another order, and fewer of them."""
     root, out, _ = everything
     whole = table(out, "boundary")
-    assert whole["questions"].tolist() == [60, 60]
-    saved, order = content(shift=0.5), np.arange(60)[::-1][:40]
+    assert whole["questions"].tolist() == [64, 64]
+    saved, order = content(ANSWERS, shift=0.5), np.arange(ANSWERS)[::-1][:40]
     shuffled = {
         part: {name: [values[i] for i in order] for name, values in saved[part].items()}
         for part in ("estimations", "gen_metrics", "stats")
     }
-    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
     about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
     save(tmp_path / "closed", {**saved, **shuffled}, about)
     opened, closed = load_cells([root / "open", tmp_path / "closed"])

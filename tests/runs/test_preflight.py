@@ -192,3 +192,20 @@ def test_repeated_prompts_are_said_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         assert of_data(source) == []
     assert caplog.text.count("repeat an earlier prompt") == 1
+
+
+def test_rows_without_a_context_are_named(tmp_path):
+    """Before a model is loaded; and only where a source asks for the context."""
+    prompts = [f"\n\nContext:\na\nAnswer:\nb\n\nContext:\n{i}\n\nQuestion:\nq" for i in range(14)]
+    prompts[1::2] = [f"Question:\n{i}" for i in range(7)]
+    folder = saved(tmp_path / "rows", input=prompts, output=["x"] * 14)
+    assert of_data(folder) == []
+    sources = "asmi.calculator.source=[all,context]"
+    (finding,) = of_data(folder, sources)
+    assert finding.fatal
+    assert "finds no context in 7 of 14 rows: test:1, test:3, test:5" in finding.text
+    (finding,) = of_data(folder, sources, "data.context_regex=Question")
+    assert "has no group" in finding.text
+    (finding,) = of_data(folder, sources, "data.context_regex=null")
+    assert "set data.context_regex" in finding.text
+    assert of_data(folder, sources, "data.context_regex='(?s)Question:(.*)'") == []

@@ -197,7 +197,7 @@ def test_other_weights_tokenizer_and_model_are_refused_by_name(reference, model,
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
-    assert "other weights, or another precision of them, there" in reason(other, tokenizer)
+    assert "other weights there, or another precision of them" in reason(other, tokenizer)
     assert "other weights" in reason(copy.deepcopy(model).bfloat16(), tokenizer)
     turned = copy.deepcopy(tokenizer)
     turned.chat_template = "{{ messages[0]['content'] }}"

@@ -215,7 +215,7 @@ def cost(cells: Sequence[Cell]) -> Items:
                         "cell": cell.label,
                         "scope": used[0]["scope"] if used else "–",
                         "S": used[0]["num_masks"] if used else "–",
-                        "depths": len(used),
+                        "depths": len({own["depth"] for own in used}),
                         "n": max(phase.n for phase in found.values()),
                         **{phase: seconds.median for phase, seconds in found.items()},
                         "masks": "one at a time" if calculator.get("memory_budget") == 1
@@ -272,7 +272,7 @@ def _cost_by_method(cells: Sequence[Cell]) -> Items:
                     "cell": cell.label,
                     "scope": used[0]["scope"],
                     "S": used[0]["num_masks"],
-                    "depths": len(used),
+                    "depths": len({own["depth"] for own in used}),
                     "masks": "one at a time" if sequential else "batched",
                     **{m: found[m].median if m in found else None for m in PHASES_OF},
                     "n": max(phase.n for phase in found.values()),

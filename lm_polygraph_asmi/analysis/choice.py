@@ -1,0 +1,95 @@
+"""Which tokens and which heads the causal probe takes; chosen from a run's own masks alone.
+
+Source: paragraph "Causal probe" of the paper's appendix, and controls that it has not got.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+COUNT = 200
+"""Tokens of highest and of lowest MI, as in the paper."""
+NUMBERS = (1, 2, 4, 8, 16)
+"""Heads that are ablated together, as in the paper."""
+CALIPER = 0.1
+"""Nats of entropy within which two tokens are a pair."""
+CONFIDENT = 0.9
+"""Probability from which a token counts as confident."""
+
+
+def extremes(
+    mi: ArrayLike, count: int = COUNT, among: ArrayLike | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of highest and of lowest MI, the outermost first; ties in the order they are given.
+
+    Args:
+        mi: (n,) NaN where undefined; these are never chosen.
+        count: of each; with fewer than twice as many tokens, half of them.
+        among: (n,) whether a token may be chosen; None: all.
+
+    Returns:
+        Places of the high ones and of the low ones, none in both.
+    """
+    values = np.asarray(mi, dtype=float)
+    allowed = np.isfinite(values) & (True if among is None else np.asarray(among, dtype=bool))
+    known = np.flatnonzero(allowed)
+    count = min(count, len(known) // 2)
+    high = known[np.argsort(-values[known], kind="stable")][:count]
+    rest = np.setdiff1d(known, high)
+    return high, rest[np.argsort(values[rest], kind="stable")][:count]
+
+
+def matched_pairs(
+    mi: ArrayLike, entropy: ArrayLike, count: int = COUNT, caliper: float = CALIPER
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of a token of high and one of low MI whose entropies are alike.
+
+    From the highest MI down, each token of the upper half takes the token of the lower half that is
+    nearest in entropy, within the caliper, and that nobody has taken.
+
+    Args:
+        mi: (n,) nats.
+        entropy: (n,) of the unmasked model, nats.
+        count: pairs at most.
+        caliper: nats.
+
+    Returns:
+        Places of the high ones and of their partners.
+    """
+    values, level = np.asarray(mi, dtype=float), np.asarray(entropy, dtype=float)
+    high, low = extremes(values, len(values), np.isfinite(level))
+    free = np.ones(len(low), dtype=bool)
+    pairs: list[tuple[int, int]] = []
+    for token in high:
+        distance = np.where(free, np.abs(level[low] - level[token]), np.inf)
+        if len(pairs) == count or not len(distance):
+            break
+        nearest = int(distance.argmin())
+        if distance[nearest] <= caliper:
+            free[nearest] = False
+            pairs.append((int(token), int(low[nearest])))
+    found = np.array(pairs, dtype=int).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def critical_first(criticality: ArrayLike) -> np.ndarray:
+    """(..., H) heads by falling criticality, of any sign; ties by index, unknown ones last."""
+    return np.argsort(-np.asarray(criticality, dtype=float), axis=-1, kind="stable")
+
+
+def critical_last(criticality: ArrayLike) -> np.ndarray:
+    """(..., H) heads by rising criticality; ties by index, unknown ones last."""
+    return np.argsort(np.asarray(criticality, dtype=float), axis=-1, kind="stable")
+
+
+def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
+    """Masks without the first k heads of an order.
+
+    Args:
+        order: (..., H) heads.
+        numbers: (K,) how many.
+
+    Returns:
+        (..., K, H), 1 = kept.
+    """
+    rank = np.argsort(np.asarray(order), axis=-1)  # of each head
+    return (rank[..., None, :] >= np.asarray(numbers)[:, None]).astype(float)

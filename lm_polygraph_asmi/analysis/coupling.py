@@ -1,0 +1,175 @@
+"""Does disagreement go with the concentration of head criticality, and more so than entropy does?
+
+Source: appendix "Head-Level Structural Analysis" of the paper, table "op-coupling".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    check_rows,
+    cluster_draws,
+    finite,
+    percentile_interval,
+)
+
+HIGH = 0.1
+"""Share of the tokens, by MI_t, that makes the paper's high-MI stratum: the top decile."""
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Spearman correlations with the standardised concentration z_t of head criticality.
+
+    Attributes:
+        information: of MI_t, the paper's first column.
+        entropy: of H_t, its second.
+        difference: the former minus the latter, on the same resamples.
+        partial: of MI_t given H_t and the other controls.
+        tokens, units: how many tokens, and how many independent units (examples or clusters).
+    """
+
+    information: Interval
+    entropy: Interval
+    difference: Interval
+    partial: Interval
+    tokens: int
+    units: int
+
+
+def criticality_coupling(
+    information: ArrayLike,
+    entropy: ArrayLike,
+    z: ArrayLike,
+    units: Sequence[str],
+    controls: ArrayLike | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Coupling:
+    """Rank correlations over tokens, with intervals over units that are drawn whole.
+
+    All tokens of a drawn unit go in, as often as it is drawn; z_t is held fixed.
+
+    Args:
+        information: (N,) MI_t, nats.
+        entropy: (N,) single-pass entropy H_t, nats.
+        z: (N,) of `permutation_null`, higher = fewer heads than noise gives.
+        units: (N,) key of each token's example, as in the paper, or of its cluster.
+        controls: (N, c) what the partial correlation holds fixed beside H_t, such as the position;
+            a constant one is left out.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    columns = [information, entropy, z]
+    if controls is not None:
+        columns += [c for c in np.asarray(controls, dtype=float).T if np.ptp(finite(control=c))]
+    found = correlations(columns, units, resamples, seed)
+    return Coupling(
+        interval(found[:, 0, 2]),
+        interval(found[:, 1, 2]),
+        interval(found[:, 0, 2] - found[:, 1, 2]),
+        interval(_partial(found)),
+        len(units),
+        len(set(units)),
+    )
+
+
+def sharpening(
+    shallow: tuple[ArrayLike, ArrayLike],
+    deep: tuple[ArrayLike, ArrayLike],
+    units: Sequence[str],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Interval:
+    """Rank correlation of MI_t and z_t at a deeper layer minus that at another, same tokens.
+
+    Args:
+        shallow, deep: (N,) MI_t and (N,) z_t each.
+        units: (N,) as of `criticality_coupling`.
+
+    Raises:
+        ValueError: as `coupling`.
+    """
+    found = correlations([*shallow, *deep], units, resamples, seed)
+    return interval(found[:, 2, 3] - found[:, 0, 1])
+
+
+def high_stratum(information: ArrayLike) -> np.ndarray:
+    """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order."""
+    values = finite(information=information)
+    order = np.argsort(-values, kind="stable")
+    chosen = np.zeros(len(values), dtype=bool)
+    chosen[order[: int(np.ceil(HIGH * len(values)))]] = True
+    return chosen
+
+
+def correlations(
+    columns: Sequence[ArrayLike], units: Sequence[str], resamples: int, seed: int = SEED
+) -> np.ndarray:
+    """Spearman correlations of all pairs of columns: as they are, then on resamples of units.
+
+    Args:
+        columns: c arrays (N,).
+        units: (N,) keys; units are drawn whole, with replacement, as many as there are.
+
+    Returns:
+        (1 + resamples, c, c), (1, c, c) with fewer than two units; NaN where a column is constant.
+
+    Raises:
+        ValueError: no row, lengths differ, or a value is not finite.
+    """
+    check_rows(units, **{f"column {i}": column for i, column in enumerate(columns)})
+    ranks = [_Ranks(column) for column in columns]
+    found = [_matrices(ranks, np.ones((1, len(units)), dtype=int))]
+    if len(set(units)) > 1:
+        found += [_matrices(ranks, counts) for counts in cluster_draws(units, resamples, seed)]
+    return np.concatenate(found)
+
+
+def interval(values: np.ndarray) -> Interval:
+    """95 % interval of a statistic (1 + B,): its value, then on resamples."""
+    if len(values) < 2:
+        return Interval(float(values[0]), float("nan"), float("nan"))
+    return percentile_interval(float(values[0]), values[1:])
+
+
+class _Ranks:
+    """Mid-ranks of one column in samples that hold its rows several times."""
+
+    def __init__(self, column: ArrayLike) -> None:
+        values, self.group = np.unique(np.asarray(column, dtype=float), return_inverse=True)
+        self.order = np.argsort(self.group, kind="stable")
+        self.starts = np.searchsorted(self.group[self.order], np.arange(len(values)))
+
+    def __call__(self, counts: np.ndarray) -> np.ndarray:
+        """(b, N) ranks, in samples in which rows stand `counts` (b, N) times."""
+        sizes = np.add.reduceat(counts.take(self.order, axis=1), self.starts, axis=1)
+        return (sizes.cumsum(1) - (sizes - 1) / 2).take(self.group, axis=1)
+
+
+def _matrices(ranks: Sequence[_Ranks], counts: np.ndarray) -> np.ndarray:
+    """(b, c, c) Spearman correlations in samples of counts (b, N)."""
+    table = np.stack([of(counts) for of in ranks], axis=1)
+    total = counts.sum(1)[:, None, None]
+    centred = table - (table * counts[:, None]).sum(2, keepdims=True) / total
+    squares = (centred * counts[:, None]) @ centred.transpose(0, 2, 1)
+    spread = np.sqrt(np.einsum("bcc->bc", squares))
+    scale = spread[:, :, None] * spread[:, None, :]
+    return np.divide(squares, scale, out=np.full_like(squares, np.nan), where=scale > 1e-9)
+
+
+def _partial(matrices: np.ndarray) -> np.ndarray:
+    """(b,) correlation of columns 0 and 2 given all others; NaN where it is undefined."""
+    found = np.full(len(matrices), np.nan)
+    known = np.isfinite(matrices).all((1, 2))
+    known[known] = np.linalg.cond(matrices[known]) < 1e9
+    inverse = np.linalg.inv(matrices[known])
+    found[known] = -inverse[:, 0, 2] / np.sqrt(inverse[:, 0, 0] * inverse[:, 2, 2])
+    return found

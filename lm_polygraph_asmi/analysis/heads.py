@@ -1,0 +1,260 @@
+"""Which heads carry a token's disagreement, how few they are, and what noise alone would give.
+
+Axes as everywhere: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
+Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+SHUFFLES = 1000
+"""Of a token's divergences over its masks, as in the paper."""
+FEWEST_MASKS = 100
+"""Below so many masks a head's criticality is noise; the paper takes 300."""
+ROUNDING = 1e-12
+"""Of an index in [1/H, 1]: what is nearer than this is equal."""
+
+
+def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
+    """How much further a prediction lies from the ensemble mean under the masks that ablate a head.
+
+    Mean divergence over the masks that ablate head h minus that over the masks that keep it, of
+    every token; unbiased for the head's marginal effect where masks are independent. Source:
+    equation "criticality" of the paper.
+
+    Args:
+        kl: (S, T) divergence of each subnetwork from the ensemble mean, nats (`asmi_kl`).
+        masks: (S, H), 1 = kept, one row a subnetwork, repeated masks repeated.
+
+    Returns:
+        (T, H) nats; positive: without the head the prediction moves away. NaN for a head that no
+        mask ablates, or that no mask keeps.
+
+    Raises:
+        ValueError: other shapes, divergences that are not finite, or masks of other than 0 and 1.
+    """
+    divergence, kept = _checked(kl, masks)
+    found = divergence.T @ _contrasts(kept)
+    found[:, ~_contrasted(kept)] = np.nan
+    return found
+
+
+def concentration(criticality: ArrayLike) -> np.ndarray:
+    """Herfindahl index of the positive part of a profile over heads.
+
+    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0): 1/H where all heads count alike, 1
+    where one carries all. Its inverse is an effective number of heads. Never read it without that
+    of its null: about ten effective heads are what noise gives for 32 heads and 300 masks.
+
+    Args:
+        criticality: (..., H), as of `head_criticality`; NaN counts as no share.
+
+    Returns:
+        (...) NaN where no head is positive.
+    """
+    known = np.nan_to_num(np.asarray(criticality, dtype=float))
+    # By the largest, since tiny ones would vanish when squared, and zeros be rounding errors.
+    largest = np.abs(known).max(-1, keepdims=True, initial=0)
+    share = np.divide(known, largest, out=np.zeros_like(known), where=largest > 0)
+    share[share < ROUNDING] = 0
+    total, squares = share.sum(-1), (share**2).sum(-1)
+    return np.divide(squares, total**2, out=np.full_like(total, np.nan), where=total > 0)
+
+
+@dataclass(frozen=True)
+class PermutationNull:
+    """Observed concentration against that of divergences which know nothing of their masks.
+
+    Everything is (T,), NaN where undefined.
+
+    Attributes:
+        hhi: observed index, see `concentration`.
+        z: observed minus mean of the null, over its standard deviation; higher = fewer heads than
+            noise gives. Skewed: beyond 1.96 is no test at 5 %.
+        p: one-sided, share of the null at least as concentrated, the observed one counted in.
+        null_mean, null_sd: of the null's indices.
+        effective_heads: 1 / hhi.
+        null_effective_heads: mean of 1 / index over the null.
+        undefined_draws: (T,) draws of the null without a positive head; they are left out.
+        unknown_pairs: pairs of a token and a head that no mask ablates, or none keeps; they count
+            in no index.
+    """
+
+    hhi: np.ndarray
+    z: np.ndarray
+    p: np.ndarray
+    null_mean: np.ndarray
+    null_sd: np.ndarray
+    effective_heads: np.ndarray
+    null_effective_heads: np.ndarray
+    undefined_draws: np.ndarray
+    unknown_pairs: int
+
+    @property
+    def undefined(self) -> int:
+        """Tokens without z: no head is positive, or the null does not vary."""
+        return int(np.isnan(self.z).sum())
+
+
+def permutation_null(
+    kl: ArrayLike, masks: ArrayLike, shuffles: int = SHUFFLES, seed: int = 0
+) -> PermutationNull:
+    """Concentration against a null that deals a token's divergences to its masks at random.
+
+    One set of permutations serves all tokens of an example, since they share masks. Heads keep how
+    often they are masked, and tokens their divergences, outliers too.
+
+    Args:
+        kl, masks: as of `head_criticality`, of one example.
+        shuffles: permutations a token.
+        seed: of the permutations; take one of the example's own (`asmi_mask_seed`), so that results
+            depend neither on the order of examples nor on shards.
+
+    Raises:
+        ValueError: as `head_criticality`, or fewer than two shuffles.
+    """
+    divergence, kept = _checked(kl, masks)
+    _check_draws(shuffles)
+    contrasts = _contrasts(kept)
+    unshuffled = np.tile(np.arange(len(kept)), (shuffles, 1))
+    order = np.random.default_rng(seed).permuted(unshuffled, axis=1)
+    drawn = (concentration(token[order] @ contrasts) for token in divergence.T)
+    return _against(divergence, kept, drawn)
+
+
+def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> PermutationNull:
+    """The same against masks drawn anew from their sampler, which the divergences never met.
+
+    A second null: it also varies how often a head is masked.
+
+    Args:
+        kl, masks: as of `head_criticality`, of one example.
+        redrawn: (R, S, H) other masks, as of `redrawn_masks`; may be shared by examples.
+
+    Raises:
+        ValueError: as `head_criticality`, or fewer than two redraws.
+    """
+    divergence, kept = _checked(kl, masks)
+    others = np.asarray(redrawn)
+    if others.shape[1:] != kept.shape:
+        raise ValueError(f"redrawn must have shape (R, {kept.shape}), got {others.shape}")
+    _check_draws(len(others))
+    contrasts = np.stack([_contrasts(other.astype(bool)) for other in others])
+    drawn = (concentration(token @ contrasts) for token in divergence.T)
+    return _against(divergence, kept, drawn)
+
+
+def redrawn_masks(
+    redraws: int, num_masks: int, num_heads: int, mask_rate: float, sampler: str, seed: int = 0
+) -> np.ndarray:
+    """(R, S, H) head masks as `maths.sample_head_masks` draws them, without torch; 1 = kept.
+
+    Raises:
+        ValueError: an unknown sampler.
+    """
+    rng = np.random.default_rng(seed)
+    uniform = rng.random((redraws, num_masks, num_heads), dtype=np.float32)
+    if sampler == "bernoulli":
+        return uniform >= mask_rate
+    if sampler != "balanced":
+        raise ValueError(f"mask_sampler must be bernoulli or balanced, got {sampler!r}")
+    times, fraction = divmod(mask_rate * num_masks, 1)
+    once_more = rng.random((redraws, 1, num_heads)) < fraction
+    return uniform.argsort(1).argsort(1) >= np.maximum(times + once_more, 1)
+
+
+def split_half(
+    kl: ArrayLike, masks: ArrayLike, shuffles: int = SHUFFLES, seed: int = 0
+) -> tuple[np.ndarray, PermutationNull]:
+    """Disagreement from the first half of the masks, concentration from the second.
+
+    What a single mask with a huge divergence does to both statistics is gone. Divergences are those
+    from the mean over all masks, which is what a run saves, so either half's mean holds the other's
+    by 1/S.
+
+    Args:
+        kl, masks, shuffles, seed: as of `permutation_null`.
+
+    Returns:
+        (T,) mean divergence over masks 1 ... S/2, nats; the null of the others.
+
+    Raises:
+        ValueError: as `permutation_null`, or fewer than four masks.
+    """
+    divergence, kept = np.asarray(kl, dtype=float), np.asarray(masks)
+    half = len(kept) // 2
+    if half < 2:
+        raise ValueError(f"halving masks needs at least four, got {len(kept)}")
+    null = permutation_null(divergence[half:], kept[half:], shuffles, seed)
+    return divergence[:half].mean(0), null
+
+
+def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Divergences above each token's least, and which heads are kept.
+
+    Criticality is the same for any constant added to a token's divergences; without their least,
+    a constant token has criticality 0 to the last digit.
+    """
+    divergence, given = np.asarray(kl, dtype=float), np.asarray(masks)
+    if divergence.ndim != 2 or given.ndim != 2 or len(divergence) != len(given):
+        raise ValueError(
+            "wanted kl (S, T) and masks (S, H) with as many rows, one a subnetwork, got "
+            f"{divergence.shape} and {given.shape}"
+        )
+    if not len(given) or not given.shape[1]:
+        raise ValueError(f"there is no mask, or no head: masks have shape {given.shape}")
+    if not np.isfinite(divergence).all():
+        raise ValueError("kl has values that are not finite: leave these tokens out")
+    if not np.isin(given, (0, 1)).all():
+        raise ValueError("masks must hold 0 (ablated) and 1 (kept) alone")
+    return divergence - divergence.min(0), given.astype(bool)
+
+
+def _check_draws(draws: int) -> None:
+    if draws < 2:
+        raise ValueError(f"a null needs at least two draws, got {draws}")
+
+
+def _contrasted(kept: np.ndarray) -> np.ndarray:
+    """(H,) heads that some masks ablate and others keep."""
+    return np.logical_and(kept.any(0), ~kept.all(0))
+
+
+def _contrasts(kept: np.ndarray) -> np.ndarray:
+    """(S, H) weights whose sum with divergences is a head's criticality; 0 where undefined."""
+    times = kept.sum(0)
+    weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(len(kept) - times, 1))
+    return weights * _contrasted(kept)
+
+
+def _against(
+    divergence: np.ndarray, kept: np.ndarray, drawn: Iterable[np.ndarray]
+) -> PermutationNull:
+    """The observed index of every token against draws of its null, one array (B,) a token."""
+    observed = concentration(divergence.T @ _contrasts(kept))
+    parts = list(_standardised(observed, drawn))
+    columns = np.array(parts, dtype=float).reshape(len(observed), 6).T
+    z, p, mean, spread, heads, lost = columns
+    return PermutationNull(
+        observed, z, p, mean, spread, 1 / observed, heads, lost.astype(int),
+        int((~_contrasted(kept)).sum()) * len(observed),
+    )  # fmt: skip
+
+
+def _standardised(observed: np.ndarray, drawn: Iterable[np.ndarray]) -> Iterator[list[float]]:
+    """z, p, mean, standard deviation, effective heads and undefined draws, token by token."""
+    nan = float("nan")
+    for value, indices in zip(observed, drawn, strict=True):
+        # A draw in which one huge divergence meets a mask that keeps all heads has no positive one.
+        known = indices[np.isfinite(indices)]
+        lost = len(indices) - len(known)
+        if len(known) < 2:
+            yield [nan, nan, nan, nan, nan, lost]
+            continue
+        mean, spread = known.mean(), known.std(ddof=1)
+        z = (value - mean) / spread if spread > ROUNDING else nan
+        p = (1 + (known >= value - ROUNDING).sum()) / (1 + len(known)) if value == value else nan
+        yield [z, p, mean, spread, (1 / known).mean(), lost]

@@ -1,0 +1,97 @@
+"""How often predictions flip when heads are taken away: rates with intervals over examples.
+
+Source: appendix "Head-Level Structural Analysis" of the paper, table "causal-flip", which has
+neither intervals nor the control that random heads are.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    check_rows,
+    cluster_draws,
+    percentile_interval,
+    wilson_interval,
+)
+
+
+def flip_rates(
+    flips: ArrayLike, units: Sequence[str], resamples: int = RESAMPLES, seed: int = SEED
+) -> list[Interval]:
+    """Share of tokens that flip, for each number of ablated heads, with 95 % intervals.
+
+    Bootstrap over units that are drawn whole; Wilson's interval where every unit has one token,
+    and, counted in units, where no token flips or all do: equal values have resamples of no width.
+
+    Args:
+        flips: (m, K) 0 or 1; between them for the mean over draws of random heads.
+        units: (m,) key of each token's example, or cluster.
+
+    Returns:
+        K intervals.
+
+    Raises:
+        ValueError: no token, other lengths, or values that are not finite.
+    """
+    total, found = len(set(units)), flip_differences(flips, units, resamples, seed)
+    columns = np.asarray(flips, dtype=float).T
+    for place, column in enumerate(columns):
+        plain = bool(np.isin(column, (0, 1)).all())
+        if plain and (total == len(column) or not np.ptp(column)):
+            count = round(float(column.mean()) * total)
+            found[place] = wilson_interval(count, total)
+    return found
+
+
+def flip_differences(
+    differences: ArrayLike, units: Sequence[str], resamples: int = RESAMPLES, seed: int = SEED
+) -> list[Interval]:
+    """Mean paired differences of flips under two rules, with 95 % bootstrap intervals.
+
+    Args:
+        differences: (m, K), from -1 to 1.
+        units, resamples, seed: as of `flip_rates`.
+
+    Returns:
+        K intervals; without bounds where all tokens differ alike, or with fewer than two units.
+
+    Raises:
+        ValueError: as `flip_rates`.
+    """
+    table = np.asarray(differences, dtype=float)
+    if table.ndim != 2:
+        raise ValueError(f"flips must have shape (m, K), a column for each k, got {table.shape}")
+    check_rows(units, **{f"column {i}": column for i, column in enumerate(table.T)})
+    if len(set(units)) < 2:
+        drawn = np.full((1, table.shape[1]), np.nan)
+    else:
+        drawn = np.concatenate(
+            [
+                counts @ table / counts.sum(1, keepdims=True)
+                for counts in cluster_draws(units, resamples, seed)
+            ]
+        )
+    drawn[:, np.ptp(table, axis=0) == 0] = np.nan
+    return [
+        percentile_interval(float(column.mean()), values)
+        for column, values in zip(table.T, drawn.T, strict=True)
+    ]
+
+
+def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:
+    """Chance that k random heads hold one of the decisive ones: what random ablation must flip.
+
+    Raises:
+        ValueError: more heads than there are.
+    """
+    if not 0 <= k <= num_heads or not 0 <= decisive <= num_heads:
+        raise ValueError(f"wanted k and decisive heads of {num_heads}, got {k} and {decisive}")
+    missed = 1.0
+    for i in range(decisive):
+        missed *= max(0, num_heads - k - i) / (num_heads - i)
+    return 1 - missed

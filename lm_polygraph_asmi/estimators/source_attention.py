@@ -1,0 +1,28 @@
+"""How much attention goes to a source."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.estimators.base import SourceEstimator
+from lm_polygraph_asmi.saved.names import require
+
+
+class SourceAttention(SourceEstimator):
+    """Mean over tokens and heads of the layer of the attention on the source's tokens, 0 to 1.
+
+    Higher = more attention; whether that is more uncertain differs between models.
+    """
+
+    symbol = "Source-attention"
+
+    def _dependencies(self) -> list[str]:
+        return [*super()._dependencies(), self._name("asmi_source_attention")]
+
+    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
+        return list(require(stats, self._name("asmi_source_attention")))
+
+
+def load_estimator(config: Mapping[str, Any]) -> SourceAttention:
+    return SourceAttention(**config)

@@ -1,0 +1,29 @@
+"""What a source gives to the output: one pass in which no head brings anything of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.estimators.base import SourceEstimator
+from lm_polygraph_asmi.saved.names import require
+
+
+class SourceKL(SourceEstimator):
+    """Mean over tokens of the KL to the unmasked output of that without a source, in nats.
+
+    The source's part is taken from all heads of the layer. Higher = the answer hangs more on the
+    source; whether that is more uncertain differs between models.
+    """
+
+    symbol = "Source-KL"
+
+    def _dependencies(self) -> list[str]:
+        return [*super()._dependencies(), self._name("asmi_source_kl")]
+
+    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
+        return list(require(stats, self._name("asmi_source_kl")))
+
+
+def load_estimator(config: Mapping[str, Any]) -> SourceKL:
+    return SourceKL(**config)

@@ -1,0 +1,68 @@
+"""Doses of the falsifier's arms, as `polygraph_asmi dose` writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lm_polygraph_asmi.validation import check_dose, check_one_of
+
+FORMAT = 1
+MATCHINGS = ("effect", "norm")
+"""By the mean divergence from the unmasked model, and by the size of the change at the layer."""
+
+
+def read_doses(path: str | Path) -> dict[str, Any]:
+    """What a file of doses holds.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is none of `polygraph_asmi dose`.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT or not isinstance(content["arms"], dict):
+            raise ValueError("another format")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} is neither a number nor a file of doses: `polygraph_asmi dose` writes one"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} is no file of doses as `polygraph_asmi dose` writes: {error!r}"
+        ) from error
+    return dict(content)
+
+
+def matched_dose(
+    path: str | Path, perturbation: str, matching: str = "effect", times: float = 1.0
+) -> float | None:
+    """The dose of an arm in a file; None for heads, which all others are matched to.
+
+    Args:
+        matching: one of `MATCHINGS`.
+        times: what it is multiplied with, for a sweep; of heads too.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_doses`; or no such matching, or no dose of that arm.
+    """
+    check_one_of("matching", matching, MATCHINGS)
+    check_dose(times)
+    if perturbation == "heads":
+        return None if times == 1 else float(times)
+    found = read_doses(path)["arms"].get(perturbation, {})
+    if found.get(matching) is None:
+        reason = found.get("refused") or f"it has {', '.join(found) or 'nothing'} for it"
+        raise ValueError(f"{path} has no dose of {perturbation!r} matched by {matching}: {reason}")
+    return float(times * found[matching])
+
+
+def dose_of(given: float | str | Path | None, perturbation: str) -> float | None:
+    """The dose a setting means: a number, or the one matched by effect in a file.
+
+    Raises:
+        FileNotFoundError, ValueError: as `matched_dose`; or a number that is no dose.
+    """
+    if isinstance(given, str | Path):
+        return matched_dose(given, perturbation)
+    check_dose(given)
+    return None if given is None else float(given)

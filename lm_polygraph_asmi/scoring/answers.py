@@ -1,0 +1,84 @@
+"""The answers of a finished run as token ids, to be put through its model once more."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lm_polygraph_asmi.model import UnmaskedPass, readout
+from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.runs import Run
+from lm_polygraph_asmi.scoring.text import prompt_tokens
+
+SAME_MODEL = 0.05
+"""Nats by which a token's log-likelihood may differ, in the median, from what a run saved."""
+
+
+class Answer(NamedTuple):
+    """One answer of a run.
+
+    Attributes:
+        row: its place in the run's order.
+        input_ids: prompt and response.
+        prompt_length: tokens of the prompt.
+        log_likelihood: (T,) of each response token, as the run saved it, nats.
+    """
+
+    row: int
+    input_ids: Int[Tensor, " N"]
+    prompt_length: int
+    log_likelihood: np.ndarray
+
+    def check_model(self, model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
+        """Raise ValueError unless the model gives the answer the likelihood that the run saved."""
+        tokens = self.input_ids[self.prompt_length :]
+        log_probs = readout(model, unmasked.final_hidden)
+        own = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0].cpu().numpy()
+        apart = float(np.median(np.abs(own - self.log_likelihood)))
+        if not apart <= SAME_MODEL:
+            raise ValueError(
+                f"row {self.row} has another likelihood under this model than in the run (its "
+                f"tokens' differ by {apart:.2g} nats in the median): name the run's own model, "
+                "with its dtype"
+            )
+
+
+def settings_of(run: Run, depth: float) -> dict[str, Any]:
+    """Settings of ASMI at a depth of a run.
+
+    Raises:
+        ValueError: the run has none there.
+    """
+    found = run.stats.get(at_depth("asmi_settings", depth))
+    if not found:
+        raise ValueError(f"{run.path} has no ASMI score at depth {depth:g}")
+    return dict(found[0])
+
+
+def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
+    """All answers of a run, prompts tokenised again.
+
+    Raises:
+        ValueError: a run without ASMI's statistics, or another tokenizer than its own.
+    """
+    names = ("input_texts", "asmi_tokens", "asmi_prompt_length", "asmi_log_likelihood")
+    lacking = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
+    if lacking:
+        raise ValueError(f"{run.path} has not saved {', '.join(lacking)}: it must be a run of ASMI")
+    chat = bool(run.recorded("config").get("instruct"))
+    found = []
+    for row, (text, tokens, length, likelihood) in enumerate(
+        zip(*(run.stats[name] for name in names), strict=True)
+    ):
+        prompt = prompt_tokens(tokenizer, [{"role": "user", "content": text}] if chat else text)
+        if len(prompt) != length:
+            raise ValueError(
+                f"prompt {row} of {run.path} has {length} tokens there and {len(prompt)} with this "
+                "tokenizer: name the run's own model"
+            )
+        ids = torch.cat([prompt, torch.as_tensor(np.asarray(tokens), dtype=prompt.dtype)])
+        found.append(Answer(row, ids, int(length), np.asarray(likelihood, dtype=float)))
+    return found

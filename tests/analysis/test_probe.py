@@ -1,0 +1,77 @@
+"""Flip rates, and what random heads must flip."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.analysis import (
+    chance_of_hitting,
+    flip_differences,
+    flip_rates,
+    wilson_interval,
+)
+from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from tests.analysis.simulation import coverage, keys
+
+
+def test_rates_are_means_with_intervals_over_examples():
+    rng = np.random.default_rng(0)
+    flips = (rng.random((40, 3)) < [0.2, 0.5, 0.8]).astype(float)
+    found = flip_rates(flips, keys(10, 4), resamples=200)
+    rows = [np.repeat(np.arange(40), c) for c in np.concatenate([*cluster_draws(keys(10, 4), 200)])]
+    for k, rate in enumerate(found):
+        assert rate.value == flips[:, k].mean()
+        twin = np.percentile([flips[own, k].mean() for own in rows], [2.5, 97.5])
+        assert [rate.low, rate.high] == pytest.approx(twin)
+
+
+def test_one_token_an_example_and_no_flip_at_all_take_wilsons():
+    flips = np.array([[1, 0], [0, 0], [1, 0], [0, 0]])
+    alone = flip_rates(flips, keys(4, 1))
+    assert alone == [wilson_interval(2, 4), wilson_interval(0, 4)]
+    pairs = flip_rates(flips, keys(2, 2))
+    assert pairs[1] == wilson_interval(0, 2)  # two examples say less than four
+    assert pairs[1].high > 0.3
+
+
+def test_paired_differences_may_be_negative_and_hold_no_wilson():
+    difference = np.array([[0.5], [-0.5], [0.5], [0.5]])
+    (found,) = flip_differences(difference, keys(4, 1), resamples=200)
+    assert found.value == 0.25
+    assert found.low < 0 < found.high
+    # 0 and 1 are no rate here, and equal differences have no width that is known.
+    (found,) = flip_differences([[1], [0], [0], [0]], keys(4, 1), resamples=200)
+    assert found.low == 0
+    (found,) = flip_differences(np.zeros((4, 1)), keys(4, 1), resamples=20)
+    assert found.value == 0
+    assert np.isnan([found.low, found.high]).all()
+
+
+def test_intervals_hold_the_truth():
+    rng = np.random.default_rng(1)
+    rates = []
+    for _ in range(150):
+        chance = np.repeat(rng.beta(2, 2, 60), 3)  # answers differ in how easily they flip
+        (rate,) = flip_rates((rng.random(180) < chance)[:, None], keys(60, 3), resamples=200)
+        rates.append(rate)
+    assert coverage(rates, 0.5) > 0.89
+
+
+@pytest.mark.parametrize(("heads", "decisive"), [(6, 1), (6, 2), (5, 5)])
+def test_chance_is_counted_over_all_choices(heads, decisive):
+    for k in range(heads + 1):
+        choices = list(combinations(range(heads), k))
+        hits = np.mean([min(one, default=heads) < decisive for one in choices])
+        assert chance_of_hitting(k, heads, decisive) == pytest.approx(hits)
+
+
+def test_what_is_no_table_of_flips_is_refused():
+    with pytest.raises(ValueError, match=r"\(m, K\)"):
+        flip_rates([1.0, 0.0], ["a", "b"])
+    with pytest.raises(ValueError, match="not finite"):
+        flip_rates([[np.nan]], ["a"])
+    with pytest.raises(ValueError, match="no row"):
+        flip_rates(np.empty((0, 2)), [])
+    with pytest.raises(ValueError, match="decisive heads of 4"):
+        chance_of_hitting(5, 4)

@@ -1,0 +1,320 @@
+"""The arms of the falsifier: each equals whole passes with plain hooks, and is what it says."""
+
+import pytest
+import torch
+from torch import nn
+
+from lm_polygraph_asmi.model import (
+    Perturbation,
+    check,
+    perturbation,
+    perturbed_layer,
+    plain_model,
+    run_unmasked,
+    scoring_session,
+    structure_of,
+    subnetwork_log_probs,
+)
+from lm_polygraph_asmi.model.layers import decoder_layers, down_projection, output_projection
+from lm_polygraph_asmi.model.perturbation import ARMS, Masking
+from lm_polygraph_asmi.model.suffix import ways
+from lm_polygraph_asmi.validation import PERTURBATIONS, SCOPES
+from tests import arms
+from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
+from tests.registry import tiny_class
+
+LAYER, PROMPT = 2, 9
+HOW = {"all": None, "response": 1.7}
+"""Each scope with a dose of its own: what they share is tried in both."""
+
+
+def masks() -> torch.Tensor:
+    return torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 0]])
+
+
+def sequence(length: int = 13) -> torch.Tensor:
+    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(7))
+
+
+def compare(model, projection, down, block, layer, arm, scope, dose) -> None:
+    """Through the package, where the check compares with whole passes of its own, and here."""
+    how = {"scope": scope, "dose": dose, "seed": 3}
+    ids = sequence()
+    fast = subnetwork_log_probs(model, ids, PROMPT, layer, masks(), perturbation=arm, **how)
+    slow = arms.subnetwork_log_probs(
+        plain_model(model), projection, down, block, layer, ids, PROMPT, masks(), arm=arm, **how
+    )
+    torch.testing.assert_close(fast, slow, atol=5e-5, rtol=0)
+    # The test could not fail if masking changed nothing.
+    assert (slow - slow[:1]).abs().max() > 1e-3
+
+
+def test_every_arm_has_a_name():
+    assert tuple(ARMS) == PERTURBATIONS
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("arm", PERTURBATIONS[1:])  # heads: test_families
+def test_arms_equal_whole_passes(family_model, arm, scope, caplog):
+    projection, _ = PROJECTIONS.get(family_model.tiny_name, LLAMA_LIKE)
+    projection = projection.format(layer=LAYER)
+    caplog.clear()
+    down = arms.DOWN.get(family_model.tiny_name, arms.LLAMA_DOWN).format(layer=LAYER)
+    block = ".".join(projection.split(".")[:3])
+    compare(family_model, projection, down, block, LAYER, arm, scope, HOW[scope])
+    assert "cheapest passes" not in caplog.text
+
+
+# Class, what its configuration gets, decoder layer, projections in it; without the second, masks
+# have no MLP to change.
+BLOCK = "model.layers.1"
+KINDS = {
+    "sinks": ("GptOssForCausalLM", {}, BLOCK, "self_attn.o_proj", None),
+    "latent attention": (
+        "DeepseekV3ForCausalLM", {"v_head_dim": 16}, "model.layers.0", "self_attn.o_proj",
+        "mlp.down_proj",
+    ),
+    "parallel residual": (
+        "GPTJForCausalLM", {}, "transformer.h.1", "attn.out_proj", "mlp.fc_out",
+    ),
+    "residual inside": (
+        "BloomForCausalLM", {}, "transformer.h.1", "self_attention.dense", "mlp.dense_4h_to_h",
+    ),
+    "no module of the attention's own": (
+        "BartForCausalLM", {}, "model.decoder.layers.1", "self_attn.out_proj", "fc2",
+    ),
+    "hybrid": ("Qwen3_5ForCausalLM", {}, BLOCK, "self_attn.o_proj", "mlp.down_proj"),
+    "multimodal wrapper": (
+        "Gemma3ForConditionalGeneration", {}, "model.language_model.layers.1", "self_attn.o_proj",
+        "mlp.down_proj",
+    ),
+    "norm inside both": (
+        "BitNetForCausalLM", {"hidden_size": 64}, BLOCK, "self_attn.o_proj", "mlp.down_proj",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arms_of_other_kinds_equal_whole_passes(kind):
+    name, overrides, block, projection, down = KINDS[kind]
+    model, layer = tiny_class(name, **overrides), int(block[-1])
+    path = f"{block}.{down}" if down else None
+    for scope in SCOPES:
+        for arm in PERTURBATIONS[1:]:
+            how = arm, scope, HOW[scope]
+            if down is None and arm.startswith("mlp"):
+                with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down"):
+                    compare(model, f"{block}.{projection}", path, block, layer, *how)
+            else:
+                compare(model, f"{block}.{projection}", path, block, layer, *how)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_arms_under_an_adapter(scope):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(
+        r=4, target_modules=["o_proj", "down_proj", "v_proj"], init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    paths = (f"model.layers.{LAYER}.{part}" for part in ("self_attn.o_proj", "mlp.down_proj"))
+    projection, down = paths
+    for arm in ("pseudo_heads", "foreign", "mlp"):
+        compare(adapted, projection, down, f"model.layers.{LAYER}", LAYER, arm, scope, HOW[scope])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MixtralForCausalLM", "'mlp.experts' has weights of more axes"),
+        ("Gemma4ForCausalLM", "'mlp.down_proj', 'per_layer_projection'"),
+        ("DbrxForCausalLM", "but none"),
+    ],
+)
+def test_layers_without_a_single_mlp_are_refused_by_name(name, said):
+    model = tiny_class(name)
+    layer = max(structure_of(model).sites)
+    with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down.*{said}"):
+        subnetwork_log_probs(model, sequence(), PROMPT, layer, masks(), perturbation="mlp")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("arm", PERTURBATIONS)
+@pytest.mark.parametrize("dose", [None, 2.0])
+def test_a_mask_that_keeps_all_changes_nothing(llama, arm, scope, dose):
+    """Run like any other mask: also beside masks that do change something."""
+    kept = torch.cat([masks(), torch.ones(1, 4)])
+    with scoring_session(llama):
+        unmasked = run_unmasked(llama, sequence(), PROMPT, [LAYER], scope)
+        way = next(ways(llama, unmasked, LAYER))
+        states = way.run(llama, unmasked, LAYER, kept, Perturbation(arm, dose))
+        torch.testing.assert_close(states[2], unmasked.final_hidden, atol=1e-5, rtol=0)
+        assert (states[0] - states[2]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("arm", ["foreign", "mlp_noise"])
+def test_every_way_gives_the_same(llama, arm):
+    """Also behind a cache, where positions come in parts and the layer is run more than once."""
+    with scoring_session(llama):
+        for scope in SCOPES:
+            unmasked = run_unmasked(llama, sequence(), PROMPT, [LAYER], scope)
+            found = [
+                way.run(llama, unmasked, LAYER, masks(), Perturbation(arm, 1.5))
+                for way in ways(llama, unmasked, LAYER)
+            ]
+            assert len(found) == (3 if scope == "all" else 4)
+            for states in found[1:]:
+                torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
+
+
+def layer_outputs(model, change: Perturbation, kept: torch.Tensor, scope: str = "all"):
+    with scoring_session(model):
+        unmasked = run_unmasked(model, sequence(), PROMPT, [LAYER], scope)
+        at = unmasked.predicting
+        return perturbed_layer(model, unmasked, LAYER, kept, at, change)
+
+
+def test_masking_all_groups_of_the_mlp_is_an_mlp_without_output(llama):
+    found = layer_outputs(llama, Perturbation("mlp"), torch.zeros(1, 4))
+    module = decoder_layers(llama)[LAYER]
+    handle = module.mlp.register_forward_hook(lambda *call: torch.zeros_like(call[-1]))
+    expected = layer_outputs(llama, Perturbation(), torch.ones(1, 4))
+    handle.remove()
+    torch.testing.assert_close(found, expected)
+
+
+def test_pseudo_heads_under_the_identity_are_heads(llama, monkeypatch):
+    expected = layer_outputs(llama, Perturbation(), masks())
+    assert not torch.equal(layer_outputs(llama, Perturbation("pseudo_heads"), masks()), expected)
+    monkeypatch.setattr(perturbation, "permutation", lambda width, _: torch.arange(width))
+    assert torch.equal(layer_outputs(llama, Perturbation("pseudo_heads"), masks()), expected)
+
+
+def test_contributions_of_all_heads_are_the_output_of_the_attention(llama):
+    outputs = []
+    handle = output_projection(llama, LAYER).register_forward_hook(
+        lambda *call: outputs.append(call[-1])
+    )
+    alone = torch.cat([torch.ones(1, 4), torch.eye(4)])
+    layer_outputs(llama, Perturbation(), alone)
+    handle.remove()
+    whole, *parts = outputs[-1]
+    torch.testing.assert_close(sum(parts), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["foreign", "isotropic"])
+def test_controls_are_as_large_as_the_change_by_heads(family_model, arm):
+    """Token by token and mask by mask, behind whatever norm the layer ends in."""
+    plain = layer_outputs(family_model, Perturbation(), torch.ones(1, 4))
+    heads = layer_outputs(family_model, Perturbation(), masks()) - plain
+    found = layer_outputs(family_model, Perturbation(arm), masks()) - plain
+    torch.testing.assert_close(found.norm(dim=-1), heads.norm(dim=-1), rtol=1e-3, atol=1e-5)
+    assert torch.cosine_similarity(found, heads, dim=-1).max() < 0.99
+
+
+def test_a_dose_multiplies_the_change_of_the_layer(llama):
+    plain = layer_outputs(llama, Perturbation(), torch.ones(1, 4))
+    for arm in PERTURBATIONS:
+        one, two = (layer_outputs(llama, Perturbation(arm, d), masks()) for d in (None, 2.0))
+        torch.testing.assert_close(two - plain, 2 * (one - plain), atol=1e-4, rtol=1e-4)
+
+
+def at(model, kept: torch.Tensor, seed: int = 0, length: int = 13, prompt: int = PROMPT) -> Masking:
+    with scoring_session(model):
+        unmasked = run_unmasked(model, sequence(length), prompt, [LAYER])
+    return Masking(kept, torch.arange(length - 1), unmasked, LAYER, seed)
+
+
+def test_other_positions_are_of_the_prompt_and_others(llama):
+    many = (torch.rand(300, 4, generator=torch.Generator().manual_seed(0)) > 0.5).float()
+    masking = at(llama, torch.cat([many, torch.rand(1, 4).round()]))
+    found = perturbation.foreign_positions(masking)
+    assert found.min() == 0
+    assert found.max() == PROMPT - 1
+    assert not (found == torch.arange(12)).any()
+    distinct = [bytes(row.tolist()) for row in found]
+    assert len(set(distinct)) == len(many.unique(dim=0))  # equal masks, equal positions
+    # A prompt of one token has no other; and positions of the answer have that one.
+    assert (perturbation.foreign_positions(at(llama, many[:2], prompt=1)) == 0).all()
+
+
+def test_a_prompt_of_one_token_is_no_number_over_zero(llama):
+    found = subnetwork_log_probs(
+        llama, sequence(), 1, LAYER, masks(), perturbation="foreign", dose=1.0
+    )
+    assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("width", [32, 48, 50])
+def test_groups_are_as_equal_as_can_be_and_those_of_every_example(llama, width):
+    one, other = at(llama, masks()), at(llama, masks()[:1], length=12)
+    groups = one.groups(width)
+    assert torch.equal(groups, other.groups(width))
+    assert torch.equal(groups.bincount().sort().values.unique(), torch.unique(
+        torch.tensor([width // 4, -(-width // 4)])
+    ))  # fmt: skip
+    assert not torch.equal(groups, at(llama, masks(), seed=1).groups(width))
+
+
+def test_what_is_drawn_follows_from_seed_tokens_and_mask(llama):
+    kept = masks()
+    first = subnetwork_log_probs(llama, sequence(), PROMPT, LAYER, kept, perturbation="isotropic")
+    torch.manual_seed(5)
+    again = subnetwork_log_probs(
+        llama, sequence(), PROMPT, LAYER, kept.flip(0), perturbation="isotropic", memory_budget=1
+    )
+    torch.testing.assert_close(again.flip(0), first, atol=1e-5, rtol=0)
+    other = subnetwork_log_probs(
+        llama, sequence(), PROMPT, LAYER, kept, perturbation="isotropic", seed=1
+    )
+    assert (other - first).abs().max() > 1e-2
+
+
+def only(model, part: str):
+    """A model in whose target layer one part alone does anything."""
+    layer = decoder_layers(model)[LAYER]
+    silent = layer.mlp.down_proj if part == "heads" else layer.self_attn.o_proj
+    nn.init.zeros_(silent.weight)
+    return model
+
+
+@pytest.mark.parametrize(("part", "arm"), [("heads", "heads"), ("mlp", "mlp")])
+def test_an_arm_moves_what_its_part_carries_alone(part, arm):
+    model = only(tiny_model("llama"), part)
+    moved = {
+        name: subnetwork_log_probs(model, sequence(), PROMPT, LAYER, masks(), perturbation=name)
+        for name in ("heads", "mlp")
+    }
+    apart = {name: (found[0] - found[1]).abs().max() for name, found in moved.items()}
+    (still,) = set(apart) - {arm}
+    assert apart[still] < 1e-5 < 1e-2 < apart[arm]
+
+
+def test_an_arm_that_is_run_wrong_is_seen(monkeypatch):
+    """The check judges every arm by whole passes, as it does heads."""
+    model, layer = tiny_model("llama"), perturbation.perturbed_layer
+    room = __import__("lm_polygraph_asmi.model.suffix", fromlist=["perturbed_layer"])
+    spoilt = [lambda *a: 1.3 * layer(*a)]
+    monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
+    tried = []
+    monkeypatch.setattr(check.log, "warning", lambda *said: tried.append(said))
+    for arm in PERTURBATIONS:
+        tried.clear()
+        found = subnetwork_log_probs(model, sequence(), PROMPT, LAYER, masks(), perturbation=arm)
+        monkeypatch.undo()
+        expected = subnetwork_log_probs(
+            tiny_model("llama"), sequence(), PROMPT, LAYER, masks(), perturbation=arm
+        )
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
+
+
+def test_unknown_arms_are_refused_with_the_list(llama):
+    with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
+        subnetwork_log_probs(llama, sequence(), PROMPT, LAYER, masks(), perturbation="dropout")
+    for dose in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="dose"):
+            subnetwork_log_probs(llama, sequence(), PROMPT, LAYER, masks(), dose=dose)
+
+
+def test_the_down_projection_is_found_once(llama):
+    assert down_projection(llama, LAYER) is decoder_layers(llama)[LAYER].mlp.down_proj

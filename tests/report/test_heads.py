@@ -1,0 +1,261 @@
+"""Exhibits on heads: concentration, coupling, errors, the probe, and the paper's claims."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from lm_polygraph_asmi.analysis import (
+    auroc_interval,
+    chance_of_hitting,
+    criticality_coupling,
+    high_stratum,
+    permutation_null,
+)
+from lm_polygraph_asmi.report import Gap, build_report, load_cells
+from lm_polygraph_asmi.report.exhibits.claims import head_claims
+from lm_polygraph_asmi.report.exhibits.heads import (
+    head_concentration,
+    head_coupling,
+    head_errors,
+)
+from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_probe
+from lm_polygraph_asmi.saved.probe import probe_path, read_probe, write_probe
+from tests.report.runs import content, dissect, manifest, probe, save
+
+pytestmark = pytest.mark.usefixtures("few_resamples")
+N = 60
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that kept masks and divergences at two depths, with a probe beside it."""
+    folder = tmp_path_factory.mktemp("heads") / "run"
+    saved = content(N, depths=(60, 90))
+    dissect(saved)
+    file = save(folder, saved)
+    write_probe(probe(N), file)
+    return folder, saved
+
+
+@pytest.fixture(scope="module")
+def cell(run):
+    (found,) = load_cells([run[0]])
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokens(run):
+    """MI_t, H_t, z_t, effective heads of every token, and its answer, from what was saved."""
+    own = run[1]["stats"]
+    columns = [[] for _ in range(6)]
+    for row in range(N):
+        null = permutation_null(own["asmi_kl_d60"][row], own["asmi_masks_d60"][row], seed=row)
+        parts = (
+            np.asarray(own["asmi_kl_d60"][row], dtype=float).mean(0), own["asmi_entropy"][row],
+            null.z, null.effective_heads, null.null_effective_heads, [row] * len(null.z),
+        )  # fmt: skip
+        for column, part in zip(columns, parts, strict=True):
+            column.extend(part)
+    table = pd.DataFrame(dict(zip(("mi", "h", "z", "heads", "noise", "row"), columns, strict=True)))
+    return table[table["z"].notna()]
+
+
+def test_concentration_stands_beside_that_of_noise(cell, tokens):
+    (item,) = head_concentration([cell])
+    row = item.table.iloc[0]
+    high = high_stratum(tokens["mi"])
+    assert row["n_eff (high MI)"] == pytest.approx(tokens["heads"][high].mean())
+    assert row["n_eff of noise†"] == pytest.approx(tokens["noise"][high].mean())
+    assert row["of redrawn masks†"] == pytest.approx(row["n_eff of noise†"], rel=0.1)
+    excess = (tokens["heads"] - tokens["noise"])[high].mean()
+    assert row["n_eff minus noise†"].value == pytest.approx(excess)
+    assert row["n_eff minus noise†"].high < 0  # one strong head was planted
+    assert (row["H"], row["S"]) == (8, 100)
+    assert item.table["depth"].tolist() == ["60%", "90%"]
+    assert "n_eff says nothing without that of noise" in item.notes[0]
+    assert "about ten for 32 heads" in item.notes[0]
+
+
+def test_coupling_is_that_of_the_tokens(cell, tokens):
+    (item,) = head_coupling([cell])
+    table = item.table[item.table["depth"] == "60%"].set_index("read")
+    row = table.loc["as in the paper"]
+    assert row["ρ(MI, z)"].value == pytest.approx(spearmanr(tokens["mi"], tokens["z"]).statistic)
+    twin = criticality_coupling(
+        tokens["mi"], tokens["h"], tokens["z"], tokens["row"].astype(str).tolist()
+    )
+    assert row["ρ(MI, z)"] == pytest.approx(twin.information)
+    assert row["difference†"] == pytest.approx(twin.difference)
+    assert row["ρ(MI, z)"].low > 0  # planted
+    clusters = [f"passage {i // 2}" for i in tokens["row"]]
+    twin = criticality_coupling(tokens["mi"], tokens["h"], tokens["z"], clusters)
+    assert row["ρ(MI, z), clusters†"] == pytest.approx(twin.information)
+    answers = tokens.groupby("row").mean()
+    means = table.loc["means of answers†"]
+    expected = spearmanr(answers["mi"], answers["z"]).statistic
+    assert means["ρ(MI, z)"].value == pytest.approx(expected)
+    assert means["tokens"] == N
+    # Every answer's last token closes it.
+    assert table.loc["without closing tokens†", "tokens"] < row["tokens"] - N + 5
+    assert {"halves of the masks†", "first 40 masks' MI", "MI above 1e-5†"} <= set(table.index)
+    deep = item.table[item.table["depth"] == "90%"].set_index("read").loc["as in the paper"]
+    assert deep["ρ(MI, z)"].value > 0
+
+
+def test_errors_are_found_by_answers(cell, tokens):
+    (item,) = head_errors([cell])
+    rows = item.table[item.table["depth"] == "60%"].set_index("signal")
+    means = tokens.groupby("row").mean()
+    found = auroc_interval(
+        means["mi"], cell.wrong[means.index], [cell.clusters[i] for i in means.index]
+    )
+    assert rows.loc["MI", "AUROC"] == pytest.approx(found)
+    assert set(rows.index) == {"mean z", "mass of criticality", "MI"}
+    assert rows.loc["mean z", "AUROC"].value > 0.5
+    assert "nothing here is to be held against a number of its" in item.notes[0]
+
+
+def test_a_run_without_enough_masks_is_a_gap(tmp_path):
+    saved = content(20)
+    save(tmp_path / "without", saved)
+    (gap,) = head_coupling(load_cells([tmp_path / "without"]))
+    assert isinstance(gap, Gap)
+    assert "needs asmi_heads" in gap.reason
+    dissect(saved, masks=60)
+    save(tmp_path / "few", saved)
+    (gap,) = head_concentration(load_cells([tmp_path / "few"]))
+    assert "100 masks or more: needs asmi_heads" in gap.reason
+
+
+def test_masks_that_move_nothing_are_a_gap(tmp_path):
+    saved = content(20)
+    dissect(saved)
+    for kl in saved["stats"]["asmi_kl_d60"]:
+        kl[:] = 0
+    save(tmp_path / "run", saved)
+    (gap,) = head_coupling(load_cells([tmp_path / "run"]))
+    assert "criticality is undefined everywhere" in gap.reason
+
+
+def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
+    """And the score of fewer masks stays the operating one, in whichever order they come."""
+    plain, fewer, more = content(20), content(20), content(20)
+    dissect(fewer, masks=100)
+    dissect(more, masks=120)
+    more["estimations"] = {
+        (level, name.replace("K=64", "K=64, S=120")): values
+        for (level, name), values in more["estimations"].items()
+    }
+    for name, saved in (("more", more), ("fewer", fewer), ("plain", plain)):
+        save(tmp_path / name, saved)
+    (cell,) = load_cells([tmp_path / name for name in ("more", "fewer", "plain")])
+    assert cell.dissected(0.6).path.parent.name == "more"
+    assert cell.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
+    assert cell.dissected(0.9) is None
+    assert cell.dissected_depths == [0.6]
+
+
+def test_the_probe_has_its_rates_and_their_controls(cell):
+    (item,) = causal_probe([cell])
+    table = item.table.set_index("tokens and heads")
+    decided = np.array(probe(N)["predicted"]["critical"])[:N, 0].mean()
+    high = table.loc["high MI, critical heads"]
+    assert high["k = 1"].value == pytest.approx(100 * decided)
+    assert table.loc["low MI, critical heads", "k = 8"].value == 0
+    assert table.loc["low MI, critical heads", "k = 8"].high > 0  # none of 60 is not never
+    random = table.loc["high MI, random heads†"]
+    for k in (1, 2, 4):
+        expected = 100 * decided * chance_of_hitting(k, 8)
+        assert random[f"k = {k}"].value == pytest.approx(expected, abs=6)
+    # Only every second token was run with the heads of the other half.
+    assert table.loc["high MI, heads of other masks†", "tokens"] == N
+    assert high["run's own masks†"] == pytest.approx(10 * decided)
+    assert "by construction" in item.notes[0]
+    assert (
+        "on 1 of them the unmasked model's most likely token is not the answer's" in item.notes[2]
+    )
+    assert "without an ablation 0 flip" in item.notes[2]
+
+
+def test_critical_heads_are_held_against_random_ones(cell):
+    (item,) = causal_differences([cell])
+    row = item.table.set_index("tokens").loc["high MI"]
+    critical, random = (
+        np.array(probe(N)["predicted"][rule])[:N].astype(float) for rule in ("critical", "random")
+    )
+    gap = 100 * (critical - random.mean(-1)).mean(0)
+    assert [row[f"k = {k}"].value for k in (1, 2, 4, 8)] == pytest.approx(gap.tolist())
+    assert row["k = 1"].low > 0
+    assert row["k = 8"].value == 0  # all heads are the critical ones, too
+
+
+def test_claims_have_a_line_each(cell):
+    (item,) = head_claims([cell])
+    said = item.table.set_index("claim")
+    assert len(said) == 16
+    assert set(said["here"]) <= {"holds", "does not", "undecided", "not measured here"}
+
+    def line(start):
+        (row,) = said[said.index.str.startswith(start)].itertuples()
+        return row
+
+    assert line("With a context, MI couples").here == "holds"
+    assert "tiny model, squad: holds (+0." in line("With a context, MI couples").where
+    assert line("Criticality is spread").here == "does not"  # one head was planted
+    assert line("One critical head").here == "holds"
+    assert line("The lowest-MI tokens").here == "holds"
+    assert line("Fragility is borne").here == "holds"
+    assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
+    for start in (
+        "On recall",
+        "On BabiQA",
+        "From k = 2",
+        "The signal does not",
+        "Matched perturbations",
+    ):
+        assert line(start).here == "not measured here"
+
+
+def test_claims_on_recall_are_read_from_closed_books(run, tmp_path):
+    saved = content(N, shift=0.5)
+    dissect(saved, strength=0)
+    file = save(tmp_path / "closed", saved, manifest(N, "asmi_squad_closed_book", closed=True))
+    write_probe(probe(N), file)
+    (item,) = head_claims(load_cells([run[0], tmp_path / "closed"]))
+    said = item.table.set_index("claim")["here"]
+    recall = said[said.index.str.startswith("On recall")].item()
+    assert recall in ("undecided", "does not")  # nothing was planted there
+    assert said[said.index.str.startswith("From k = 2")].item() == "does not"  # the same probe
+    assert said[said.index.str.startswith("The signal does not")].item() != "not measured here"
+
+
+def test_runs_without_heads_have_no_claims(tmp_path):
+    save(tmp_path / "run", content(20))
+    (gap,) = head_claims(load_cells([tmp_path / "run"]))
+    assert isinstance(gap, Gap)
+
+
+def test_a_probe_is_read_as_it_was_written(tmp_path):
+    manager = tmp_path / "ue_manager_seed1"
+    assert read_probe(manager) is None
+    written = write_probe(probe(5), manager)
+    assert written == probe_path(manager) == tmp_path / "asmi_probe_seed1.json"
+    found = read_probe(manager)
+    assert found.k == (1, 2, 4, 8)
+    assert np.isnan(found.criticality[:, -1]).all()
+    assert found.flipped("random", "high").shape == (5, 4)
+    assert np.isnan(found.flipped("held_first", "high")[1]).all()
+    written.write_text("{}")
+    with pytest.raises(ValueError, match="no probe as"):
+        read_probe(manager)
+    written.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        read_probe(manager)
+
+
+def test_a_damaged_probe_leaves_the_rest_of_the_report(tmp_path):
+    file = save(tmp_path / "run", content(20))
+    probe_path(file).write_text("{")
+    report, _ = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
+    assert "asmi\\_probe\\_seed1.json is damaged" in report.read_text()

@@ -1,0 +1,150 @@
+"""Doses at which an arm changes, or does, as much as masked heads."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.maths import example_masks
+from lm_polygraph_asmi.model import (
+    Perturbation,
+    perturbed_layer,
+    run_unmasked,
+    scoring_session,
+    subnetwork_log_probs,
+)
+from lm_polygraph_asmi.saved.doses import dose_of, matched_dose
+from lm_polygraph_asmi.scoring import dose as room
+from lm_polygraph_asmi.scoring.answers import answers_of
+from lm_polygraph_asmi.scoring.dose import DoseSearch, doses_for
+from lm_polygraph_asmi.validation import PERTURBATIONS
+from tests.scoring.saved import QUESTIONS, scored_run
+from tests.tiny_lm import tokenizer, whitebox
+
+SCORED = {"num_masks": 5, "mask_rate": 0.4, "scope": "response"}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return whitebox().model
+
+
+@pytest.fixture(scope="module")
+def run(tiny):
+    return scored_run(tiny, QUESTIONS[:1], **SCORED)
+
+
+@pytest.fixture(scope="module")
+def search(tiny, run):
+    return DoseSearch(tiny, answers_of(run, tokenizer()), run.stats["asmi_settings_d60"][0])
+
+
+@pytest.fixture(scope="module")
+def matched(search):
+    return search.matched()
+
+
+def test_doses_match_the_effect_of_heads_to_a_thousandth(search, matched):
+    assert tuple(matched) == PERTURBATIONS
+    wanted = search.effect("heads")
+    for arm, found in matched.items():
+        assert found["effect"] > 0
+        assert search.effect(arm, found["effect"]) == pytest.approx(wanted, rel=1e-3), arm
+        if arm != "heads":
+            assert found["kl_at_effect"] == pytest.approx(wanted, rel=1e-3)
+            assert found["kl"] == pytest.approx(search.effect(arm), rel=1e-6)
+    # The test could not fail if all arms did as much as they are.
+    assert max(abs(found["kl"] / wanted - 1) for found in matched.values()) > 0.1
+
+
+def each(run):
+    """Masks and tokens of every answer, drawn again."""
+    used = run.stats["asmi_settings_d60"][0]
+    for answer in answers_of(run, tokenizer()):
+        how = (used["num_masks"], 4, used["mask_rate"], "bernoulli", 0, used["layer"])
+        yield answer, example_masks(*how, answer.input_ids.tolist())[1], used["layer"]
+
+
+def test_doses_match_the_size_of_the_change(matched, run, tiny):
+    """Loops over masks and tokens, in double precision."""
+    for arm in PERTURBATIONS:
+        sizes = []
+        for answer, masks, layer in each(run):
+            with scoring_session(tiny, "sdpa"):
+                unmasked = run_unmasked(
+                    tiny, answer.input_ids, answer.prompt_length, [layer], "response"
+                )
+                change = Perturbation(arm, matched[arm]["norm"])
+                at = unmasked.predicting
+                plain = perturbed_layer(tiny, unmasked, layer, torch.ones(1, 4), at)[0].double()
+                found = perturbed_layer(tiny, unmasked, layer, masks, at, change).double()
+            for t in range(len(plain)):
+                squares = [float((row[t] - plain[t]).norm() ** 2) for row in found]
+                sizes.append(np.sqrt(np.mean(squares)) / float(plain[t].norm()))
+        assert np.median(sizes) == pytest.approx(matched["heads"]["relative_change"], rel=1e-3)
+    for arm in ("foreign", "isotropic"):  # by construction
+        assert matched[arm]["norm"] == pytest.approx(1, rel=1e-3)
+
+
+def test_the_effect_is_the_mean_divergence_from_the_unmasked_model(search, run, tiny):
+    found = []
+    for answer, masks, layer in each(run):
+        rows = torch.cat([masks, torch.ones(1, 4)])
+        *perturbed, plain = subnetwork_log_probs(
+            tiny, answer.input_ids, answer.prompt_length, layer, rows, scope="response",
+            perturbation="mlp", attention="sdpa",
+        ).double()  # fmt: skip
+        for row in perturbed:
+            found += [float((p.exp() * (p - q)).sum()) for p, q in zip(plain, row, strict=True)]
+    assert search.effect("mlp") == pytest.approx(np.mean(found), rel=1e-5)
+
+
+def test_rows_that_are_evaluated_are_refused(run, monkeypatch):
+    monkeypatch.setattr(room, "load_run", lambda _: run)
+    with pytest.raises(ValueError, match="1 prompts of held stand in run too"):
+        doses_for("run", "held", "tiny")
+
+
+def test_a_file_of_doses_is_what_a_setting_takes(tiny, run, monkeypatch, tmp_path):
+    held = scored_run(tiny, QUESTIONS[2:], **SCORED)
+    monkeypatch.setattr(room, "load_run", lambda path: run if "run" in str(path) else held)
+    monkeypatch.setattr(room, "load_named", lambda *_: (tiny, tokenizer()))
+    monkeypatch.setattr(room, "PERTURBATIONS", ("heads", "mlp"))
+    monkeypatch.setattr(DoseSearch.matched, "__defaults__", (("heads", "mlp"),))
+    for name in ("run", "held"):
+        (tmp_path / name).mkdir()
+    out = tmp_path / "doses.json"
+    done = CliRunner().invoke(
+        main,
+        ["dose", str(tmp_path / "run"), "--held-out", str(tmp_path / "held"), "--model", "tiny",
+         "--rows", "1", "--out", str(out)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "mlp: by effect" in done.output
+    found = json.loads(out.read_text())
+    assert (found["rows"], found["tokens"]) == (1, 4)
+    own = found["arms"]["mlp"]
+    assert dose_of(str(out), "mlp") == matched_dose(out, "mlp") == own["effect"]
+    assert matched_dose(out, "mlp", "norm", times=2) == 2 * own["norm"]
+    assert dose_of(str(out), "heads") is None
+    assert matched_dose(out, "heads", times=0.5) == 0.5
+    with pytest.raises(ValueError, match="no dose of 'foreign' matched by effect"):
+        dose_of(str(out), "foreign")
+
+
+def test_what_is_no_file_of_doses(tmp_path):
+    with pytest.raises(FileNotFoundError, match="neither a number nor a file of doses"):
+        dose_of(str(tmp_path / "none.json"), "mlp")
+    other = tmp_path / "other.json"
+    other.write_text("[]")
+    with pytest.raises(ValueError, match="no file of doses"):
+        dose_of(str(other), "mlp")
+    refused = {"format": 1, "arms": {"mlp": {"refused": "a mixture of experts"}}}
+    other.write_text(json.dumps(refused))
+    with pytest.raises(ValueError, match="a mixture of experts"):
+        dose_of(str(other), "mlp")
+    with pytest.raises(ValueError, match="'effect', 'norm', got 'size'"):
+        matched_dose(other, "mlp", "size")

@@ -1,0 +1,152 @@
+"""The causal probe on a model in which one head decides."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lm_polygraph_asmi.saved.probe import read_probe, write_probe
+from lm_polygraph_asmi.scoring import probe as room
+from lm_polygraph_asmi.scoring.answers import answers_of
+from lm_polygraph_asmi.scoring.probe import CausalProbe, Tokens, probe_of
+from tests.scoring.saved import QUESTIONS, scored_run
+from tests.tiny_lm import tokenizer, whitebox
+
+HEAD, LAYER, DECIDED = 1, 2, 5
+SCORED = {"num_masks": 60, "mask_rate": 0.3, "details": True}
+
+
+def decided_by_one_head():
+    """Without head 1 of layer 2 the model says token 5; with it, anything else."""
+    model = whitebox().model
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 3.0
+        for layer in model.model.layers:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+        target = model.model.layers[LAYER].self_attn
+        nn.init.zeros_(target.v_proj.weight)
+        target.v_proj.weight[0, 0] = 1.0
+        target.o_proj.weight[0, HEAD * 8] = -10.0
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[DECIDED] = 10.0 * torch.eye(32)[0]
+    return model
+
+
+@pytest.fixture(scope="module")
+def planted():
+    model = decided_by_one_head()
+    run = scored_run(model, scope="response", **SCORED)
+    tokens = Tokens.of(run, 0.6)
+    answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
+    used = run.stats["asmi_settings_d60"][0]
+    return model, used, tokens, answers
+
+
+def asked(planted, **settings) -> CausalProbe:
+    model, used, tokens, _ = planted
+    return CausalProbe(model, used, tokens, **{"count": 6, "draws": 40} | settings)
+
+
+@pytest.fixture(scope="module")
+def probed(planted, tmp_path_factory):
+    manager = tmp_path_factory.mktemp("probe") / "ue_manager_seed1"
+    write_probe(asked(planted).run(planted[-1]), manager)
+    return read_probe(manager)
+
+
+def test_a_decisive_head_flips_every_prediction(probed):
+    found = probed
+    assert found.k == (1, 2, 4)
+    for group, rule in (("high", "critical"), ("low", "critical"),
+                        ("high_first", "held_second"), ("low_second", "held_first")):  # fmt: skip
+        assert len(found.groups[group]) == 6
+        assert (found.flipped(rule, group) == 1).all()
+    assert (np.nanargmax(found.criticality, axis=1) == HEAD).all()
+
+
+def test_no_head_ablated_flips_nothing(probed):
+    found = probed
+    assert (found.tokens["replayed"] == found.tokens["argmax"]).all()
+    assert (found.tokens["argmax"] != DECIDED).all()
+
+
+def test_random_heads_flip_as_often_as_they_hit(probed):
+    """k of 4 heads hold the decisive one with chance k / 4."""
+    found = probed
+    rate = found.flipped("random", "high").mean(0)
+    np.testing.assert_allclose(rate, [0.25, 0.5, 1], atol=0.1)
+    assert np.ptp(found.flipped("random", "high")[:, 0]) > 0  # each token has draws of its own
+
+
+def test_least_critical_heads_flip_when_all_are_taken(probed):
+    found = probed
+    np.testing.assert_array_equal(found.flipped("least", "high").mean(0), [0, 0, 1])
+    # Every rule takes all heads at k = H: the zero mask.
+    for rule in ("critical", "least"):
+        assert (found.predicted[rule][found.groups["high"], 2] == DECIDED).all()
+    assert (found.predicted["random"][found.groups["high"], 2] == DECIDED).all()
+
+
+def test_another_layer_and_own_masks(probed):
+    found = probed
+    assert found.control_layer == 1
+    assert (found.flipped("control_random", "high") == 0).all()
+    # The run's masks take the head away with p = 0.3.
+    assert found.tokens["own_flips"].mean() == pytest.approx(0.3, abs=0.1)
+
+
+def test_what_a_rule_is_not_for_is_not_run(probed):
+    found = probed
+    places = set(range(len(found.tokens["row"])))
+    others = sorted(places - {*found.groups["high"], *found.groups["low"]})
+    assert (found.predicted["control_random"][others] == -1).all()
+
+
+def test_it_does_not_depend_on_the_budget(planted, monkeypatch):
+    whole = asked(planted, count=1, draws=1).run(planted[-1])
+    monkeypatch.setattr(room, "STATES", 1)
+    assert asked(planted, count=1, draws=1, memory_budget=1).run(planted[-1]) == whole
+
+
+def test_a_probe_that_was_killed_goes_on_where_it_stopped(planted, tmp_path):
+    done = []
+
+    class Killed(Exception):
+        pass
+
+    def stop():
+        done.append(1)
+        if len(done) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        asked(planted, draws=1, journal=tmp_path).run(planted[-1], stop)
+    probe, ran = asked(planted, draws=1, journal=tmp_path), []
+    predict = probe._predict
+    probe._predict = lambda *how: ran.append(how[0].input_ids) or predict(*how)
+    found = probe.run(planted[-1])
+    assert len({tuple(ids.tolist()) for ids in ran}) == len(probe.rows) - 2
+    assert found == asked(planted, draws=1).run(planted[-1])
+
+
+def test_another_seed_draws_other_heads(planted):
+    few = {"draws": 2, "count": 2}
+    one, other = (asked(planted, seed=seed, **few).run(planted[-1]) for seed in (0, 1))
+    assert one["predicted"]["random"] != other["predicted"]["random"]
+    assert one["predicted"]["critical"] == other["predicted"]["critical"]
+
+
+def test_another_model_than_the_run_s_is_refused(planted):
+    _, used, tokens, answers = planted
+    with pytest.raises(ValueError, match="another likelihood under this model"):
+        CausalProbe(whitebox().model, used, tokens, count=2).run(answers)
+
+
+def test_a_run_without_masks_is_refused(monkeypatch):
+    run = scored_run(decided_by_one_head(), num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
+    monkeypatch.setattr(room, "load_run", lambda _: run)
+    with pytest.raises(ValueError, match=r"has not saved asmi_masks_d60.*asmi_heads"):
+        probe_of("run", "tiny")
+    with pytest.raises(ValueError, match=r"no ASMI score at depth 0\.9"):
+        probe_of("run", "tiny", depth=0.9)

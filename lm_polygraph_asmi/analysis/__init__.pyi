@@ -5,6 +5,7 @@ from .added import stacked_gain as stacked_gain
 from .calibration import Reliability as Reliability
 from .calibration import Step as Step
 from .calibration import calibrate as calibrate
+from .calibration import debiased_calibration_error as debiased_calibration_error
 from .calibration import held_out_brier as held_out_brier
 from .calibration import held_out_probability as held_out_probability
 from .calibration import probability_at as probability_at

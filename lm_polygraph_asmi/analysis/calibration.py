@@ -219,3 +219,36 @@ def reliability(
         distinct, sizes, rate, np.clip([low, high], 0, 1), brier, miscalibration,
         uncertainty + miscalibration - brier, uncertainty, (1 + as_large) / (1 + draws),
     )  # fmt: skip
+
+
+def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 10) -> float:
+    """Root mean square gap of probability and rate of errors, less what chance alone makes of it.
+
+    Bins of as many answers; in each, the squared gap minus y (1 - y) / (n - 1) of its rate y, which
+    is what it would be on average without any gap. Lower = better, 0 where nothing is left. Answers
+    of one cluster go wrong together, so that with large clusters something is left of right
+    probabilities, too: `reliability` has a test that knows clusters. Source: Kumar, Liang and Ma
+    (2019), Verified uncertainty calibration.
+
+    Args:
+        chance: (n,) probabilities of error, from other answers than these.
+        wrong: (n,).
+        bins: as many as leave two answers in each are taken at most.
+
+    Raises:
+        ValueError: lengths differ, fewer than two answers, values that are not finite, or
+            probabilities outside [0, 1].
+    """
+    said, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
+    if said.shape != errors.shape:
+        raise ValueError(f"{len(said)} probabilities for {len(errors)} answers: one each")
+    if len(said) < 2:
+        raise ValueError("there is no error to be told from chance: give two answers or more")
+    if said.min() < 0 or said.max() > 1:
+        raise ValueError("probabilities must lie in [0, 1]")
+    total = 0.0
+    for rows in np.array_split(np.argsort(said, kind="stable"), max(1, min(bins, len(said) // 2))):
+        rate = errors[rows].mean()
+        gap = (said[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
+        total += len(rows) * gap
+    return float(np.sqrt(max(0.0, total / len(said))))

@@ -8,11 +8,12 @@ independent, so what is tested is sums by cluster.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
+from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
 from lm_polygraph_asmi.validation import check_number
 
 STRICTEST = 0.05
@@ -31,8 +32,7 @@ class RiskThreshold:
     Attributes:
         threshold: accept where score <= this; None: not attainable with these answers.
         coverage: share of the answers accepted, 0 where there is no threshold.
-        error_rate: errors among the accepted answers here, below the promise on average; NaN where
-            there is none.
+        error_rate: errors among the accepted answers here, None where there is no threshold.
         risk, confidence: the promise: drawn again and again, with at least this confidence no more
             than this share of the answers it accepts is wrong.
         base_rate: errors among all answers.
@@ -43,7 +43,7 @@ class RiskThreshold:
 
     threshold: float | None
     coverage: float
-    error_rate: float
+    error_rate: float | None
     risk: float
     confidence: float
     base_rate: float
@@ -58,7 +58,7 @@ class RiskThreshold:
 
     def __str__(self) -> str:
         promise = f"at most {self.risk:.0%} errors, confidence {self.confidence:.0%}"
-        if self.threshold is not None:
+        if self.threshold is not None and self.error_rate is not None:
             said = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
                 f"{self.error_rate:.1%} of them wrong ({promise})"
@@ -111,10 +111,7 @@ def risk_threshold(
         if not 0 < value < 1:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
     check_rows(clusters, scores=scores, wrong=wrong)
-    if not np.isin(wrong, (0, 1)).all():
-        raise ValueError("wrong must hold True and False (or 1 and 0), one for each answer")
-    score, errors = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
-    _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
     sizes = np.bincount(codes)
     total, largest = len(sizes), int(sizes.max())
     if total < 2:
@@ -135,23 +132,19 @@ def risk_threshold(
         share = (~fixing).mean()
         more = _needed(score, errors, codes, risk, level, largest)
         needed = None if more is None else int(np.ceil(more * len(score) / share))
-        return RiskThreshold(
-            None, 0.0, float("nan"), risk, confidence, base, len(score), total, needed
-        )
+        return RiskThreshold(None, 0.0, None, risk, confidence, base, len(score), total, needed)
     # Accepting all was tested; of answers beyond all scores seen nothing is known.
     found = min(found, float(score.max()))
-    accepted = score <= found
-    rate = float(errors[accepted].mean()) if accepted.any() else float("nan")
-    return RiskThreshold(
-        found, float(accepted.mean()), rate, risk, confidence, base, len(score), total
-    )
+    kept = errors[score <= found]
+    coverage, rate = len(kept) / len(score), float(kept.mean())
+    return RiskThreshold(found, coverage, rate, risk, confidence, base, len(score), total)
 
 
 def fixing_rows(clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
     """(n,) rows of the clusters that fix thresholds; what else is chosen by them costs nothing."""
-    distinct, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(distinct))
-    return np.isin(codes, order[: max(1, round(GRID_SHARE * len(distinct)))])
+    codes = cluster_codes(clusters)
+    order = np.random.default_rng(seed).permutation(codes.max() + 1)
+    return np.isin(codes, order[: max(1, round(GRID_SHARE * len(order)))])
 
 
 def _thresholds(score: np.ndarray) -> np.ndarray:
@@ -176,7 +169,7 @@ def _grid(
 def risk_p_value(
     accepted: ArrayLike,
     wrong: ArrayLike,
-    clusters: ArrayLike,
+    clusters: Sequence[Any],
     risk: float,
     largest: int | None = None,
     seed: int = SEED,
@@ -197,9 +190,9 @@ def risk_p_value(
         largest: answers a cluster may have, since all of them may be wrong; None: the most seen.
         seed: of the order.
     """
-    keep, errors = np.asarray(accepted, dtype=bool), np.asarray(wrong, dtype=bool)
-    _, codes, sizes = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
-    largest = int(sizes.max()) if largest is None else largest
+    check_rows(list(clusters), accepted=accepted, wrong=wrong)
+    keep, errors, codes = binary(accepted=accepted), binary(wrong=wrong), cluster_codes(clusters)
+    largest = int(np.bincount(codes).max()) if largest is None else largest
     if largest == 1:
         from scipy.stats import binom
 

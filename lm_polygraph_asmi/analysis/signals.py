@@ -10,8 +10,10 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    binary,
     check_rows,
     cluster_interval,
+    control_table,
 )
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.guarantee import fixing_rows
@@ -55,7 +57,7 @@ def rank_signals(
         ValueError: lengths differ, or values are not finite.
     """
     check_rows(clusters, wrong=wrong, **scores)
-    errors = np.asarray(wrong, dtype=bool)
+    errors = binary(wrong=wrong)
     worth = 1.0 - errors if quality is None else quality
     prr, _ = prr_intervals(scores, worth, clusters, resamples=resamples)
     found = {}
@@ -88,7 +90,9 @@ def combination(
     """
     from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 
-    return error_probability(features, wrong, cluster_folds(wrong, clusters, seed))
+    columns, errors = control_table(features), binary(wrong=wrong)
+    check_rows(clusters, features=columns, wrong=errors)
+    return error_probability(columns, errors, cluster_folds(errors, clusters, seed))
 
 
 def best_signal(
@@ -99,8 +103,9 @@ def best_signal(
     Those of `risk_threshold` with the same seed: it tests on the others, so that the choice costs
     its promise nothing.
     """
+    check_rows(clusters, wrong=wrong, **scores)
     rows = fixing_rows(clusters, seed)
-    errors = np.asarray(wrong, dtype=bool)[rows]
+    errors = binary(wrong=wrong)[rows]
 
     def worth(name: str) -> float:
         found = auroc(np.asarray(scores[name], dtype=float)[rows], errors)

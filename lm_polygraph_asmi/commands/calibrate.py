@@ -36,6 +36,9 @@ SHARED = (
     "--scored", type=click.Path(dir_okay=False), help="JSON lines; scores in it are kept."
 )
 @click.option("--figure", type=click.Path(dir_okay=False), help="Coverage against promised risk.")
+@click.option(
+    "--reliability", type=click.Path(dir_okay=False), help="Figure: rates by probability, held out."
+)
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibrate(
     rows: str | None,
@@ -46,6 +49,7 @@ def calibrate(
     right_from: float,
     scored: str | None,
     figure: str | None,
+    reliability: str | None,
     out: str,
     model: str,
     gguf_file: str | None,
@@ -70,7 +74,7 @@ def calibrate(
         raise click.BadParameter("name a .json file: by that a saved reference is known")
     if (rows is None) == (run is None):
         raise click.UsageError("give ROWS of labelled answers, or a finished run with --run")
-    for file in filter(None, (out, scored, figure)):
+    for file in filter(None, (out, scored, figure, reliability)):
         if not Path(file).absolute().parent.is_dir():
             raise click.BadParameter(f"{file} cannot be written: there is no such folder")
     try:
@@ -96,10 +100,23 @@ def calibrate(
             else:
                 found = calibrate_run(run, scorer, risk, confidence, signal=signal)
         found.save(out)
-        if figure:
+        if figure or reliability:
+            import numpy as np
+
+            from lm_polygraph_asmi.analysis.calibration import Reliability
             from lm_polygraph_asmi.report import figures
 
-            figures.save(figures.promises(found.promised), figure)
+            if figure:
+                figures.save(figures.promises(found.promised), figure)
+            if reliability and found.reliability is None:
+                raise ValueError(f"too few answers for {reliability}: no probability is held out")
+            if reliability:
+                panels = {
+                    found.name: Reliability(
+                        **{n: np.asarray(v) for n, v in found.reliability.items()}
+                    )
+                }
+                figures.save(figures.reliability(panels), reliability)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(found, highlight=False)

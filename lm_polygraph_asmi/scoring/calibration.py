@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_polygraph_asmi.analysis.calibration import (
+    debiased_calibration_error,
+    held_out_probability,
+    reliability,
+)
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
 from lm_polygraph_asmi.analysis.guarantee import risk_threshold
 from lm_polygraph_asmi.analysis.signals import (
@@ -255,6 +260,15 @@ def with_decision(
         named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
     except (ValueError, KeyError):
         pass  # too few errors, or right answers, for its folds; or a run that saved too little
+    held_out = held_out_probability(columns[reference.settings["variant"]], wrong, clusters)
+    diagram, error = None, None
+    if held_out is not None:
+        found = reliability(held_out[0], wrong, clusters)
+        diagram = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(found).items()
+        }
+        error = debiased_calibration_error(held_out[0], wrong)
     ranked = rank_signals(named, wrong, clusters, resamples=resamples)
     promises = tuple(
         Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
@@ -267,6 +281,8 @@ def with_decision(
         signals=ranked,
         recommendation=recommendation(ranked, named, wrong, clusters, own, resamples=resamples),
         promises=promises,
+        reliability=diagram,
+        calibration_error=error,
     )
 
 

@@ -1,6 +1,5 @@
 """Whether an answer may be shown: a threshold with its promise, and what it was made on."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -54,10 +53,7 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        own = asdict(self.found)
-        if math.isnan(self.found.error_rate):
-            own["error_rate"] = None
-        return {"signal": self.signal} | own
+        return {"signal": self.signal} | asdict(self.found)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Decision":
@@ -66,5 +62,4 @@ class Decision:
         signal = own.pop("signal")
         if signal not in SIGNALS:
             raise ValueError(f"there is no signal {signal!r}, but {list(SIGNALS)}")
-        own["error_rate"] = float("nan") if own["error_rate"] is None else own["error_rate"]
         return cls(signal, RiskThreshold(**own))

@@ -77,6 +77,9 @@ class Reference:
         signals: how well each signal ranked the errors, by name; see `calibrate` of this folder.
         recommendation: which of them to use, in a sentence.
         promises: the thresholds of other risks and signals: for a table, not to choose from.
+        reliability: the held-out reliability diagram of the probability, see
+            `analysis.Reliability`; None where there were too few answers.
+        calibration_error: debiased, of the same held-out probabilities, lower = better; with it.
         usual: name -> sorted values of what needs no labels, to tell whether answers still come
             as these did.
         unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
@@ -102,6 +105,8 @@ class Reference:
     signals: dict[str, Signal] = field(default_factory=dict)
     recommendation: str = ""
     promises: tuple[Decision, ...] = ()
+    reliability: dict[str, Any] | None = None
+    calibration_error: float | None = None
     usual: dict[str, list[float]] = field(default_factory=dict)
     unit: str = "answers"
 
@@ -396,6 +401,19 @@ class Reference:
         ]
         return pd.DataFrame(table, columns=columns)
 
+    @property
+    def steps(self) -> "pd.DataFrame":
+        """A row per step of the calibration: its lowest score, answers, errors, and their rate.
+
+        The interval is Wilson's, 95 %, which takes answers as independent.
+        """
+        import pandas as pd
+
+        rates = [wilson_interval(step.errors, step.n) for step in self.calibration]
+        table = [{**step._asdict(), "rate": r.value, "low": r.low, "high": r.high}
+                 for step, r in zip(self.calibration, rates, strict=True)]  # fmt: skip
+        return pd.DataFrame(table)
+
     def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
         """Where answers scored with this reference no longer come as its own did."""
         now: dict[str, list[float]] = {"score": [one.score for one in scores]}
@@ -417,6 +435,18 @@ class Reference:
             yield table
         if self.recommendation:
             yield Text(self.recommendation)
+        yield Text(f"Rate of errors by {self.method}, with Wilson's intervals:")
+        table = Table("from", "answers", "wrong", "rate", box=None, header_style="dim")
+        for row in self.steps.itertuples():
+            rate = _shown(Interval(row.rate, row.low, row.high))
+            table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
+        yield table
+        if self.reliability is not None:
+            yield Text(
+                f"Held out, these probabilities have a debiased calibration error of "
+                f"{self.calibration_error:.3f}; p = {self.reliability['p_value']:.2g} that right "
+                "ones are off by as much."
+            )
         if self.promises:
             yield Text("Coverage by promised risk; each promise holds by itself:")
             risks = list(dict.fromkeys(one.found.risk for one in self.promises))

@@ -1,5 +1,7 @@
 """Calibration by isotonic fits, and whether its probabilities hold what they say."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -9,6 +11,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     SMALLEST_STEP,
     Step,
     calibrate,
+    debiased_calibration_error,
     held_out_brier,
     held_out_probability,
     probability_at,
@@ -191,3 +194,33 @@ def test_wrong_probabilities_leave_it():
 def test_what_is_no_probability(chance, clusters, message):
     with pytest.raises(ValueError, match=message):
         reliability(chance, [True, False], list(clusters))
+
+
+def test_calibration_error_without_what_chance_makes():
+    rng = np.random.default_rng(0)
+    chance = rng.random(60)
+    wrong = rng.random(60) < chance
+    order = sorted(range(60), key=lambda row: chance[row])
+    total = 0
+    for start in range(0, 60, 6):
+        rows = order[start : start + 6]
+        rate = sum(wrong[row] for row in rows) / 6
+        said = sum(chance[row] for row in rows) / 6
+        total += (said - rate) ** 2 - rate * (1 - rate) / 5
+    expected = math.sqrt(max(0, total / 10))
+    assert debiased_calibration_error(chance, wrong) == pytest.approx(expected)
+
+
+def test_calibration_error_is_right_on_average():
+    """Of right probabilities nothing is left, of shifted ones the shift, whatever their number."""
+    rng = np.random.default_rng(1)
+    for n in (100, 1000):
+        squares = {0.0: [], 0.1: []}
+        for _ in range(200):
+            chance = rng.uniform(0.1, 0.8, n)
+            for shift, found in squares.items():
+                wrong = rng.random(n) < chance + shift
+                found.append(debiased_calibration_error(chance, wrong) ** 2)
+        assert np.mean(squares[0.1]) == pytest.approx(0.01, abs=0.004)
+        assert np.mean(squares[0.0]) < 0.6 / n  # what is below zero counts as none
+    assert debiased_calibration_error([0.5, 0.5], [True, False]) == 0

@@ -102,6 +102,10 @@ CALLS = {
     "redraw_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
     "aurc": lambda f, c: f(c["score"], c["wrong"]),
     "risk_coverage": lambda f, c: f(c["score"], c["wrong"]),
+    "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
+    "rank_signals": lambda f, c: f({"a": c["score"]}, c["wrong"], c["clusters"], resamples=FEW),
+    "combination": lambda f, c: f(table(c), c["wrong"], c["clusters"]),
+    "debiased_calibration_error": lambda f, c: f(c["chance"], c["wrong"]),
     "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
     "confident_but_fragile": lambda f, c: f(
         c["other"], c["score"], c["wrong"], c["clusters"], FEW
@@ -119,6 +123,7 @@ OTHERS = {
     # Of intervals, p-values, counts, texts or seconds, not of answers: see their own tests.
     "cluster_band", "cluster_interval",  # of a function of the caller's
     "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
+    "best_signal", "drifts", "recommendation", "risk_p_value",
     "same_order", "sample_size", "tally", "text_clusters", "votes", "wilson_interval",
 }  # fmt: skip
 
@@ -195,6 +200,7 @@ UNDEFINED = {
     "coverage_intervals": {"one cluster", "one answer"},
     "auroc_interval": {"one cluster", *NO_CONTRAST},
     "difference_interval": {"one cluster", *NO_CONTRAST},
+    "rank_signals": {"one cluster", *NO_CONTRAST},
     "auroc_difference": {"one cluster", *NO_CONTRAST},
     "aurc_difference": {"one cluster", "one answer"},
     "error_separation": {"one cluster", *NO_CONTRAST},

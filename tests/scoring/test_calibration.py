@@ -11,7 +11,12 @@ import torch
 from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
-from lm_polygraph_asmi.analysis import risk_threshold
+from lm_polygraph_asmi.analysis import (
+    debiased_calibration_error,
+    held_out_probability,
+    risk_threshold,
+    wilson_interval,
+)
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows
 from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wrong
@@ -26,7 +31,7 @@ SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
 WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
 
 
-def labelled(n=60):
+def labelled(n=90):
     """Two answers to each prompt; the label has nothing to do with anything."""
     draw = np.random.default_rng(0)
     return [
@@ -84,12 +89,10 @@ def test_what_is_made_of_labels(reference, scores, scorer):
     wrong = np.array([not row["correct"] for row in labelled()])
     clusters = [str(row["cluster"]) for row in labelled()]
     assert reference.scores == sorted(map(float, scores))
-    assert (reference.n, reference.clusters, reference.errors) == (60, 30, wrong.sum())
+    assert (reference.n, reference.clusters, reference.errors) == (90, 45, wrong.sum())
     values = [one.signals["perplexity"] for one in scores]
     expected = risk_threshold(values, wrong, clusters, 0.4, 0.8)
-    # Without a threshold the error rate is NaN, which equals nothing.
-    assert str(reference.decision) == str(Decision("perplexity", expected))
-    assert reference.decision.found.threshold == expected.threshold
+    assert reference.decision == Decision("perplexity", expected)
     for kind in scores[0].signals:
         found = reference.signals[SIGNALS[kind]]
         values = [one.signals[kind] for one in scores]
@@ -102,6 +105,12 @@ def test_what_is_made_of_labels(reference, scores, scorer):
     assert tried == [(kind, risk) for kind in scores[0].signals for risk in RISKS]
     assert len(reference.promised) == len(tried)
     assert reference.settings.items() >= scorer.fingerprints().items()
+    held_out, _ = held_out_probability([*map(float, scores)], wrong, clusters)
+    assert reference.calibration_error == debiased_calibration_error(held_out, wrong)
+    assert reference.reliability["brier"] == pytest.approx(np.mean((held_out - wrong) ** 2))
+    for row, step in zip(reference.steps.itertuples(), reference.calibration, strict=True):
+        assert (row.start, row.n, row.errors) == step
+        assert (row.rate, row.low, row.high) == wilson_interval(step.errors, step.n)
     assert reference.usual["prompt_tokens"] == sorted(one.prompt_tokens for one in scores)
 
 
@@ -112,8 +121,7 @@ def test_saved_and_loaded(reference, tmp_path):
     found = Reference.load(tmp_path / "reference.json")
     found.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == text
-    assert str(found.decision) == str(reference.decision)
-    assert found.signals == reference.signals
+    assert found == reference
     content = json.loads(text)
     for other in (1, FORMAT + 1):
         (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
@@ -323,7 +331,7 @@ def test_drift_is_told_without_labels(reference, scores):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("command")
     tiny_lm.save(place / "model")
-    rows = "".join(json.dumps(row) + "\n" for row in labelled(60))
+    rows = "".join(json.dumps(row) + "\n" for row in labelled())
     (place / "rows.jsonl").write_text(rows)
     return place
 
@@ -340,12 +348,14 @@ def test_from_rows_to_decisions_by_command(folder):
     model = folder / "model"
     code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 0.4,
                      "--confidence", 0.8, "--out", folder / "reference.json", *OPTIONS,
-                     "--figure", folder / "promises.svg")  # fmt: skip
+                     "--figure", folder / "promises.svg",
+                     "--reliability", folder / "reliability.svg")  # fmt: skip
     assert code == 0, said
     found = Reference.load(folder / "reference.json")
     assert f"Decision {found.decision}." in said
     assert found.recommendation in said
     assert (folder / "promises.svg").stat().st_size > 1000
+    assert (folder / "reliability.svg").stat().st_size > 1000
     files = ("--reference", folder / "reference.json", "--out", folder / "out.jsonl")
     given = ("--model", model, "--prompt-file", folder / "rows.jsonl")
     code, said = run("score", *given, *OPTIONS, *files)
@@ -367,7 +377,7 @@ def test_from_rows_to_decisions_by_command(folder):
 
 def test_two_settings_on_the_same_rows(scored, tmp_path):
     same = compare_files(scored, scored, resamples=20)
-    assert (same.rows, same.clusters, same.left_out) == (60, 30, 0)
+    assert (same.rows, same.clusters, same.left_out) == (90, 45, 0)
     for differences in (same.means, same.auroc, same.prr):
         assert len(differences) == 5
         assert all(tuple(one) == (0, 0, 0) for one in differences.values())
@@ -380,7 +390,7 @@ def test_two_settings_on_the_same_rows(scored, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
     found = compare_files(scored, other, resamples=20)
-    assert (found.rows, found.left_out) == (59, 1)
+    assert (found.rows, found.left_out) == (89, 1)
     assert found.means["msp"] == pytest.approx((1, 1, 1))
     assert found.means["sem"] == (0, 0, 0)
     assert found.settings == ("num_masks 4 and 9",)
@@ -390,4 +400,4 @@ def test_two_settings_on_the_same_rows(scored, tmp_path):
         compare_files(scored, other)
     code, said = run("compare", scored, scored)
     assert code == 0
-    assert "60 rows that both have, 30 clusters" in said
+    assert "90 rows that both have, 45 clusters" in said

@@ -1,6 +1,5 @@
 """The page of scored answers: self-contained, light and dark, readable without colour."""
 
-import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -98,19 +97,12 @@ def standing(score: Any) -> str:
     """The verdict in a few words."""
     if not score.answered:
         return "answered nothing"
+    decided = {True: "accepted", False: "refused", None: ""}[score.accept]
     if score.error_probability is None:
-        return "no verdict"
+        return decided or "no verdict"
     mark = ", confident but fragile" if score.confident_but_fragile else ""
-    return f"probability of error {score.error_probability:.2f}{mark}"
-
-
-def probability(likelihood: float) -> str:
-    """exp(-likelihood) in three digits; of a long answer, where none are left, as a power of e.
-
-    Args:
-        likelihood: negative and logarithmic, nats.
-    """
-    return f"{math.exp(-likelihood):.3g}" if likelihood < 700 else f"e^-{likelihood:.0f}"
+    said = f"probability of error {score.error_probability:.2f}{mark}"
+    return f"{decided}, {said}" if decided else said
 
 
 def _by_verdict(score: Any) -> tuple[Any, ...]:

@@ -23,9 +23,12 @@ from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wr
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.comparing import compare_files
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
+from lm_polygraph_asmi.scoring.page import render, standing
 from lm_polygraph_asmi.scoring.reference import FORMAT
 from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
+from tests.scoring.test_page import Elements
+from tests.scoring.test_result import printed
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
 WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
@@ -167,6 +170,13 @@ def test_accept(reference, again):
         assert one.accept is None
         assert one.accept_reason.startswith("No decision: ")
         assert said in one.accept_reason
+    for limit, word in ((1e9, "accepted"), (-1, "refused")):
+        one = deciding(reference, again, limit)
+        shown = Elements(render([one, one], "Answers")).text
+        assert one.accept_reason in shown
+        assert word in standing(one)
+        assert standing(one) in shown
+        assert one.accept_reason in " ".join(printed(one, width=300).split())
     content = json.loads(json.dumps(deciding(reference, again, 1e9).to_dict(), allow_nan=False))
     assert content["accept"] is True
     assert content["accept_reason"].startswith("Accepted")

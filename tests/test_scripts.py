@@ -214,7 +214,7 @@ def test_compare_masks_tables():
 
 
 def test_promise_on_other_questions(tmp_path):
-    """What is asked, labelled, held out and counted; the steps between are commands of their own."""
+    """What is asked, labelled, held out and counted; what lies between are commands."""
     questions = [
         {"id": f"q{p}{q}", "question": f"Who {q}?", "answers": [{"text": "Edda Holm"}]}
         for p in range(6)

@@ -1,5 +1,6 @@
 """The page of scored answers: self-contained, light and dark, readable without colour."""
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -103,6 +104,15 @@ def standing(score: Any) -> str:
     mark = ", confident but fragile" if score.confident_but_fragile else ""
     said = f"probability of error {score.error_probability:.2f}{mark}"
     return f"{decided}, {said}" if decided else said
+
+
+def probability(likelihood: float) -> str:
+    """exp(-likelihood) in three digits; of a long answer, where none are left, as a power of e.
+
+    Args:
+        likelihood: negative and logarithmic, nats.
+    """
+    return f"{math.exp(-likelihood):.3g}" if likelihood < 700 else f"e^-{likelihood:.0f}"
 
 
 def _by_verdict(score: Any) -> tuple[Any, ...]:

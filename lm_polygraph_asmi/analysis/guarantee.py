@@ -120,11 +120,12 @@ def risk_threshold(
         )
     fixing = fixing_rows(clusters, seed)
     grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
-    tested, labels, owners = score[~fixing], errors[~fixing], codes[~fixing]
+    tested, labels = score[~fixing], errors[~fixing]
+    owners = np.unique(codes[~fixing], return_inverse=True)[1]
     level = 1 - confidence
     found = None
     for threshold in grid:
-        if risk_p_value(tested <= threshold, labels, owners, risk, largest, seed) > level:
+        if _p_value(tested <= threshold, labels, owners, risk, largest, seed) > level:
             break
         found = float(threshold)
     base = float(errors.mean())
@@ -191,8 +192,15 @@ def risk_p_value(
         seed: of the order.
     """
     check_rows(list(clusters), accepted=accepted, wrong=wrong)
-    keep, errors, codes = binary(accepted=accepted), binary(wrong=wrong), cluster_codes(clusters)
+    codes = cluster_codes(clusters)
     largest = int(np.bincount(codes).max()) if largest is None else largest
+    return _p_value(binary(accepted=accepted), binary(wrong=wrong), codes, risk, largest, seed)
+
+
+def _p_value(
+    keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int, seed: int
+) -> float:
+    """The same of columns that were looked at, with clusters as numbers from 0."""
     if largest == 1:
         from scipy.stats import binom
 

@@ -27,7 +27,7 @@ from lm_polygraph_asmi.saved.runs import RIGHT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.rows import Row, score_rows
+from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
 from lm_polygraph_asmi.validation import VARIANTS, check_number
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def calibrate_rows(
     """A reference from labelled answers, with a threshold that keeps a promise.
 
     Args:
-        rows: of `read_rows`, or plain dictionaries: `prompt` (text or messages), `answer`, and
-            `correct` or `quality`; `cluster` if prompts that look different share something
-            (default: `context_clusters`, unless every row has one).
+        rows: of `read_rows`, or plain dictionaries, those of `score --out` among them: `prompt`
+            (text or messages), `answer`, and `correct` or `quality`; `cluster` if prompts that look
+            different share something (default: `context_clusters`, unless every row has one).
         scorer: model and settings; the reference refuses other ones.
         risk: promised share of wrong answers among the accepted ones.
         confidence: of the promise.
@@ -133,9 +133,14 @@ def calibrate_rows(
     """
     if signal not in ("best", "score", *SIGNALS):
         raise ValueError(f"signal must be best, score or one of {', '.join(SIGNALS)}: {signal!r}")
-    given = [
+    numbered = [
         row if isinstance(row, Row) else Row(number, dict(row))
         for number, row in enumerate(rows, start=1)
+    ]
+    # Lines that `score --out` wrote may be labelled as they are: they are scored anew.
+    given = [
+        Row(row.number, {name: row.content[name] for name in row.content if name not in RESERVED})
+        for row in numbered
     ]
     if not given:
         raise ValueError("there is no row: at least two labelled answers are wanted")
@@ -176,8 +181,6 @@ def _answered(prompt: Any) -> bool:
 
 def _scored(rows: list[Row], scorer: "Scorer", out: Path | None) -> dict[int, Score]:
     """Scores by number of the row, those that `out` had among them."""
-    from lm_polygraph_asmi.scoring.rows import rows_done, rows_left
-
     rows_left(scorer, rows, out)  # refuses a file of something else
     found = {}
     if out is not None:

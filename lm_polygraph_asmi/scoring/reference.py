@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ NEEDED = (
     "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
 )  # fmt: skip
 """Settings without which nobody knows what a reference is of."""
+USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
+"""What is said of quantities that need no labels."""
 FINGERPRINTS = {
     "weights": "other weights there, or another precision of them",
     "tokenizer": "another tokenizer or chat template there",
@@ -413,6 +415,18 @@ class Reference:
         table = [{**step._asdict(), "rate": r.value, "low": r.low, "high": r.high}
                  for step, r in zip(self.calibration, rates, strict=True)]  # fmt: skip
         return pd.DataFrame(table)
+
+    def unlike(self, values: Mapping[str, float | None]) -> list[str]:
+        """What of one answer lies beyond all of the reference's, in sentences."""
+        said = []
+        for name, value in values.items():
+            known = self.usual.get(name)
+            if known and value is not None and not known[0] <= value <= known[-1]:
+                said.append(
+                    f"{USUAL[name]} {value:.4g} lies beyond the reference's, {known[0]:.4g} to "
+                    f"{known[-1]:.4g}: it promises nothing for answers unlike its own."
+                )
+        return said
 
     def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
         """Where answers scored with this reference no longer come as its own did."""

@@ -474,6 +474,8 @@ class Score:
             said += self.reference.verdict(self.score, self._compared)
             if self._yardstick is not None and self._yardstick.decision is not None:
                 said.insert(1, self.accept_reason)
+                seen = {"prompt_tokens": self.prompt_tokens, "msp": self.msp}
+                said += self._yardstick.unlike(seen)
             if self.confident_but_fragile:
                 run = self.reference
                 said.append(

@@ -282,6 +282,15 @@ def test_labels_that_are_none(content, message):
         is_wrong(content)
 
 
+def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, reference, tmp_path):
+    lines = [json.loads(line) for line in scored.read_text().splitlines()]
+    out = tmp_path / "again.jsonl"
+    assert "score" in lines[0]
+    found = calibrate_rows(lines[:12], scorer, 0.4, 0.8, out=out, resamples=20)
+    assert set(found.scores) <= set(reference.scores)
+    assert found.n == len(out.read_text().splitlines()) == 12
+
+
 def test_labels():
     assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
     assert [is_wrong({"quality": value}) for value in (0.49, 0.5, 1)] == [True, False, False]
@@ -335,6 +344,16 @@ def test_drift_is_told_without_labels(reference, scores):
     assert set(found) == {"msp", "prompt_tokens"}
     assert found["msp"].startswith("msp is distributed otherwise than in the reference: median")
     assert reference.drifts(moved[:10]) == []
+
+
+def test_an_answer_unlike_all_of_the_reference(reference, again):
+    for name, said in (("prompt_tokens", "The number of the prompt's tokens 900 lies beyond"),
+                       ("msp", "The answer's MSP 900 lies beyond")):  # fmt: skip
+        one = replace(again, reference=reference, **{name: 900})
+        assert any(line.startswith(said) for line in one.verdict)
+    usual = {name: values[3] for name, values in reference.usual.items() if name != "score"}
+    known = replace(again, **usual)
+    assert not any("lies beyond" in line for line in known.verdict)
 
 
 @pytest.fixture(scope="module")

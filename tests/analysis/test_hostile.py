@@ -126,7 +126,7 @@ OTHERS = {
     "best_signal", "drifts", "recommendation", "risk_p_value",
     "same_order", "sample_size", "tally", "text_clusters", "votes", "wilson_interval",
     "equivalence_size", "verdicts",
-    # Of masks and what they do to tokens: test_heads, test_coupling, test_probe, test_falsifier.
+    # Of masks and what they do to tokens: see the tests of heads, coupling, probe and falsifier.
     "arm_comparisons", "chance_of_hitting", "concentration", "corrected_correlation",
     "criticality_coupling", "double_dissociation", "flip_differences", "flip_rates",
     "head_criticality", "high_stratum", "permutation_null", "redrawn_masks", "redrawn_null",

@@ -18,6 +18,7 @@ from lm_polygraph_asmi.report.exhibits.heads import (
     head_concentration,
     head_coupling,
     head_errors,
+    profiles,
 )
 from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_probe
 from lm_polygraph_asmi.saved.probe import probe_path, read_probe, write_probe
@@ -154,6 +155,34 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     assert cell.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
     assert cell.dissected(0.9) is None
     assert cell.dissected_depths == [0.6]
+
+
+def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
+    """Its own scores are in no table: verdicts over cells would count these answers twice."""
+    saved = content(N)
+    about = manifest(N)
+    save(tmp_path / "whole", saved, about)
+    dissect(saved)
+    rows = np.arange(N)[::-1][:20]  # in another order, too
+    some = {
+        part: {name: [values[i] for i in rows] for name, values in saved[part].items()}
+        for part in ("estimations", "gen_metrics", "stats")
+    }
+    shorter = {"ids": [f"q{i}" for i in rows], "clusters": [f"passage {i // 2}" for i in rows]}
+    file = save(tmp_path / "part", {**saved, **some}, about | {"rows": shorter})
+    write_probe(probe(20), file)
+    (cell,) = load_cells([tmp_path / "part", tmp_path / "whole"])
+    assert len(cell) == N
+    assert len(cell.runs) == len(cell.parts) == 1
+    found = profiles(cell, 0.6)
+    assert sorted(set(found.answer)) == sorted(rows)
+    for answer in rows:
+        own = np.asarray(saved["stats"]["asmi_kl_d60"][answer], dtype=float).mean(0)
+        np.testing.assert_allclose(found.mi[found.answer == answer], own)
+    (item,) = causal_probe([cell])
+    assert item.table["tokens"].max() == 20
+    (alone,) = load_cells([tmp_path / "part"])
+    assert len(alone) == 20
 
 
 def test_the_probe_has_its_rates_and_their_controls(cell):

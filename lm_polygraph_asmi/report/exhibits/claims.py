@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -41,6 +42,10 @@ class Finding(NamedTuple):
 Look = Callable[[Sequence[Cell]], Iterator[Finding]]
 
 
+def _said(found: Interval) -> str:
+    return str(found) if isfinite(found.low) else f"{found.value:+.2f}, without an interval"
+
+
 def _above(found: Interval) -> str:
     return HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
 
@@ -68,29 +73,29 @@ def _coupled(cell: Cell) -> Any:
 
 def _positive(cell: Cell) -> tuple[str, str]:
     found = _coupled(cell).information
-    return _above(found), str(found)
+    return _above(found), _said(found)
 
 
 def _negative(cell: Cell) -> tuple[str, str]:
     found = _coupled(cell).information
-    return _above(-found), str(found)
+    return _above(-found), _said(found)
 
 
 def _underpowered(cell: Cell) -> tuple[str, str] | None:
     if "babi" not in cell.dataset.lower():
         return None
     found = _coupled(cell).information
-    return FAILS if found.excludes(0) else HOLDS, str(found)
+    return FAILS if found.excludes(0) else HOLDS, _said(found)
 
 
 def _more_than_entropy(cell: Cell) -> tuple[str, str]:
     found = _coupled(cell).difference
-    return _above(found), f"{found}, paired"
+    return _above(found), f"{_said(found)}, paired"
 
 
 def _sharpens(cell: Cell) -> tuple[str, str]:
     found = sharpened(cell)
-    return _above(found), f"{found} from {cell.dissected_depths[0]:.0%} of depth on"
+    return _above(found), f"{_said(found)} from {cell.dissected_depths[0]:.0%} of depth on"
 
 
 def _fewer_with_depth(cell: Cell) -> tuple[str, str] | None:
@@ -99,13 +104,13 @@ def _fewer_with_depth(cell: Cell) -> tuple[str, str] | None:
         return None
     ends = [excess_heads(cell, depth) for depth in (depths[0], depths[-1])]
     outcome = HOLDS if ends[1].high < ends[0].low else FAILS if ends[1].low > ends[0].high else OPEN
-    return outcome, f"{ends[0]} at {depths[0]:.0%}, {ends[1]} at {depths[-1]:.0%}"
+    return outcome, f"{_said(ends[0])} at {depths[0]:.0%}, {_said(ends[1])} at {depths[-1]:.0%}"
 
 
 def _spread(cell: Cell) -> tuple[str, str]:
     found, excess = profiles(cell, cell.depth), excess_heads(cell, cell.depth)
     count = float(found.heads[found.high].mean())
-    return _above(excess), f"{count:.1f} heads, minus noise {excess}"
+    return _above(excess), f"{count:.1f} heads, minus noise {_said(excess)}"
 
 
 def _errors(cell: Cell) -> tuple[str, str] | None:
@@ -187,7 +192,9 @@ def _not_above_msp(cell: Cell) -> tuple[str, str]:
     scores = {"sem": sem, "msp": msp}
     _, paired = prr_intervals(scores, cell.quality, cell.clusters, [("sem", "msp")])
     found = paired["sem", "msp"]
-    return {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}[_above(found)], f"Sem-ASMI minus MSP {found}"
+    return {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}[
+        _above(found)
+    ], f"Sem-ASMI minus MSP {_said(found)}"
 
 
 def _not_reproduced(cells: Sequence[Cell]) -> Iterator[Finding]:

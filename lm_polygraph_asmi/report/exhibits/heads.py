@@ -109,7 +109,7 @@ def _columns(cell: Cell, depth: float) -> Iterator[tuple[list[np.ndarray], int]]
     )
     saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
     seeds = run.stats.get(at_depth("asmi_mask_seed", depth)) or range(len(run.scores))
-    for answer, row in enumerate(cell.rows):
+    for answer, row in cell.places(run):
         kl, masks = (np.asarray(values[row], dtype=float) for values in saved.values())
         entropy = np.asarray(run.stats["asmi_entropy"][row], dtype=float)
         tokens = len(entropy)
@@ -143,6 +143,8 @@ def profiles(cell: Cell, depth: float) -> Profiles:
         raise Unavailable(NEEDS)
     if not all(run.stats.get(name) for name in ("asmi_entropy", "asmi_closing")):
         raise Unavailable("asmi_entropy or asmi_closing not saved")
+    if not cell.places(run):
+        raise Unavailable("of the answers with masks none is in use")
     parts, unknown = zip(*_columns(cell, depth), strict=True)
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     settings = dict(run.stats[at_depth("asmi_settings", depth)][0])
@@ -188,7 +190,7 @@ def head_concentration(cells: Sequence[Cell]) -> Items:
                 "H": used["num_heads"],
                 "S": used["num_masks"],
                 "tokens": len(found.z),
-                "tokens an answer": len(found.z) / len(cell),
+                "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
                 "n_eff (high MI)": float(found.heads[high].mean()),
                 "n_eff of noise†": float(np.nanmean(found.null[high])),
                 "of redrawn masks†": float(np.nanmean(found.redrawn[high])),

@@ -48,6 +48,8 @@ NEEDED = (
     "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
 )  # fmt: skip
 """Settings without which nobody knows what a reference is of."""
+NOT_RECORDED = "not recorded"
+"""In place of a model's name, where a run has no manifest."""
 USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
 """What is said of quantities that need no labels."""
 FINGERPRINTS = {
@@ -174,7 +176,7 @@ class Reference:
             msp,
             name=cell.label,
             method=method,
-            model=str(cell.run.recorded("model").get("path", "")),
+            model=str(cell.run.recorded("model").get("path") or NOT_RECORDED),
             judged_by=cell.metric,
             settings=(cell.settings() or {}) | {"variant": variant} | _own_settings(cell, method),
             masking_response=None
@@ -339,11 +341,11 @@ class Reference:
             if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
-        if there and here and there != here:
-            found.append(f"model {there} there, {here} here")
         lacking = [name for name in NEEDED if name not in self.settings]
-        if here and not there and "weights" not in self.settings:
+        if here and there == NOT_RECORDED:
             lacking.append("model")
+        elif there and here and there != here:
+            found.append(f"model {there} there, {here} here")
         if lacking:
             found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
         return found

@@ -26,6 +26,7 @@ from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.page import render, standing
 from lm_polygraph_asmi.scoring.reference import FORMAT
 from tests import tiny_lm
+from tests.report import runs
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_page import Elements
 from tests.scoring.test_result import printed
@@ -236,10 +237,17 @@ def test_a_reference_that_knows_not_what_it_is_of(reference, again, missing):
     assert f"{missing} not recorded there: make a new one with" in one.accept_reason
 
 
-def test_a_reference_that_knows_not_its_model(reference, again):
-    known = {n: v for n, v in reference.settings.items() if n not in ("weights", "tokenizer")}
-    one = replace(again, model="here", reference=replace(reference, settings=known, model=""))
-    assert "model not recorded there" in one.accept_reason
+def test_a_run_that_knows_neither_model_nor_settings(again, tmp_path):
+    """As the README's recipe for a config of one's own makes it."""
+    saved = runs.content()
+    for name in [name for name in saved["stats"] if name.startswith("asmi_settings")]:
+        del saved["stats"][name]
+    found = Reference.from_run(runs.save(tmp_path / "run", saved, about={}))
+    (reason,) = found.other_settings(again.settings | {"variant": "sem", "model": "some/model"})
+    assert reason.startswith("depth, num_masks, mask_rate, top_k, mask_sampler, scope, model not ")
+    one = replace(again, model="some/model", reference=found)
+    assert one.accept is one.error_probability is one.percentile is None
+    assert any(line.startswith("No verdict") and "calibrate" in line for line in one.verdict)
 
 
 def test_read_back_sorted_and_formatted(scores, again, reference):

@@ -101,22 +101,17 @@ def calibrate(
                 found = calibrate_run(run, scorer, risk, confidence, signal=signal)
         found.save(out)
         if figure or reliability:
-            import numpy as np
-
-            from lm_polygraph_asmi.analysis.calibration import Reliability
             from lm_polygraph_asmi.report import figures
 
             if figure:
                 figures.save(figures.promises(found.promised), figure)
-            if reliability and found.reliability is None:
-                raise ValueError(f"too few answers for {reliability}: no probability is held out")
             if reliability:
-                panels = {
-                    found.name: Reliability(
-                        **{n: np.asarray(v) for n, v in found.reliability.items()}
+                diagram = found.diagram
+                if diagram is None:
+                    raise ValueError(
+                        f"{reliability} is not drawn: of so few answers none can be held out"
                     )
-                }
-                figures.save(figures.reliability(panels), reliability)
+                figures.save(figures.reliability({found.name: diagram}), reliability)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(found, highlight=False)

@@ -92,8 +92,8 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(exists=True),
     help="What the number means: a finished run (its manager file is a pickle: only files you "
-    "trust), or what `polygraph_asmi calibrate` or `reference` saved; twice for one of answers and one of their "
-    "parts.",
+    "trust), or what `polygraph_asmi calibrate` or `reference` saved; twice for one of answers and "
+    "one of their parts.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="JSON lines; rows in it are kept.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.calibration import (
+    Reliability,
     Step,
     calibrate,
     held_out_brier,
@@ -404,6 +405,17 @@ class Reference:
             for one in self.promises
         ]
         return pd.DataFrame(table, columns=columns)
+
+    @property
+    def diagram(self) -> Reliability | None:
+        """`reliability` as `report.figures` draws it."""
+        if self.reliability is None:
+            return None
+        columns = {
+            name: np.asarray(value) if isinstance(value, list) else value
+            for name, value in self.reliability.items()
+        }
+        return Reliability(**columns)
 
     @property
     def steps(self) -> "pd.DataFrame":

@@ -411,7 +411,7 @@ class Reference:
         """`reliability` as `report.figures` draws it."""
         if self.reliability is None:
             return None
-        columns = {
+        columns: dict[str, Any] = {
             name: np.asarray(value) if isinstance(value, list) else value
             for name, value in self.reliability.items()
         }

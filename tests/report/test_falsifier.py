@@ -21,7 +21,7 @@ from lm_polygraph_asmi.report.exhibits.falsifier import (
 from lm_polygraph_asmi.saved.cells import Unavailable, variant
 from tests.report.runs import arm, content, manifest, matched, save
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
+pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 80
 SEM = "Sem-ASMI (60%, K=64)"
 

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_p
 from lm_polygraph_asmi.saved.probe import probe_path, read_probe, write_probe
 from tests.report.runs import content, dissect, manifest, probe, save
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
+pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 60
 
 

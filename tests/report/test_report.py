@@ -32,7 +32,7 @@ from lm_polygraph_asmi.report.exhibits.signal import distinct
 from lm_polygraph_asmi.saved.probe import write_probe
 from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
+pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 
 SEM = "Sem-ASMI (60%, K=64)"
 ANSWERS = 64
@@ -113,6 +113,7 @@ def test_a_report_has_every_item_in_every_form(everything):
         assert pixels[..., :3].std() > 0.02, f"{picture.name} is empty"
 
 
+@pytest.mark.pictures
 def test_the_same_runs_leave_the_same_files(tmp_path):
     save(tmp_path / "run", content(n=40))
     for name in ("one", "two"):
@@ -253,7 +254,6 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved = content()
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
@@ -322,7 +322,6 @@ def reasons(items) -> str:
     return "\n".join(item.reason for item in items if isinstance(item, Gap))
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_one_finite_mask_for_all_methods(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
@@ -563,6 +562,7 @@ def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     assert cells is None or (items["outcome_counts"].table["cells"] == cells).all()
 
 
+@pytest.mark.pictures
 def test_names_and_texts_with_special_characters(tmp_path):
     saved = content()
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
@@ -740,7 +740,6 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_judges_disagree_where_metrics_do(tmp_path):
     saved = content(n=120)
     quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])

@@ -283,7 +283,9 @@ class Talk:
         """The dearest way that was needed."""
         made = known(self.model)["checks"]
         needed = {
-            key[2] for key, reached in made.items() if len(key) == 5 and key[1] == scope and reached
+            key[2]
+            for key, reached in made.items()
+            if key[0] != "refused" and len(key) == 5 and key[1] == scope and reached
         }
         order = [way.name for way in WAYS if way.scope == scope]
         needed |= {self.verdict.ways.get(scope, order[0])}

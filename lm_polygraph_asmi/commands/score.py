@@ -125,7 +125,7 @@ def score(
     if not sys.warnoptions:  # those of other libraries, which no user can act on
         warnings.simplefilter("ignore")
     try:
-        settings["dose"] = _dose(settings["dose"], settings["perturbation"])
+        settings["dose"] = _dose(settings["dose"], settings["perturbation"], settings)
         _check(settings, stop)
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
@@ -163,7 +163,7 @@ def score(
         from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
 
         found = of_answers_and_parts(
-            settings.pop("reference"), settings["variant"], settings["depth"]
+            settings.pop("reference"), settings["variant"], settings["depth"], settings["source"]
         )
         settings["reference"] = [one for one in found if one is not None]
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
@@ -248,12 +248,12 @@ def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     stop_strings(stop)
 
 
-def _dose(given: str | None, perturbation: str) -> float | None:
+def _dose(given: str | None, perturbation: str, used: Mapping[str, Any]) -> float | None:
     """A number, or what a file says of this perturbation."""
     from lm_polygraph_asmi.saved.doses import dose_of
 
     try:
         number = None if given is None else float(given)
     except ValueError:
-        return dose_of(given, perturbation)
+        return dose_of(given, perturbation, used)
     return dose_of(number, perturbation)

@@ -133,6 +133,7 @@ class Cell:
         runs: the runs over these answers; `source` is the one token statistics are read from.
         arms: those of the falsifier, whose scores are in no table of methods.
         parts: runs over some of these answers that kept their masks, for the analysis of heads.
+        arm_parts: the same of arms, for their probes alone.
         run: their methods together.
         metric: the quality metric in use.
         depth: the operating depth.
@@ -154,6 +155,7 @@ class Cell:
     arms: tuple[ArmRun, ...] = ()
     operating_source: str | None = None
     parts: tuple[Run, ...] = ()
+    arm_parts: tuple[ArmRun, ...] = ()
 
     @property
     def label(self) -> str:
@@ -529,15 +531,19 @@ def load_cells(
                 break
         else:
             groups.append([run])
-    parts = {i: whole for i, group in enumerate(groups) if (whole := _whole(group, groups))}
-    cells = [
-        replace(
-            _cell(group, metric, depth),
-            parts=tuple(run for j in parts if parts[j] is group for run in groups[j]),
+    wholes = {i: whole for i, group in enumerate(groups) if (whole := _whole(group, groups))}
+    cells = []
+    for i, group in enumerate(groups):
+        if i in wholes:
+            continue
+        parts = [(run, _arm(run)) for j in wholes if wholes[j] is group for run in groups[j]]
+        cells.append(
+            replace(
+                _cell(group, metric, depth),
+                parts=tuple(run for run, arm in parts if arm is None),
+                arm_parts=tuple(arm for _, arm in parts if arm is not None),
+            )
         )
-        for i, group in enumerate(groups)
-        if i not in parts
-    ]
     times = Counter(cell.label for cell in cells)
     doubled = [cell for cell in cells if times[cell.label] > 1]
     folder = os.path.commonpath([cell.run.path.parent for cell in doubled]) if doubled else ""
@@ -659,9 +665,14 @@ def _arm(run: Run) -> ArmRun | None:
             dose = float(part.removeprefix("dose="))
     if arm == "heads" and dose is None:
         return None
-    asked = run.recorded("config").get("falsifier") or {}
-    matching = asked.get("matching") if asked.get("doses") else None
-    return ArmRun(arm, dose, matching, float(asked.get("times") or 1), run)
+    config = run.recorded("config")
+    asked = config.get("falsifier") or {}
+    given = ((config.get("asmi") or {}).get("calculator") or {}).get("dose")
+    if asked.get("doses"):
+        return ArmRun(arm, dose, asked.get("matching"), float(asked.get("times") or 1), run)
+    # A file as the dose itself: what the calculator takes from it is the one by effect.
+    matching = "effect" if isinstance(given, str) and arm != "heads" else None
+    return ArmRun(arm, dose, matching, 1.0 if matching else float(asked.get("times") or 1), run)
 
 
 def _most_masks(run: Run) -> int:

@@ -130,7 +130,8 @@ class Engine:
         depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        dose = dose_of(dose, perturbation)
+        masked = {"scope": scope, "mask_rate": mask_rate}
+        dose = dose_of(dose, perturbation, *({"depth": depth, **masked} for depth in depths))
         point = (top_k, num_masks, mask_rate, mask_sampler, scope)
         check_settings(depths, *point, perturbation, dose)
         self.sources = sources_of(source)

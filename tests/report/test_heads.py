@@ -185,6 +185,54 @@ def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
     assert len(alone) == 20
 
 
+def test_an_arm_over_the_first_answers_is_no_part_of_heads(tmp_path):
+    """Not even if it kept more masks than heads did; its probe is that of an arm."""
+    saved = content(N)
+    save(tmp_path / "whole", saved)
+    about = manifest(20) | {"rows": {name: own[:20] for name, own in manifest(N)["rows"].items()}}
+    for name, masks in (("heads", 100), ("mlp", 150)):
+        own = content(N)
+        dissect(own, masks=masks)
+        own |= {
+            part: {key: values[:20] for key, values in own[part].items()}
+            for part in ("estimations", "gen_metrics", "stats")
+        }
+        if name == "mlp":
+            settings = own["stats"]["asmi_settings_d60"]
+            own["stats"]["asmi_settings_d60"] = [used | {"perturbation": name} for used in settings]
+            own["estimations"] = {
+                (level, method.replace("%, K=64", "%, K=64, mlp")): values
+                for (level, method), values in own["estimations"].items()
+            }
+        write_probe(probe(20), save(tmp_path / name, own, about))
+    (cell,) = load_cells([tmp_path / name for name in ("mlp", "heads", "whole")])
+    assert [run.path.parent.name for run in cell.parts] == ["heads"]
+    assert profiles(cell, 0.6).settings["num_masks"] == 100
+    (item,) = causal_probe([cell])
+    assert set(item.table["cell"]) == {cell.label, f"{cell.label} (mlp)"}
+
+
+def test_what_a_single_head_cannot_say_is_not_claimed(tmp_path):
+    write_probe(probe(20, heads=1), save(tmp_path / "run", content(20)))
+    (item,) = head_claims(load_cells([tmp_path / "run"]))
+    said = item.table.set_index("claim")["here"]
+    for start in ("The gap between", "Fragility is borne", "So it is where"):
+        assert said[said.index.str.startswith(start)].item() == "not measured here"
+
+
+def test_claims_of_two_tokens_are_not_made(tmp_path):
+    saved = content(20)
+    dissect(saved)
+    for row, kl in enumerate(saved["stats"]["asmi_kl_d60"]):
+        kl[:, 0 if row else 2 :] = 0
+    save(tmp_path / "run", saved)
+    (item,) = head_claims(load_cells([tmp_path / "run"]))
+    said = item.table.set_index("claim")["here"]
+    assert said[said.index.str.startswith("With a context, MI couples")].item() == (
+        "not measured here"
+    )
+
+
 def test_the_probe_has_its_rates_and_their_controls(cell):
     (item,) = causal_probe([cell])
     table = item.table.set_index("tokens and heads")

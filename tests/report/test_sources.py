@@ -66,6 +66,18 @@ def test_shares_and_attention_are_those_of_the_tokens(table):
     assert np.isnan(shares["Sem-ASMI", "all"])
 
 
+def test_shares_are_of_one_run_s_own_masks(run, table, tmp_path):
+    """The benchmark's run, in the scope "all", saved another MI under the same name."""
+    plain = content(N, scale=5)
+    cells = load_cells([save(tmp_path / "plain", plain), run])
+    assert len(cells) == 1
+    (item,) = sources(cells)
+    shares = item.table.set_index(["score", "source"])["share of MI"]
+    for source in ("context", "elsewhere"):
+        assert shares["Sem-ASMI", source] == table.loc[("Sem-ASMI", source), "share of MI"]
+    assert "10,000 resamples" in item.caption[-1]
+
+
 def test_cheaper_scores_stand_beside_them(table):
     assert list(table.index) == [
         ("Sem-ASMI", "all"), ("Sem-ASMI", "context"), ("Sem-ASMI", "elsewhere"),

@@ -18,7 +18,7 @@ from lm_polygraph_asmi.report.exhibits.heads import (
     sharpened,
 )
 from lm_polygraph_asmi.report.exhibits.probe import ROWS, differences, probed, rates
-from lm_polygraph_asmi.saved.cells import Cell
+from lm_polygraph_asmi.saved.cells import Cell, Unavailable
 
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "undecided", "not measured here"
 PAPER_K = (1, 2, 4, 8)
@@ -68,7 +68,10 @@ def _each(grounded: bool | None, look: Callable[[Cell], tuple[str, str] | None])
 
 
 def _coupled(cell: Cell) -> Any:
-    return coupled(cell, cell.depth)["as in the paper"]
+    found = coupled(cell, cell.depth).get("as in the paper")
+    if found is None:
+        raise Unavailable("too few tokens with z_t")
+    return found
 
 
 def _positive(cell: Cell) -> tuple[str, str]:
@@ -153,6 +156,8 @@ def _widens(cell: Cell) -> tuple[str, str] | None:
     if not high or not low:
         return None
     gaps = [high[k].value - low[k].value for k in PAPER_K if k in high]
+    if len(gaps) < 2:  # a layer of a single head
+        return None
     outcome = HOLDS if all(a <= b for a, b in pairwise(gaps)) else FAILS
     return outcome, ", ".join(f"{gap:.0f}" for gap in gaps) + " points"
 
@@ -165,6 +170,8 @@ def _highest_on_recall(cells: Sequence[Cell]) -> Iterator[Finding]:
         for other, theirs in known:
             if other.grounded and other.model == cell.model and theirs:
                 shared = [k for k in own if k >= 2 and k in theirs]
+                if not shared:
+                    continue
                 higher = all(own[k].value > theirs[k].value for k in shared)
                 yield Finding(HOLDS if higher else FAILS, cell.label, f"against {other.dataset}")
 
@@ -179,6 +186,8 @@ def _beyond_random(pair: str) -> Callable[[Cell], tuple[str, str] | None]:
             most = found.probe.criticality.shape[1] // 2
             by_k = zip(found.probe.k, known[1], strict=True)
             gaps = {k: gap for k, gap in by_k if k in PAPER_K and k <= most}
+            if not gaps:  # a layer of a single head
+                continue
             outcomes = {_above(gap) for gap in gaps.values()}
             outcome = FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
             return outcome, ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in gaps.items())

@@ -168,7 +168,7 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
         "the test without running it.",
     ]
     return frame(
-        "falsifier_verdicts", title, _all(cells), compute, notes, digits=3,
+        "falsifier_verdicts", title, _all(cells), compute, notes, digits=3, resamples=10_000,
         p_values=("p special, Holm", "p reproduced, Holm"), finish=_counted,
         label=lambda one: one.label, otherwise=OTHERWISE,
     )  # fmt: skip
@@ -215,7 +215,7 @@ def falsifier(cells: Sequence[Cell]) -> Items:
         "is none. Never competing with methods: an arm is no score.",
     ]
     return frame(
-        "falsifier", title, _all(cells), compute, notes, draw, digits=3,
+        "falsifier", title, _all(cells), compute, notes, draw, digits=3, resamples=10_000,
         signed=("heads minus arm",), p_values=("p equal",), finish=_counted,
         label=lambda one: one.label, otherwise=OTHERWISE,
     )  # fmt: skip
@@ -358,7 +358,7 @@ def dissociation(cells: Sequence[Cell]) -> Items:
         "the arm is bound to the context, as the paper's account of context routing has it.",
     ]
     return frame(
-        "double_dissociation", title, twins(cells), compute, notes, digits=3,
+        "double_dissociation", title, twins(cells), compute, notes, digits=3, resamples=10_000,
         signed=("heads minus arm, open minus closed",), label=lambda pair: pair[0].label,
         otherwise="no model was asked the same questions with and without context",
     )  # fmt: skip

@@ -321,6 +321,8 @@ def head_coupling(cells: Sequence[Cell]) -> Items:
         "over clusters (questions on one text are dependent), where so marked. The raw index is "
         "not coupled here: under noise with heavy tails it correlates with MI_t by itself.",
         "Halves: MI_t of the first half of the masks, z_t of the second, which share no mask. "
+        "Some of the masks have no ensemble of their own in a saved run: their MI_t, that of the "
+        "first 40 too, is their mean divergence from the mean over all masks. "
         "Means of answers: one value an answer. Given H and position: partial rank correlation. "
         + DAGGER,
     ]

@@ -75,7 +75,7 @@ def probed(cell: Cell) -> list[Probed]:
         ValueError: a damaged one.
     """
     runs = [("heads", run) for run in (*cell.runs, *cell.parts)]
-    runs += [(arm.arm, arm.run) for arm in cell.arms]
+    runs += [(arm.arm, arm.run) for arm in (*cell.arms, *cell.arm_parts)]
     found = ((arm, run, read_probe(run.path)) for arm, run in runs)
     return [Probed(cell, arm, run, probe) for arm, run, probe in found if probe is not None]
 

@@ -45,9 +45,14 @@ def _tokens(cell: Cell, statistic: str, source: str) -> list[np.ndarray] | None:
     return None if saved is None else [np.asarray(values, dtype=float) for values in saved]
 
 
-def _share(cell: Cell, source: str) -> float | None:
-    """Median over answers of a source's share of MI, mean over mean of the tokens."""
-    part, whole = (_tokens(cell, "asmi_mi", of) for of in (source, "all"))
+def _share(cell: Cell, method: str, of_all: str | None) -> float | None:
+    """Median over answers of a score's share of the MI behind that of all, mean over mean.
+
+    Both as the runs that made these scores saved them: another run of the cell, in the scope "all",
+    say, has another MI under the same name.
+    """
+    part = cell.mi_of(method)
+    whole = None if of_all is None else cell.mi_of(of_all)
     if part is None or whole is None:
         return None
     shares = [a.mean() / b.mean() for a, b in zip(part, whole, strict=True) if b.mean() > 0]
@@ -94,7 +99,7 @@ def sources(cells: Sequence[Cell]) -> Items:
         "Spearman correlations with the score of all and with length.",
     ]
     return frame(
-        "sources", title, cells, compute, notes, digits=3,
+        "sources", title, cells, compute, notes, digits=3, resamples=10_000,
         signed=("Δ all",), p_values=("p", "p, Holm"), finish=finish,
         otherwise="no answers were scored by source (see asmi_sources)",
     )  # fmt: skip
@@ -119,7 +124,7 @@ def _rows(cell: Cell, methods: Mapping[tuple[str, str], str]) -> list[dict[str, 
                 "Δ all": None if of_all is None else paired[method, of_all],
                 "AUROC": auroc(values, cell.wrong),
                 **_beyond(cell, values),
-                "share of MI": _share(cell, source) if own else None,
+                "share of MI": _share(cell, method, of_all) if own else None,
                 "attention": _attention(cell, source) if own else None,
                 "ρ all": None if of_all is None else _rank(values, scores[of_all]),
                 "ρ length": _rank(values, cell.lengths),

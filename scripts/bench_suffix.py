@@ -140,9 +140,10 @@ class Contenders:
 
     def _suffix(self, prefix: Tensor, masks: Tensor) -> Tensor:
         hidden = prefix.expand(len(masks), -1, -1)
-        layers = decoder_layers(self.model)
+        # Looked up before the hook of others makes another model of it.
+        layers, last = decoder_layers(self.model), num_layers(self.model)
         with masked_heads(self.model, self.layer, masks, slice(None)):
-            for index in range(self.layer, num_layers(self.model)):
+            for index in range(self.layer, last):
                 hidden = self.calls[index].replay(layers[index], hidden)
         return readout(self.model, final_norm(self.model)(hidden)[:, self.predicting.start :])
 

@@ -4,19 +4,25 @@
     python scripts/model_table.py LlamaForCausalLM --full   # one class, what was compared
 
 Each class is built tiny and random from its configuration and scored through the public
-`subnetwork_log_probs` in both scopes, with short and long prompts and answers, under eager
-attention and SDPA. The judge is a whole forward pass over a copy of the model in which the masked
-heads have no weight in the output projection; where that projection is, and how many heads it
-takes, is looked up here by name, not taken from the package. A class is right if everything agrees,
-refused if ASMI says so by itself, and wrong if any number differs: then the script fails.
+`subnetwork_log_probs` in both scopes, under eager attention and SDPA: short sequences before long
+ones and long before short, two splits of one length in either order, one mask, two, five and ten of
+them, in one piece and in uneven ones; and again with rotary angles that switch with the length,
+where the configuration takes them. The judge is a whole forward pass over a copy of the model in
+which the masked heads have no weight in the output projection; where that projection is, and how
+many heads it takes, is looked up here by name, not taken from the package. A class is right if
+everything agrees, refused if ASMI says so by itself, and wrong if any number differs: then the
+script fails.
 """
 
 import copy
+import json
+import logging
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -33,17 +39,58 @@ from lm_polygraph_asmi.model import (
     structure_of,
     subnetwork_log_probs,
 )
+from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.suffix import WAYS
+from lm_polygraph_asmi.validation import SCOPES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.registry import classes, tiny
+from tests.registry import classes, tiny, with_longrope
 
 DEPTH = 0.4
 TOLERANCE = 1e-3
 """Total variation at the worst position: rounding in recurrences makes 2e-4, errors make 0.01."""
-SHAPES = ((1, 4), (11, 6), (12, 1), (3, 40), (70, 12), (24, 9))
-"""Prompt and response tokens, short before long: below, at and beyond every tiny window."""
-MASKS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]])
+MASKS = torch.tensor(
+    [[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1],
+     [1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1], [0, 1, 1, 0], [1, 0, 0, 0]]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: prompt and response tokens, how many masks, and in pieces of how many."""
+
+    prompt: int
+    response: int
+    masks: int = 2
+    together: int | None = None
+
+    def __str__(self) -> str:
+        pieces = f" in pieces of {self.together}" if self.together else ""
+        return f"{self.prompt} + {self.response} tokens, {self.masks} masks{pieces}"
+
+
+def questions(*shapes: tuple[int, int], masks: int = 2) -> list[Question]:
+    return [Question(*shape, masks) for shape in shapes]
+
+
+SERIES = {
+    # Below, at and beyond every tiny window.
+    "rising": questions((1, 4), (11, 6), (12, 1), (3, 40), (70, 12), (24, 9), masks=3),
+    # Among them as many positions as there are heads, or as a head or the model is wide.
+    "falling": questions(
+        (70, 12), (12, 30), (20, 13), (10, 7), (2, 9), (5, 4), (3, 2), (2, 1), (1, 2), (1, 1)
+    ),
+    "split early": questions((3, 9), (9, 3)),
+    "split late": questions((9, 3), (3, 9)),
+    "masks": [
+        Question(9, 4, 1), Question(9, 4, 2), Question(9, 4, 5), Question(9, 4, 10, 3),
+        Question(9, 4, 5, 2),
+    ],
+}  # fmt: skip
+"""What a model is asked, as if it had not been asked before; by turns under eager and SDPA."""
+SWITCHING = questions((24, 4), (8, 20), (4, 6), (14, 2), (13, 9))
+"""Where angles switch at 16 tokens: at and around them, in the prompt and behind it."""
 PROJECTIONS = (
     "o_proj", "out_proj", "wo", "Wo", "c_proj", "dense", "output_linear", "linear_out", "o",
     "o_b_proj", "attention_output", "project_o", "out_lin", "output_proj",
@@ -106,36 +153,42 @@ class Judge:
     """Whole passes over copies whose masked heads have no weight in one layer's projection."""
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
-        self.copies = []
-        path = structure_of(model).layers
-        for mask in MASKS:
-            copied = copy.deepcopy(model)
-            layers = copied.get_submodule(path)
-            layers[layer] = copy.deepcopy(layers[layer])  # what layers share is shared no more
-            name = projection_by_name(layers[layer])
-            parent, _, last = name.rpartition(".")
-            whole = layers[layer].get_submodule(name)
-            masked = copy.deepcopy(whole)
-            axis = 0 if type(whole).__name__ == "Conv1D" else 1
-            width = masked.weight.shape[axis] // MASKS.shape[1]
-            with torch.no_grad():
-                for head, keep in enumerate(mask.tolist()):
-                    if not keep:
-                        masked.weight.narrow(axis, head * width, width).zero_()
-            switch = ByPosition(masked, whole)
-            setattr(layers[layer].get_submodule(parent), last, switch)
-            self.copies.append((copied, switch))
+        self.model, self.layer = model, layer
+        self.copies: list[tuple[PreTrainedModel, ByPosition]] = []
+        self.said: dict[Any, list[Tensor]] = {}  # the same text may be asked for more masks
 
-    def log_probs(self, ids: Tensor, prompt: int, scope: str, attention: str) -> Tensor:
+    def _copy(self, mask: Tensor) -> tuple[PreTrainedModel, ByPosition]:
+        copied = copy.deepcopy(self.model)
+        layers = copied.get_submodule(structure_of(self.model).layers)
+        layers[self.layer] = copy.deepcopy(
+            layers[self.layer]
+        )  # what layers share is shared no more
+        layer = layers[self.layer]
+        name = projection_by_name(layer)
+        parent, _, last = name.rpartition(".")
+        whole = layer.get_submodule(name)
+        masked = copy.deepcopy(whole)
+        axis = 0 if type(whole).__name__ == "Conv1D" else 1
+        width = masked.weight.shape[axis] // len(mask)
+        with torch.no_grad():
+            for head, keep in enumerate(mask.tolist()):
+                if not keep:
+                    masked.weight.narrow(axis, head * width, width).zero_()
+        switch = ByPosition(masked, whole)
+        setattr(layer.get_submodule(parent), last, switch)
+        return copied, switch
+
+    def log_probs(self, ids: Tensor, question: Question, scope: str, attention: str) -> Tensor:
         """(S, T, V) by one whole pass a mask."""
-        predicting = slice(prompt - 1, len(ids) - 1)
-        rows = []
-        for copied, switch in self.copies:
+        predicting = slice(question.prompt - 1, len(ids) - 1)
+        self.copies += [self._copy(mask) for mask in MASKS[len(self.copies) : question.masks]]
+        rows = self.said.setdefault((tuple(ids.tolist()), question.prompt, scope, attention), [])
+        for copied, switch in self.copies[len(rows) : question.masks]:
             switch.positions = predicting if scope == "response" else slice(None)
             with torch.no_grad(), scoring_session(copied, attention):
                 logits = copied(input_ids=ids[None, :-1], use_cache=False).logits[0, predicting]
             rows.append(logits.float().log_softmax(-1))
-        return torch.stack(rows)
+        return torch.stack(rows[: question.masks])
 
 
 @dataclass
@@ -146,6 +199,8 @@ class Verdict:
         scopes: by scope, "right", "refused: why" or "WRONG: by how much".
         ways: by scope, how the passes were run in the end.
         note: which layers have heads, where not all do; or why nothing could be asked.
+        compared: every comparison, and what came out.
+        switching: whether it was asked again with angles that switch with the length.
     """
 
     name: str
@@ -153,6 +208,7 @@ class Verdict:
     ways: dict[str, str] = field(default_factory=dict)
     note: str = ""
     compared: list[str] = field(default_factory=list)
+    switching: bool = False
 
 
 REFUSALS = (TypeError, ValueError, RuntimeError)
@@ -162,59 +218,120 @@ def _short(error: Exception) -> str:
     return f"refused: {str(error).splitlines()[0]}"
 
 
+class Talk:
+    """Questions put to one model, and what came."""
+
+    def __init__(self, model: PreTrainedModel, verdict: Verdict) -> None:
+        self.model, self.verdict = model, verdict
+        self.layer = layer_at(model, DEPTH).layer
+        self.judge = Judge(model, self.layer)
+        if num_heads(model, self.layer) != MASKS.shape[1]:
+            raise NotJudged(f"{num_heads(model, self.layer)} heads found, built with four")
+        self.attentions = ["eager"]
+        try:
+            with scoring_session(model, "sdpa"):
+                self.attentions.append("sdpa")
+        except ValueError:
+            pass
+
+    def _budget(self, question: Question, scope: str) -> int | None:
+        """Bytes for so many masks together; the model's configuration tells how many that are."""
+        if question.together is None:
+            return None
+        positions = question.prompt + question.response - 1
+        if scope == "all":
+            return batch_bytes(self.model, question.together, positions)
+        known = question.prompt - 1
+        return packed_bytes(self.model, question.together, question.response, known)
+
+    def _wrong(self, question: Question, scope: str, attention: str) -> str | None:
+        """How wrong an answer is; None if it is right."""
+        length = question.prompt + question.response
+        ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(length))
+        with scoring_session(self.model, attention):
+            budget = self._budget(question, scope)
+        ours = subnetwork_log_probs(
+            self.model, ids, question.prompt, self.layer, MASKS[: question.masks],
+            scope=scope, attention=attention, memory_budget=budget,
+        )  # fmt: skip
+        theirs = self.judge.log_probs(ids, question, scope, attention)
+        apart = (ours.exp() - theirs.exp()).abs().sum(-1).max().item() / 2
+        self.verdict.compared.append(f"{scope}, {attention}, {question}: {apart:.1g}")
+        if not apart <= TOLERANCE:
+            return f"WRONG: {apart:.2g} at {question}, {attention}"
+        if question.masks > 1 and not (theirs.exp() - theirs[:1].exp()).abs().max() > 1e-4:
+            return f"WRONG: masks change nothing at {question}"
+        return None
+
+    def outcome(self, scope: str, series: Mapping[str, Sequence[Question]]) -> str:
+        """ "right", "refused: why" or "WRONG: by how much"."""
+        for place, of_series in enumerate(series.values()):
+            known(self.model).pop("checks", None)
+            for question in of_series:
+                try:
+                    wrong = self._wrong(
+                        question, scope, self.attentions[place % len(self.attentions)]
+                    )
+                except REFUSALS as error:
+                    return _short(error)
+                if wrong is not None:
+                    return wrong
+            self._note_ways(scope)
+        return "right"
+
+    def _note_ways(self, scope: str) -> None:
+        """The dearest way that was needed."""
+        made = known(self.model)["checks"]
+        needed = {
+            key[2]
+            for key, reached in made.items()
+            if key[0] != "refused" and len(key) == 5 and key[1] == scope and reached
+        }
+        order = [way.name for way in WAYS if way.scope == scope]
+        needed |= {self.verdict.ways.get(scope, order[0])}
+        self.verdict.ways[scope] = max(needed, key=order.index)
+
+
 def ask(name: str, model: PreTrainedModel) -> Verdict:
     """Score a model every way and judge every number."""
     verdict = Verdict(name)
     try:
         found = structure_of(plain_model(model))
     except REFUSALS as error:
-        verdict.scopes = dict.fromkeys(("all", "response"), _short(error))
+        verdict.scopes = dict.fromkeys(SCOPES, _short(error))
         return verdict
-    depth = layer_at(model, DEPTH)
     if len(found.sites) < found.num_layers:
         verdict.note = f"heads in layers {', '.join(map(str, found.sites))} of {found.num_layers}"
-    judge = Judge(model, depth.layer)
-    if num_heads(model, depth.layer) != MASKS.shape[1]:
-        raise NotJudged(f"{num_heads(model, depth.layer)} heads found, built with four")
-    generator = torch.Generator().manual_seed(1)
-    attentions = ["eager"]
-    try:
-        with scoring_session(model, "sdpa"):
-            attentions.append("sdpa")
-    except ValueError:
-        pass
-    for scope in ("all", "response"):
-        outcome = "right"
-        for attention in attentions:
-            for prompt, response in SHAPES if attention == "eager" else SHAPES[1::2]:
-                ids = torch.randint(3, 61, (prompt + response,), generator=generator)
-                try:
-                    ours = subnetwork_log_probs(
-                        model, ids, prompt, depth.layer, MASKS, scope=scope, attention=attention
-                    )
-                except REFUSALS as error:
-                    outcome = _short(error)
-                    break
-                theirs = judge.log_probs(ids, prompt, scope, attention)
-                apart = (ours.exp() - theirs.exp()).abs().sum(-1).max().item() / 2
-                verdict.compared.append(f"{scope}, {attention}, {prompt} + {response}: {apart:.1g}")
-                if not apart <= TOLERANCE:
-                    outcome = f"WRONG: {apart:.2g} at {prompt} + {response} tokens, {attention}"
-                    break
-                with_effect = (theirs.exp() - theirs[:1].exp()).abs().max()
-                if not with_effect > 1e-4:
-                    outcome = f"WRONG: masks change nothing at {prompt} + {response} tokens"
-            if outcome != "right":
-                break
-        verdict.scopes[scope] = outcome
-        refused = {
-            key[2] for key in known(model).get("checks", {}) if len(key) == 3 and key[0] == scope
-        }
-        used = [
-            key[3] for key in known(model).get("checks", {}) if len(key) == 5 and key[1] == scope
-        ]
-        verdict.ways[scope] = next((way for way in dict.fromkeys(used) if way not in refused), "")
+    talk = Talk(model, verdict)
+    verdict.scopes = {scope: talk.outcome(scope, SERIES) for scope in SCOPES}
     return verdict
+
+
+def ask_switching(verdict: Verdict, config: type, model: type) -> None:
+    """Ask a class again with angles that switch with the length, where it takes and obeys them."""
+    try:
+        switching = tiny(config, model, amend=lambda made: with_longrope(made) or _no_longrope())
+        long, short = (torch.arange(3, 3 + length)[None] for length in (20, 10))
+        structure_of(plain_model(switching))
+        with torch.no_grad():
+            one, other = (switching(input_ids=ids).logits[0, 9] for ids in (long, short))
+    except Exception:  # it does not take them
+        return
+    if torch.allclose(one, other, atol=1e-3):
+        return
+    talk = Talk(switching, Verdict(verdict.name))
+    for scope in [scope for scope, said in verdict.scopes.items() if said == "right"]:
+        said = talk.outcome(scope, {"eager": SWITCHING, "sdpa": SWITCHING[::-1]})
+        if said.startswith("WRONG"):
+            verdict.scopes[scope] = f"{said}, LongRoPE"
+        elif said != "right":
+            verdict.note += f" LongRoPE in `{scope}`: {said}"
+    verdict.compared += talk.verdict.compared
+    verdict.switching = True
+
+
+def _no_longrope() -> None:
+    raise ValueError("the configuration has no rotary angles")
 
 
 def verdict_of(name: str, config: type, model: type) -> Verdict:
@@ -226,9 +343,11 @@ def verdict_of(name: str, config: type, model: type) -> Verdict:
             name, note=f"not built: {type(error).__name__}: {str(error).splitlines()[0]}"
         )
     try:
-        return ask(name, built)
+        verdict = ask(name, built)
+        ask_switching(verdict, config, model)
     except NotJudged as error:
         return Verdict(name, note=f"not judged: {error}")
+    return verdict
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
@@ -243,13 +362,17 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
         "",
         f"Written by `scripts/model_table.py` with transformers {transformers.__version__} and "
         f"torch {torch.__version__.partition('+')[0]}: {len(verdicts)} classes of its registry of "
-        f"causal language models, {len(asked)} of them built tiny from a configuration and asked. "
+        f"causal language models, {len(asked)} of them built tiny from a configuration and asked, "
+        f"{sum(v.switching for v in verdicts)} again with rotary angles that switch with the "
+        "length. "
         f"**Right: {counts['all']} in the scope `all`, {counts['response']} in `response`**; every "
         "other is refused by name, and the reason stands here. Right means: equal to whole passes "
-        "over a copy whose masked heads have no weight, at several lengths, under eager attention "
-        "and SDPA. Real weights bring sizes and settings that no tiny model has, so the same "
-        "comparison is made whenever a model is scored. In brackets: how the passes are run where "
-        "the cheapest way does not serve. [What is looked for and checked](models.md).",
+        "over a copy whose masked heads have no weight, for one to ten masks, rising and "
+        "falling lengths and two splits of one length, under eager attention and SDPA. Real "
+        "weights bring sizes and "
+        "settings that no tiny model has, so the same comparison is made whenever a model is "
+        "scored. In brackets: how the passes are run where the cheapest way does not always serve. "
+        "[What is looked for and checked](models.md).",
         "",
         "| class | all | response | |",
         "| --- | --- | --- | --- |",
@@ -276,22 +399,28 @@ def _cell(verdict: Verdict, scope: str) -> str:
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.")
+@click.option(
+    "--journal",
+    type=click.Path(path_type=Path),
+    help="Verdicts, a line each as they are made; what stands there is not asked again.",
+)
 @click.option("--full", is_flag=True, help="Say what was compared.")
-def main(names: tuple[str, ...], out: Path | None, full: bool) -> None:
+def main(names: tuple[str, ...], out: Path | None, journal: Path | None, full: bool) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    logging.getLogger("lm_polygraph").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     chosen = [row for row in classes() if not names or row[0] in names]
+    lines = journal.read_text().splitlines() if journal and journal.exists() else []
+    made = {verdict.name: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
     verdicts = []
     for row in tqdm(chosen, disable=not sys.stderr.isatty()):
-        verdicts.append(verdict_of(*row))
-        print(
-            row[0],
-            verdicts[-1].scopes or verdicts[-1].note,
-            verdicts[-1].ways,
-            file=sys.stderr,
-            flush=True,
-        )
+        verdict = made.get(row[0]) or verdict_of(*row)
+        verdicts.append(verdict)
+        print(row[0], verdict.scopes or verdict.note, verdict.ways, file=sys.stderr, flush=True)
+        if journal and row[0] not in made:
+            with journal.open("a") as file:
+                file.write(json.dumps(asdict(verdict)) + "\n")
     if full:
         for v in verdicts:
             print(v.name, v.scopes, v.ways, v.note, *v.compared, sep="\n  ")

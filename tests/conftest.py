@@ -72,8 +72,11 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of a report are made and not written, where its text is asked for; --slow writes."""
-    if not request.config.getoption("--slow"):
+    """Figures of a report are made and not written, where its text is asked for; --slow writes.
+
+    Tests marked `pictures` write theirs.
+    """
+    if not request.config.getoption("--slow") and "pictures" not in request.keywords:
         monkeypatch.setattr("lm_polygraph_asmi.report.writing.save", lambda *_: None)
 
 

@@ -5,7 +5,7 @@ line a class. Weights of norms are random too, or a norm that is skipped or appl
 unseen.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -119,6 +119,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def with_longrope(config: PretrainedConfig) -> bool:
+    """Give a configuration angles that switch beyond 16 positions; whether it takes any."""
+    parts = [getattr(config, name, None) for name in config.sub_configs or {}]
+    takes = [with_longrope(part) for part in parts if isinstance(part, PretrainedConfig)]
+    angles = getattr(config, "rope_parameters", None)
+    if not isinstance(angles, dict) or not angles:
+        return any(takes)
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 16, "factor": 4.0,
+            "short_factor": [1.0], "long_factor": [4.0]}  # fmt: skip
+    nested = all(isinstance(of_kind, dict) for of_kind in angles.values())
+    config.rope_parameters = (
+        {kind: of_kind | long for kind, of_kind in angles.items()} if nested else angles | long
+    )
+    if hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = 16
+    return True
+
+
 def classes() -> Iterator[tuple[str, type[PretrainedConfig], type[PreTrainedModel]]]:
     """Name, configuration class and model class of every class in the registry, each once."""
     seen = set()
@@ -176,10 +194,16 @@ def tiny(
     model: type[PreTrainedModel],
     attention: str = "eager",
     overrides: Mapping[str, Any] | None = None,
+    amend: Callable[[PretrainedConfig], object] = lambda _: None,
 ) -> PreTrainedModel:
-    """A random model in float32 and evaluation mode, with weights large enough to disagree."""
+    """A random model in float32 and evaluation mode, with weights large enough to disagree.
+
+    Args:
+        amend: changes the tiny configuration in place before the model is made of it.
+    """
     torch.manual_seed(0)
     made = shrunk(config, OVERRIDES.get(model.__name__, {}) | dict(overrides or {}))
+    amend(made)
     found = model._from_config(made, attn_implementation=attention).float()
     with torch.no_grad():
         for name, parameter in found.named_parameters():

@@ -188,6 +188,7 @@ COMMANDS = [
 WITH_PANDAS = [
     ("plan --heads 32", "p = 0.15, S = 40"),
     ("results RUN", "Sem-ASMI"),
+    ("report RUN --out x --metric Nope", "has no quality metric 'Nope'"),
     ("results LICENSE", "is not a run saved by LM-Polygraph"),
 ]
 

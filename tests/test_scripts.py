@@ -1,5 +1,6 @@
 """The scripts that measure, on models and data small enough for a test."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -210,3 +211,40 @@ def test_compare_masks_tables():
     first = [next(iter(column.cells)) for column in samplers.columns[1:]]
     assert first[1] == "0.200"
     assert first[4:6] == ["+1.000 ± 0.000", "1.000"]
+
+
+def test_promise_on_other_questions(tmp_path):
+    """What is asked, labelled, held out and counted; what lies between are commands."""
+    questions = [
+        {"id": f"q{p}{q}", "question": f"Who {q}?", "answers": [{"text": "Edda Holm"}]}
+        for p in range(6)
+        for q in range(3)
+    ]
+    paragraphs = [
+        {"context": f"Passage number {p}.", "qas": questions[3 * p : 3 * p + 3]} for p in range(6)
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("ask", "said", "some", "rest")}
+    run_here("try_guarantee.py", "ask", str(tmp_path / "squad.json"), files["ask"])
+    asked = [json.loads(line) for line in Path(files["ask"]).read_text().splitlines()]
+    assert [row["id"] for row in asked] == [question["id"] for question in questions]
+    assert all(f"Passage number {row['cluster']}." in row["prompt"] for row in asked)
+    said = [
+        row | {"answer": " Edda Holm" if i % 2 else " nobody", "answered": i != 0}
+        for i, row in enumerate(asked)
+    ]
+    Path(files["said"]).write_text("".join(json.dumps(row) + "\n" for row in said))
+    run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"],
+             "--labelled", "4")  # fmt: skip
+    some, rest = (
+        [json.loads(line) for line in Path(files[name]).read_text().splitlines()]
+        for name in ("some", "rest")
+    )
+    assert len(some) == 4
+    assert not {row["cluster"] for row in some} & {row["cluster"] for row in rest}
+    assert all(row["correct"] == ("Edda" in row["answer"]) for row in some + rest)
+    decided = [row | {"accept": i < 5, "accept_reason": ""} for i, row in enumerate(rest)]
+    Path(files["rest"]).write_text("".join(json.dumps(row) + "\n" for row in decided))
+    wrong = sum(not row["correct"] for row in rest[:5])
+    shown = run_here("try_guarantee.py", "check", files["rest"])
+    assert f"accepted: 5 of {len(rest)}, {wrong} wrong: {wrong / 5:.3f} [" in shown

@@ -103,13 +103,24 @@ def _rows(*, _root_: DictConfig) -> str:
 
 
 def _dose(
-    file: str | None, perturbation: str, matching: str = "effect", times: float = 1.0
+    file: str | None,
+    perturbation: str,
+    matching: str = "effect",
+    times: float = 1.0,
+    *,
+    _root_: DictConfig,
 ) -> float | None:
     from lm_polygraph_asmi.saved.doses import matched_dose
 
     if file is None:
         return None if times == 1 else times
-    return matched_dose(file, perturbation, matching, times)
+    # One by one: this value stands among them.
+    used = {
+        name: OmegaConf.select(_root_, f"asmi.calculator.{name}") for name in ("scope", "mask_rate")
+    }
+    depths = OmegaConf.select(_root_, "asmi.calculator.depths") or [None]
+    several = ({"depth": depth, **used} for depth in depths)
+    return matched_dose(file, perturbation, matching, times, *several)
 
 
 def _smollm2() -> str:

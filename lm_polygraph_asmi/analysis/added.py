@@ -17,12 +17,13 @@ from sklearn.preprocessing import SplineTransformer
 from lm_polygraph_asmi.analysis.clusters import (
     SEED,
     Interval,
+    binary,
     check_rows,
     cluster_draws,
     control_table,
     percentile_interval,
 )
-from lm_polygraph_asmi.analysis.comparison import auroc
+from lm_polygraph_asmi.analysis.comparison import unchecked_auroc
 from lm_polygraph_asmi.analysis.distinct import FOLDS, check_folds, cluster_folds
 from lm_polygraph_asmi.analysis.prr import Rejection
 
@@ -169,7 +170,7 @@ def stacked_gain(
         ranking = []
         for one in zip(first, second, counts, strict=True):
             rows = np.repeat(np.arange(len(errors)), one[2].astype(int))
-            area = [auroc(p[rows], errors[rows]) for p in one[:2]]
+            area = [unchecked_auroc(p[rows], errors[rows] > 0) for p in one[:2]]
             span = oracle.area(worth, one[2][None])[0] - one[2] @ worth / one[2].sum()
             kept = [Rejection(p).area(worth, one[2][None])[0] for p in one[:2]]
             prr = (kept[1] - kept[0]) / span if span > 0 else float("nan")
@@ -178,7 +179,9 @@ def stacked_gain(
 
     value = differences(np.ones((1, len(errors)), dtype=int))[0]
     drawn = np.concatenate([differences(c) for c in cluster_draws(clusters, resamples, seed)])
-    return Gain(*(percentile_interval(v, column) for v, column in zip(value, drawn.T, strict=True)))
+    groups = len(set(clusters))
+    columns = zip(value, drawn.T, strict=True)
+    return Gain(*(percentile_interval(v, column, groups) for v, column in columns))
 
 
 def checked(
@@ -195,7 +198,7 @@ def checked(
     score = np.asarray(scores, dtype=float)
     if np.ptp(score) == 0:
         raise ValueError("the score is the same for all answers: there is nothing to test")
-    return score, table, np.asarray(wrong, dtype=bool).astype(float)
+    return score, table, binary(wrong=wrong).astype(float)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

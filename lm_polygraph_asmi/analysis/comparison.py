@@ -10,8 +10,11 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    binary,
     check_rows,
     cluster_interval,
+    drawn_interval,
+    ordered,
     percentile_interval,
 )
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_draws
@@ -43,9 +46,10 @@ def prr_intervals(
         ValueError: lengths differ, or a value is not finite.
     """
     value, column = drawn_prr(scores, quality, clusters, resamples, seed)
-    alone = {name: percentile_interval(value[name], column[name]) for name in scores}
+    groups = len(set(clusters))
+    alone = {name: percentile_interval(value[name], column[name], groups) for name in scores}
     paired = {
-        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b])
+        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b], groups)
         for a, b in differences
     }
     return alone, paired
@@ -91,10 +95,26 @@ def tally(differences: Iterable[Interval]) -> Tally:
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Chance that a wrong answer has the higher score than a right one, ties counting half.
 
-    NaN without wrong, or without right answers, or where a score is NaN.
+    NaN without wrong, or without right answers.
+
+    Raises:
+        ValueError: lengths differ, a score is NaN, or `wrong` holds other values than 0 and 1.
     """
-    score, wrong = np.asarray(score, dtype=float), np.asarray(wrong, dtype=bool)
-    if wrong.all() or not wrong.any() or np.isnan(score).any():
+    return unchecked_auroc(*_pair(score, wrong))
+
+
+def _pair(score: ArrayLike, wrong: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    scores, errors = ordered(score=score), binary(wrong=wrong)
+    if scores.shape != errors.shape or not len(errors):
+        raise ValueError(
+            f"wanted a score for each of at least one answer, got {scores.shape} for {errors.shape}"
+        )
+    return scores, errors
+
+
+def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
+    """`auroc` of arrays that were checked before they were resampled."""
+    if wrong.all() or not wrong.any():
         return float("nan")
     # scikit-learn has this too; resampled thousands of times, its checks would take minutes.
     right, errors = np.sort(score[~wrong]), score[wrong]
@@ -102,20 +122,50 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     return float(below.mean() / (2 * len(right)))
 
 
+class Detection:
+    """`auroc` of one score on many resamples of the same rows.
+
+    Args:
+        score: (n,), higher = more uncertain.
+        wrong: (n,) bool.
+    """
+
+    def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
+        self.order = np.argsort(score, kind="stable")
+        ranked = score[self.order]
+        self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        self.wrong = wrong[self.order]
+
+    def __call__(self, counts: np.ndarray) -> np.ndarray:
+        """(b,) of counts (b, n); NaN without wrong, or without right answers."""
+        drawn = counts.take(self.order, axis=1)
+        errors = drawn * self.wrong
+        right = drawn - errors
+        if len(self.starts) < len(self.order):
+            errors = np.add.reduceat(errors, self.starts, axis=1)
+            right = np.add.reduceat(right, self.starts, axis=1)
+        # Twice the right answers below each error, those at the same score once: whole numbers.
+        below = 2 * right.cumsum(1) - right
+        pairs = 2 * errors.sum(1) * right.sum(1)
+        found = np.einsum("bg,bg->b", errors, below)
+        return np.divide(found, pairs, out=np.full(len(found), np.nan), where=pairs > 0)
+
+
 def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Area under the generalised risk-coverage curve: wrong answers kept, as a share of all.
 
     Averaged over all coverages; lower is better, 0 to 0.5. Unlike PRR and AURC it does not give the
-    few most confident answers most of the weight. Ties count half. NaN where a score is NaN.
+    few most confident answers most of the weight. Ties count half.
     Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
     classification systems.
+
+    Raises:
+        ValueError: as `auroc`.
     """
-    wrong = np.asarray(wrong, dtype=bool)
-    rate = float(wrong.mean())
-    if np.isnan(np.asarray(score, dtype=float)).any():
-        return float("nan")
+    scores, errors = _pair(score, wrong)
+    rate = float(errors.mean())
     pairs = rate * (1 - rate)
-    return rate**2 / 2 + (pairs * (1 - auroc(score, wrong)) if pairs else 0.0)
+    return rate**2 / 2 + (pairs * (1 - unchecked_auroc(scores, errors)) if pairs else 0.0)
 
 
 def auroc_interval(
@@ -127,27 +177,48 @@ def auroc_interval(
         ValueError: lengths differ, or a value is not finite.
     """
     check_rows(clusters, score=score, wrong=wrong)
-    score, wrong = np.asarray(score, dtype=float), np.asarray(wrong, dtype=bool)
-    return cluster_interval(lambda rows: auroc(score[rows], wrong[rows]), clusters, resamples)
+    scores, errors = _pair(score, wrong)
+    detection = Detection(scores, errors)
+    return drawn_interval(unchecked_auroc(scores, errors), detection, clusters, resamples)
+
+
+def auroc_difference(
+    first: ArrayLike,
+    second: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """AUROC of the first score minus that of the second, with shared draws.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, first=first, second=second, wrong=wrong)
+    (a, errors), (b, _) = _pair(first, wrong), _pair(second, wrong)
+    one, other = Detection(a, errors), Detection(b, errors)
+    value = unchecked_auroc(a, errors) - unchecked_auroc(b, errors)
+    return drawn_interval(value, lambda c: one(c) - other(c), clusters, resamples)
 
 
 def difference_interval(
     statistic: Callable[[np.ndarray, np.ndarray], float],
     first: ArrayLike,
     second: ArrayLike,
-    labels: ArrayLike,
+    wrong: ArrayLike,
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Interval of statistic(first, labels) - statistic(second, labels), with shared draws.
+    """Interval of statistic(first, wrong) - statistic(second, wrong), with shared draws.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: lengths differ, a value is not finite, or `wrong` holds other values than 0 and
+            1.
     """
-    check_rows(clusters, first=first, second=second, labels=labels)
-    first, second, labels = np.asarray(first), np.asarray(second), np.asarray(labels)
+    check_rows(clusters, first=first, second=second, wrong=wrong)
+    a, b, errors = np.asarray(first), np.asarray(second), binary(wrong=wrong)
     return cluster_interval(
-        lambda rows: statistic(first[rows], labels[rows]) - statistic(second[rows], labels[rows]),
+        lambda rows: statistic(a[rows], errors[rows]) - statistic(b[rows], errors[rows]),
         clusters,
         resamples,
     )
@@ -194,7 +265,7 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
         raise ValueError(f"flagged must lie in 0 ... {len(np.asarray(wrong))}, got {flagged}")
     if np.ptp(np.asarray(first)) == 0 or np.ptp(np.asarray(second)) == 0:
         raise ValueError("a score that is the same for all answers flags none in particular")
-    wrong = np.asarray(wrong, dtype=bool)
+    errors = binary(wrong=wrong)
 
     def flags(score: ArrayLike) -> np.ndarray:
         _, group, sizes = np.unique(
@@ -203,7 +274,7 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
         before = sizes.cumsum() - sizes
         return (np.clip(flagged - before, 0, sizes) / sizes)[group]
 
-    a, b = flags(first)[wrong], flags(second)[wrong]
+    a, b = flags(first)[errors], flags(second)[errors]
     only_a, only_b = float((a * (1 - b)).sum()), float((b * (1 - a)).sum())
     counts = round(only_a), round(only_b)
     p_value = binomtest(counts[0], sum(counts)).pvalue if sum(counts) else 1.0

@@ -1,11 +1,12 @@
 """How much probability the top-K truncation keeps, by how much subnetworks disagree."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws, finite, ordered, percentiles
 
 BANDS = {
     "low (bottom decile)": (0, 10),
@@ -22,8 +23,11 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
 
     1/e from m = 1/e on, where the function has its maximum. Source: appendix "Top-K Coverage
     Analysis" of the paper (m = 0.045 gives 0.14).
+
+    Raises:
+        ValueError: a mass that is NaN.
     """
-    mass = np.clip(missing, 0, 1 / np.e)
+    mass = np.clip(ordered(missing=missing), 0, 1 / np.e)
     return -mass * np.log(np.where(mass > 0, mass, 1))
 
 
@@ -53,16 +57,80 @@ def coverage_by_band(
         )
     if not len(information) or not np.isfinite(information).all():
         raise ValueError("MI_t must be finite, of at least one token")
+    rows = _band_means(information, coverage, np.ones((1, len(information))))[0]
+    table = pd.DataFrame(rows, index=[*BANDS, "all tokens"], columns=list(top_k))
     total = len(information)
-    _, group, sizes = np.unique(information, return_inverse=True, return_counts=True)
-    ends = sizes.cumsum()
-    rows = {}
-    for band, (low, high) in {**BANDS, "all tokens": (0, 100)}.items():
-        start, stop = math.floor(low * total / 100), math.ceil(high * total / 100)
-        # Of each group of equals, the share of its ranks that lies in the band.
-        inside = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None) / sizes
-        means = inside[group] @ coverage / (stop - start)
-        rows[band] = {"n": stop - start} | dict(zip(top_k, means, strict=True))
-    table = pd.DataFrame.from_dict(rows, orient="index")
+    table.insert(0, "n", [stop - start for start, stop in _ranks(np.array([total]))[:, 0]])
     table["tail entropy bound"] = tail_entropy_bound(1 - table[64])
     return table
+
+
+def coverage_intervals(
+    information: Sequence[np.ndarray],
+    coverage: Sequence[np.ndarray],
+    clusters: Sequence[str],
+    resamples: int = 200,
+    seed: int = SEED,
+) -> dict[str, np.ndarray]:
+    """Pointwise 95 % bands of `coverage_by_band` over clusters of answers, bands cut anew in each.
+
+    Args:
+        information: n arrays (T,) of MI_t, nats.
+        coverage: n arrays (T, k).
+        clusters: key of each answer.
+
+    Returns:
+        Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters.
+
+    Raises:
+        ValueError: as many arrays as clusters were wanted, or an answer without a token.
+    """
+    lengths = [len(tokens) for tokens in information]
+    if not len(information) == len(coverage) == len(clusters) or not all(lengths):
+        raise ValueError(
+            "wanted tokens, coverage and a cluster key of every answer, got "
+            f"{len(information)}, {len(coverage)} and {len(clusters)}, "
+            f"{sum(not length for length in lengths)} without a token"
+        )
+    mass = np.concatenate([np.asarray(own, dtype=float) for own in coverage])
+    tokens = finite(information=np.concatenate(information))
+    bands = [*BANDS, "all tokens"]
+    if len(set(clusters)) < 2:
+        return {band: np.full((2, mass.shape[1]), np.nan) for band in bands}
+    answer = np.repeat(np.arange(len(lengths)), lengths)
+    drawn = [
+        _band_means(tokens, mass, part.take(answer, axis=1))
+        for counts in cluster_draws(clusters, resamples, seed)
+        for part in np.array_split(counts, max(1, counts.shape[0] // 8))
+    ]
+    low, high = np.percentile(np.concatenate(drawn), percentiles(len(set(clusters))), axis=0)
+    return {band: np.array([low[i], high[i]]) for i, band in enumerate(bands)}
+
+
+def _ranks(totals: np.ndarray) -> np.ndarray:
+    """(bands, b, 2) first rank of every band and the one behind its last, of so many tokens."""
+    return np.array(
+        [
+            np.stack([np.floor(low * totals / 100), np.ceil(high * totals / 100)], 1).astype(int)
+            for low, high in (*BANDS.values(), (0, 100))
+        ]
+    )
+
+
+def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(b, bands, k) mean coverage by band where tokens stand `counts` (b, N) times each."""
+    order = np.argsort(information, kind="stable")
+    ranked = information[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    group = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(ranked)]))
+    weights = counts.take(order, axis=1).astype(float)
+    sizes = np.add.reduceat(weights, starts, axis=1)
+    ends = sizes.cumsum(1)
+    found = []
+    for bounds in _ranks(ends[:, -1]):
+        start, stop = bounds[:, :1], bounds[:, 1:]
+        # Of each group of equals, the share of its ranks that lies in the band.
+        inside = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None)
+        share = np.divide(inside, sizes, out=np.zeros_like(inside), where=sizes > 0)
+        found.append((share[:, group] * weights) @ coverage[order] / (stop - start))
+    return np.stack(found, 1)

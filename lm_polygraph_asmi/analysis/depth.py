@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import SEED
+from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
 from lm_polygraph_asmi.analysis.prr import weighted_prr
 
 FEWEST_CLUSTERS = 6
@@ -60,13 +60,18 @@ def depth_selection(
 
     Raises:
         ValueError: no cell, cells of different numbers of depths, a cell of fewer than
-            `FEWEST_CLUSTERS` clusters, or no cell with right and wrong answers.
+            `FEWEST_CLUSTERS` clusters, no cell with right and wrong answers, lengths that differ or
+            values that are not finite.
     """
     if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:
         raise ValueError(
             "all cells must have the same depths, got "
             f"{[len(sweep.scores) for sweep in sweeps]} of them"
         )
+    for sweep in sweeps:
+        check_rows(sweep.clusters, quality=sweep.quality)
+        for scores in sweep.scores:
+            check_rows(sweep.clusters, scores=scores)
     cells = np.array(
         [
             weighted_prr(list(s.scores), s.quality, iter([np.ones((1, len(s.quality)), int)]))[0]

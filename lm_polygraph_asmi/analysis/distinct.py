@@ -20,10 +20,14 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    binary,
     check_rows,
     control_table,
 )
-from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, difference_interval
+from lm_polygraph_asmi.analysis.comparison import (
+    auroc_difference,
+    auroc_interval,
+)
 
 FOLDS = 5
 
@@ -177,7 +181,7 @@ def distinct_signal(
     """
     check_rows(clusters, signal=signal, controls=controls, wrong=wrong)
     signal, controls = np.asarray(signal, dtype=float), control_table(controls)
-    wrong = np.asarray(wrong, dtype=bool)
+    wrong = binary(wrong=wrong)
     if np.ptp(signal) == 0:
         raise ValueError("the signal is the same for all answers: there is nothing to test")
     folds = cluster_folds(wrong, clusters, seed)
@@ -187,7 +191,7 @@ def distinct_signal(
     left = residual(signal, controls, folds)
     return DistinctSignal(
         auroc_interval(left, wrong, clusters, resamples),
-        difference_interval(auroc, full, base, wrong, clusters, resamples),
+        auroc_difference(full, base, wrong, clusters, resamples),
         ratio,
         p_value,
         len(wrong),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval, binary, check_rows, finite
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
 
 OVER_ROBUST = 0.005
@@ -40,11 +40,11 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
     """Masking response of answers with token-level MI_t.
 
     Raises:
-        ValueError: no token.
+        ValueError: no token, or values that are not finite.
     """
     if not sum(map(len, information)):
         raise ValueError("there is no token: the masking response needs at least one")
-    tokens = np.concatenate([np.asarray(answer, dtype=float) for answer in information])
+    tokens = np.concatenate([finite(information=answer) for answer in information])
     return MaskingResponse(float(tokens.mean()), float(np.median(tokens)), len(tokens))
 
 
@@ -70,12 +70,20 @@ def error_separation(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> ErrorSeparation:
-    """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals."""
-    wrong = np.asarray(wrong, dtype=bool)
+    """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, wrong=wrong)
+    wrong = binary(wrong=wrong)
+    if len(information) != len(wrong):
+        raise ValueError(f"tokens of {len(information)} answers for {len(wrong)} labels: one each")
+    answers = [finite(information=answer) for answer in information]
 
     def mean(chosen: np.ndarray) -> float:
-        tokens = [answer for answer, wanted in zip(information, chosen, strict=True) if wanted]
-        return float(np.concatenate(tokens).mean()) if tokens else float("nan")
+        tokens = [answer for answer, wanted in zip(answers, chosen, strict=True) if wanted]
+        return float(np.concatenate(tokens).mean()) if sum(map(len, tokens)) else float("nan")
 
     return ErrorSeparation(
         mean(np.ones_like(wrong)),

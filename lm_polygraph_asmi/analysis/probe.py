@@ -29,8 +29,7 @@ def flip_rates(
     and, counted in units, where no token flips or all do: equal values have resamples of no width.
 
     Args:
-        flips: (m, K) 0 or 1; between them for the mean over draws of random heads, or, for paired
-            differences of two rules, from -1 to 1.
+        flips: (m, K) 0 or 1; between them for the mean over draws of random heads.
         units: (m,) key of each token's example, or cluster.
 
     Returns:
@@ -39,24 +38,49 @@ def flip_rates(
     Raises:
         ValueError: no token, other lengths, or values that are not finite.
     """
-    table = np.asarray(flips, dtype=float)
+    total, found = len(set(units)), flip_differences(flips, units, resamples, seed)
+    columns = np.asarray(flips, dtype=float).T
+    for place, column in enumerate(columns):
+        plain = bool(np.isin(column, (0, 1)).all())
+        if plain and (total == len(column) or not np.ptp(column)):
+            count = round(float(column.mean()) * total)
+            found[place] = wilson_interval(count, total)
+    return found
+
+
+def flip_differences(
+    differences: ArrayLike, units: Sequence[str], resamples: int = RESAMPLES, seed: int = SEED
+) -> list[Interval]:
+    """Mean paired differences of flips under two rules, with 95 % bootstrap intervals.
+
+    Args:
+        differences: (m, K), from -1 to 1.
+        units, resamples, seed: as of `flip_rates`.
+
+    Returns:
+        K intervals; without bounds where all tokens differ alike, or with fewer than two units.
+
+    Raises:
+        ValueError: as `flip_rates`.
+    """
+    table = np.asarray(differences, dtype=float)
     if table.ndim != 2:
         raise ValueError(f"flips must have shape (m, K), a column for each k, got {table.shape}")
     check_rows(units, **{f"column {i}": column for i, column in enumerate(table.T)})
-    total = len(set(units))
-    drawn = [
-        counts @ table / counts.sum(1, keepdims=True)
-        for counts in (cluster_draws(units, resamples, seed) if total > 1 else ())
+    if len(set(units)) < 2:
+        drawn = np.full((1, table.shape[1]), np.nan)
+    else:
+        drawn = np.concatenate(
+            [
+                counts @ table / counts.sum(1, keepdims=True)
+                for counts in cluster_draws(units, resamples, seed)
+            ]
+        )
+    drawn[:, np.ptp(table, axis=0) == 0] = np.nan
+    return [
+        percentile_interval(float(column.mean()), values)
+        for column, values in zip(table.T, drawn.T, strict=True)
     ]
-    resampled = np.concatenate(drawn) if drawn else np.full((1, table.shape[1]), np.nan)
-    found = []
-    for column, values in zip(table.T, resampled.T, strict=True):
-        plain = bool(np.isin(column, (0, 1)).all())
-        if plain and (total == len(column) or not np.ptp(column)):
-            found.append(wilson_interval(round(float(column.mean()) * total), total))
-        else:
-            found.append(percentile_interval(float(column.mean()), values))
-    return found
 
 
 def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:

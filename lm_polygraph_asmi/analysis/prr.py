@@ -6,7 +6,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import ROWS_AT_ONCE, SEED, cluster_draws, finite
+from lm_polygraph_asmi.analysis.clusters import (
+    ROWS_AT_ONCE,
+    SEED,
+    check_rows,
+    cluster_draws,
+    finite,
+    ordered,
+    simultaneous_band,
+)
+
+COVERAGES = np.linspace(0.05, 1, 39)
+"""Shares of answers kept at which a rejection curve is read."""
 
 
 class PRR(NamedTuple):
@@ -26,13 +37,13 @@ class Rejection:
         uncertainty: (n,), higher = more uncertain.
 
     Raises:
-        ValueError: NaN among them; sorted, it would be the most uncertain of all.
+        ValueError: NaN among them, which sorted would be the most uncertain of all; or no answer.
     """
 
     def __init__(self, uncertainty: ArrayLike) -> None:
-        scores = np.asarray(uncertainty, dtype=float)
-        if np.isnan(scores).any():
-            raise ValueError("uncertainty holds NaN: leave these rows out for all methods")
+        scores = ordered(uncertainty=uncertainty)
+        if not scores.size:
+            raise ValueError("there is no answer to be ranked")
         self.order = np.argsort(scores, kind="stable")
         ranked = scores[self.order]
         self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -65,6 +76,27 @@ class Rejection:
         levels = np.diff(harmonic.take(kept), axis=1, prepend=0)
         excess = summed - total - (kept - count) * mean
         return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
+
+    def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Mean of `values` over so many of the least uncertain rows.
+
+        Rows of equal scores count as their mean: of those that the number cuts through, a part is
+        kept of each.
+
+        Args:
+            values, counts: as of `area`.
+            number: (b, m) rows kept, above 0 and up to all of a sample; need not be whole.
+
+        Returns:
+            (b, m).
+        """
+        count = counts.take(self.order, axis=1)
+        group = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
+        summed = np.add.reduceat(count * values[self.order], self.starts, axis=1).cumsum(1)
+        found = np.empty(number.shape)
+        for row, (known, total) in enumerate(zip(group, summed, strict=True)):
+            found[row] = np.interp(number[row], np.r_[0, known], np.r_[0, total]) / number[row]
+        return found
 
 
 def has_contrast(quality: ArrayLike) -> bool:
@@ -133,8 +165,67 @@ def prr_draws(
     resamples: int,
     seed: int = SEED,
 ) -> np.ndarray:
-    """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M)."""
+    """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M).
+
+    NaN where all rows of a resample are equally good.
+
+    Raises:
+        ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
+    """
+    check_rows(clusters, quality=quality)
     return weighted_prr(scores, quality, cluster_draws(clusters, resamples, seed))
+
+
+class RejectionCurve(NamedTuple):
+    """Mean quality of the answers that are kept.
+
+    Attributes:
+        coverages: (m,) shares of answers kept.
+        values: (m,) their mean quality.
+        band: (2, m) simultaneous 95 % band over clusters; NaN with fewer than two.
+    """
+
+    coverages: np.ndarray
+    values: np.ndarray
+    band: np.ndarray
+
+
+def rejection_curve(
+    uncertainty: ArrayLike,
+    quality: ArrayLike,
+    clusters: Sequence[str],
+    coverages: ArrayLike = COVERAGES,
+    resamples: int = 1000,
+    seed: int = SEED,
+) -> RejectionCurve:
+    """The curve behind PRR: mean quality of what is kept when the most uncertain are rejected.
+
+    PRR is the area between it and the mean quality of all, over the same area of the oracle's. The
+    band holds at all coverages together: it allows to say where along the curve something is known.
+
+    Args:
+        uncertainty: (n,), higher = more uncertain.
+        quality: (n,), higher = better.
+        clusters: key of each row.
+        coverages: shares of answers kept, in (0, 1]; below a few answers a curve is noise.
+
+    Raises:
+        ValueError: lengths differ, a value that is not finite, or a coverage outside (0, 1].
+    """
+    check_rows(clusters, uncertainty=uncertainty, quality=quality)
+    order, worth = Rejection(uncertainty), np.asarray(quality, dtype=float)
+    shares = np.asarray(coverages, dtype=float)
+    if not ((shares > 0) & (shares <= 1)).all():
+        raise ValueError(f"coverages must lie in (0, 1], got {shares}")
+
+    def curve(counts: np.ndarray) -> np.ndarray:
+        return order.kept(worth, counts, counts.sum(1, keepdims=True) * shares)
+
+    value = curve(np.ones((1, len(worth)), dtype=int))[0]
+    drawn = [value[None]]
+    if len(set(clusters)) > 1:
+        drawn = [curve(counts) for counts in cluster_draws(clusters, resamples, seed)]
+    return RejectionCurve(shares, value, simultaneous_band(value, np.concatenate(drawn)))
 
 
 def prr_with_error(

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 
+from lm_polygraph_asmi.analysis.clusters import ordered
 from lm_polygraph_asmi.analysis.prr import normalised_prr
 
 
@@ -26,22 +27,33 @@ class Stability(NamedTuple):
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
-    """Spearman correlation of two scores of the same answers; NaN where one is constant."""
-    return float(spearmanr(first, second).statistic)
+    """Spearman correlation of two scores of the same answers; NaN where one is constant.
+
+    Raises:
+        ValueError: lengths differ, no answer, or a value is NaN.
+    """
+    one, other = ordered(first=first), ordered(second=second)
+    if one.shape != other.shape or not one.size:
+        raise ValueError(
+            f"wanted two scores of each of at least one answer, got {one.shape} and {other.shape}"
+        )
+    if (one == one[0]).all() or (other == other[0]).all():
+        return float("nan")
+    return float(spearmanr(one, other).statistic)
 
 
 def rank_correlations(scores: ArrayLike) -> np.ndarray:
-    """Spearman correlation of every pair of rows of (R, n)."""
-    return np.array([rank_correlation(*pair) for pair in combinations(np.asarray(scores), 2)])
+    """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`."""
+    return np.array([rank_correlation(*pair) for pair in combinations(ordered(scores=scores), 2)])
 
 
 def redraw_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     """Stability of R redraws (R, n) of one score; source: the paper's stability table.
 
     Raises:
-        ValueError: fewer than two redraws.
+        ValueError: fewer than two redraws, lengths that differ, or a value that is NaN.
     """
-    scores = np.asarray(scores, dtype=float)
+    scores = ordered(scores=scores)
     if scores.ndim != 2 or len(scores) < 2:
         raise ValueError(
             f"scores must have shape (R >= 2, n), a row per redraw, got {scores.shape}"

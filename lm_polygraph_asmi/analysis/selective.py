@@ -14,12 +14,14 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    Medians,
+    binary,
     check_rows,
-    cluster_interval,
     control_table,
+    drawn_interval,
     finite,
 )
-from lm_polygraph_asmi.analysis.comparison import auroc, difference_interval
+from lm_polygraph_asmi.analysis.comparison import Detection, unchecked_auroc
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 from lm_polygraph_asmi.analysis.prr import Rejection
 
@@ -104,25 +106,33 @@ def confident_but_fragile(
     """
     check_rows(clusters, msp=msp, fragility=fragility, wrong=wrong)
     msp, fragility = np.asarray(msp, dtype=float), np.asarray(fragility, dtype=float)
-    wrong = np.asarray(wrong, dtype=float)
+    wrong = binary(wrong=wrong).astype(float)
 
     def rate(chosen: np.ndarray) -> float:
         return float(wrong[chosen].mean()) if chosen.any() else float("nan")
 
-    def gap(rows: np.ndarray) -> float:
-        unconfident, fragile = _split(msp[rows], fragility[rows])
-        errors = wrong[rows]
-        cells = [errors[~unconfident & fragile], errors[~unconfident & ~fragile]]
-        if not all(map(len, cells)) or np.ptp(np.concatenate(cells)) == 0:
-            return float("nan")
-        return float(cells[0].mean() - cells[1].mean())
+    medians = Medians(msp), Medians(fragility)
 
+    def gap(counts: np.ndarray) -> np.ndarray:
+        """(b,) NaN where the confident are all right or wrong, or all robust or fragile."""
+        middle, divide = (median(counts)[:, None] for median in medians)
+        confident, fragile = counts * (msp <= middle), fragility > divide
+        n, errors = confident.sum(1), confident @ wrong
+        n_fragile, of_fragile = (confident * fragile).sum(1), (confident * fragile) @ wrong
+        known = (n_fragile > 0) & (n_fragile < n) & (errors > 0) & (errors < n)
+        found = np.full(len(counts), np.nan)
+        parts = (one[known] for one in (n, errors, n_fragile, of_fragile))
+        n, errors, n_fragile, of_fragile = parts
+        found[known] = of_fragile / n_fragile - (errors - of_fragile) / (n - n_fragile)
+        return found
+
+    value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
     unconfident, fragile = _split(msp, fragility)
     masks = [[a & b for b in (~fragile, fragile)] for a in (~unconfident, unconfident)]
     return Quadrants(
         np.array([[rate(mask) for mask in row] for row in masks]),
         np.array([[int(mask.sum()) for mask in row] for row in masks]),
-        cluster_interval(gap, clusters, resamples),
+        drawn_interval(value, gap, clusters, resamples),
     )
 
 
@@ -151,7 +161,8 @@ def token_null(
 ) -> TokenNull:
     """Token-level version of the confident-but-fragile gap, with every token its answer's label.
 
-    NaN where all confident answers are right, or all wrong.
+    NaN where all confident answers are right, or all wrong; the gap is, where all their tokens
+    score alike.
 
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
@@ -160,24 +171,40 @@ def token_null(
         token_scores: n arrays (T,), u_t.
         wrong: (n,) of answers.
         clusters: key of each answer.
+
+    Raises:
+        ValueError: lengths differ, a value that is not finite, or no token.
     """
     check_rows(clusters, msp=msp, wrong=wrong)
-    msp, wrong = np.asarray(msp, dtype=float), np.asarray(wrong, dtype=bool)
+    msp, wrong = np.asarray(msp, dtype=float), binary(wrong=wrong)
+    if len(token_scores) != len(wrong):
+        raise ValueError(f"tokens of {len(token_scores)} answers for {len(wrong)} labels: one each")
     confident = np.flatnonzero(msp <= np.median(msp)).tolist()
     lengths = [len(token_scores[i]) for i in confident]
-    scores = np.concatenate([token_scores[i] for i in confident])
-    labels = np.repeat(wrong[confident], lengths)
+    scores = np.concatenate([finite(token_scores=token_scores[i]) for i in confident])
+    if not len(scores):
+        raise ValueError("no confident answer has a token")
+    labels = np.repeat(wrong[confident], lengths).astype(float)
     keys = np.repeat([clusters[i] for i in confident], lengths).tolist()
 
-    def gap(rows: np.ndarray) -> float:
-        high = scores[rows] > np.median(scores[rows])
-        if high.all() or not high.any() or np.ptp(labels[rows].astype(int)) == 0:
-            return float("nan")
-        return float(labels[rows][high].mean() - labels[rows][~high].mean())
+    median = Medians(scores)
 
+    def gap(counts: np.ndarray) -> np.ndarray:
+        """(b,) NaN where no token is above the median, or all answers are of one kind."""
+        high = counts * (scores > median(counts)[:, None])
+        n, errors = counts.sum(1), counts @ labels
+        n_high, of_high = high.sum(1), high @ labels
+        known = (n_high > 0) & (n_high < n) & (errors > 0) & (errors < n)
+        found = np.full(len(counts), np.nan)
+        n, errors, n_high, of_high = (one[known] for one in (n, errors, n_high, of_high))
+        found[known] = of_high / n_high - (errors - of_high) / (n - n_high)
+        return found
+
+    value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
+    detection = Detection(scores, labels > 0)
     return TokenNull(
-        cluster_interval(gap, keys, resamples),
-        cluster_interval(lambda rows: auroc(scores[rows], labels[rows]), keys, resamples),
+        drawn_interval(value, gap, keys, resamples),
+        drawn_interval(unchecked_auroc(scores, labels > 0), detection, keys, resamples),
         len(scores),
         len(confident),
     )
@@ -231,28 +258,60 @@ def confident_filter(
 ) -> Filter:
     """The confident-stratum filter; source: table "payoff" of the paper."""
     check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
-    columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, wrong)]
-
-    def difference(rows: np.ndarray) -> float:
-        m, f, o, w = (column[rows] for column in columns)
-        return filter_error(m, f, w, abstain) - filter_error(m, o, w, abstain)
+    outcome = binary(wrong=wrong)
+    columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, outcome)]
 
     m, f, o, w = columns
+    median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
+
+    def difference(counts: np.ndarray) -> np.ndarray:
+        inside = counts * (m <= median(counts)[:, None])
+        number = np.maximum(1, np.round((1 - abstain) * inside.sum(1, keepdims=True)))
+        return (by_fragility.kept(w, inside, number) - by_other.kept(w, inside, number))[:, 0]
+
     confident = int((m <= np.median(m)).sum())
+    left = filter_error(m, f, w, abstain), filter_error(m, o, w, abstain)
     return Filter(
         confident / len(m),
         max(1, round((1 - abstain) * confident)) / len(m),
         filter_error(m, m, w, 0.0),
-        filter_error(m, f, w, abstain),
-        filter_error(m, o, w, abstain),
-        cluster_interval(difference, clusters, resamples),
+        *left,
+        drawn_interval(left[0] - left[1], difference, clusters, resamples),
+    )
+
+
+def aurc_difference(
+    first: ArrayLike,
+    second: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """AURC of the first score minus that of the second, with shared draws; negative = better.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    check_rows(clusters, first=first, second=second, wrong=wrong)
+    errors = np.asarray(wrong, dtype=float)
+    one, other = Rejection(first), Rejection(second)
+    return drawn_interval(
+        aurc(first, errors) - aurc(second, errors),
+        lambda counts: one.area(errors, counts) - other.area(errors, counts),
+        clusters,
+        resamples,
     )
 
 
 def filter_curve(
     msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-    """`filter_error` at every share of abstention; source: figure "payoff" of the paper."""
+    """`filter_error` at every share of abstention; source: figure "payoff" of the paper.
+
+    Raises:
+        ValueError: lengths differ, no answer, or a value that is not finite.
+    """
+    check_rows(["" for _ in np.asarray(wrong)], msp=msp, by=by, wrong=wrong)
     return np.array([filter_error(msp, by, wrong, share) for share in abstain])
 
 
@@ -284,16 +343,19 @@ def global_selector(
     """
     controls = control_table(controls)
     check_rows(clusters, controls=controls, signal=signal, wrong=wrong)
-    wrong = np.asarray(wrong, dtype=float)
+    wrong = binary(wrong=wrong).astype(float)
     folds = cluster_folds(wrong, clusters, seed)
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, signal]), wrong, folds)
-    found = {}
+    orders, found = (Rejection(full), Rejection(base)), {}
     for coverage in coverages:
 
-        def kept(score: np.ndarray, errors: np.ndarray, coverage: float = coverage) -> float:
-            return retained_error(score, errors, coverage)
+        def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
+            number = np.maximum(1, np.round(coverage * counts.sum(1, keepdims=True)))
+            left, right = (order.kept(wrong, counts, number)[:, 0] for order in orders)
+            return left - right
 
-        difference = difference_interval(kept, full, base, wrong, clusters, resamples)
-        found[coverage] = (kept(base, wrong), kept(full, wrong), difference)
+        without, beside = (retained_error(score, wrong, coverage) for score in (base, full))
+        interval = drawn_interval(beside - without, difference, clusters, resamples)
+        found[coverage] = (without, beside, interval)
     return found

@@ -124,12 +124,13 @@ def prr_comparisons(
         ValueError: lengths differ, or a value is not finite.
     """
     value, column = drawn_prr(scores, quality, clusters, resamples, seed)
+    groups = len(set(clusters))
     pairs = list(dict.fromkeys(differences))
-    alone = {name: percentile_interval(value[name], column[name]) for name in scores}
+    alone = {name: percentile_interval(value[name], column[name], groups) for name in scores}
     gaps = [value[a] - value[b] for a, b in pairs]
     drawn = [column[a] - column[b] for a, b in pairs]
     adjusted = romano_wolf(gaps, np.array(drawn).T) if pairs else np.array([])
     return alone, {
-        pair: Comparison(percentile_interval(gap, d), float(p), equivalence(d, margin))
+        pair: Comparison(percentile_interval(gap, d, groups), float(p), equivalence(d, margin))
         for pair, gap, d, p in zip(pairs, gaps, drawn, adjusted, strict=True)
     }

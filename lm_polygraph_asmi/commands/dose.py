@@ -45,6 +45,8 @@ def dose(
 
     console = Console()
     try:
+        if not Path(out).absolute().parent.is_dir():
+            raise ValueError(f"{out} cannot be written: there is no such folder")
         with console.status("Matching"):
             found = doses_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
@@ -56,9 +58,13 @@ def dose(
         if "refused" in own:
             console.print(f"{arm}: {own['refused']}", highlight=False, markup=False)
             continue
-        effect = "none found" if own["effect"] is None else f"{own['effect']:.4g}"
+        # Without a plain chain of layers the size of a change is not known, nor a dose by it.
+        effect, norm, size = (
+            "none found" if own[name] is None else f"{own[name]:.4g}"
+            for name in ("effect", "norm", "relative_change")
+        )
         console.print(
-            f"{arm}: by effect {effect}, by norm {own['norm']:.4g}; as it is, KL {own['kl']:.3g} "
-            f"nats, relative change {own['relative_change']:.3g}",
+            f"{arm}: by effect {effect}, by norm {norm}; as it is, KL {own['kl']:.3g} nats, "
+            f"relative change {size}",
             highlight=False,
         )

@@ -78,7 +78,7 @@ def plan(
         "points": json.loads(found.to_json(orient="records")),
         "point": None,
         "cost": None,
-        "power": None if power is None else json.loads(power.to_json(orient="records")),
+        "power": None,
     }
     if point is not None:
         rate, masks = point
@@ -95,6 +95,10 @@ def plan(
             "layers": layers,
             "passes": maths.flops_ratio(layers, layer, chosen.num_masks),
         }
+        if power is not None:
+            power["passes"] = [round(n * content["cost"]["passes"]) for n in power["questions"]]
+    if power is not None:
+        content["power"] = json.loads(power.to_json(orient="records"))
     if as_json:
         click.echo(json.dumps(content, indent=1, allow_nan=False))
         return
@@ -104,7 +108,8 @@ def plan(
         console.print(_table(power, title))
         console.print(
             "From the pilot's standard errors over clusters, taken to fall with the square root "
-            "of their number; the same model, questions and methods.",
+            "of their number; the same model, questions and methods. Passes: through the whole "
+            "model, to score so many answers once.",
             highlight=False,
         )
     _show(console, content, found, depth)

@@ -55,6 +55,8 @@ def probe(
         if others:
             raise ValueError(f"{run} holds several seeds: name one of the files in it")
         path = Path(out) if out else probe_path(manager)
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no such folder")
         from lm_polygraph_asmi.scoring.probe import probe_of
 
         kept = journal or str(path.with_suffix(".journal"))

@@ -26,11 +26,14 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
     from rich.console import Console
     from rich.progress import track
 
-    from lm_polygraph_asmi.report import build_report, load_cells
+    from lm_polygraph_asmi.saved.cells import load_cells
 
     console = Console()
     try:
         cells = load_cells(runs, metric, depth)
+        # Only now: figures and fits take seconds to import, and a run may be none.
+        from lm_polygraph_asmi.report import build_report
+
         file, said = build_report(
             cells, out, lambda items: track(items, "Tables and figures", console=console)
         )

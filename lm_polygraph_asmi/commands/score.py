@@ -5,7 +5,8 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,9 @@ from lm_polygraph_asmi.validation import (
     check_source,
     stop_strings,
 )
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.result import Score
 
 
 @click.command()
@@ -91,8 +95,8 @@ from lm_polygraph_asmi.validation import (
     multiple=True,
     type=click.Path(exists=True),
     help="What the number means: a finished run (its manager file is a pickle: only files you "
-    "trust), or what `polygraph_asmi reference` saved; twice for one of answers and one of their "
-    "parts.",
+    "trust), or what `polygraph_asmi calibrate` or `reference` saved; twice for one of answers and "
+    "one of their parts.",
 )
 @click.option(
     "--out",
@@ -153,13 +157,13 @@ def score(
         raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
     prompt_file = str(prompt_file or rows_file)
     from lm_polygraph_asmi.scoring.page import render
-    from lm_polygraph_asmi.scoring.rows import read_rows, rows_left, score_rows
+    from lm_polygraph_asmi.scoring.rows import in_chat, read_rows, rows_left, score_rows
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:  # those of other libraries, which no user can act on
         warnings.simplefilter("ignore")
     try:
-        settings["dose"] = _dose(settings["dose"], settings["perturbation"])
+        settings["dose"] = _dose(settings["dose"], settings["perturbation"], settings)
         _check(settings, stop)
         unescaped = [text.replace("\\n", "\n") for text in stop]
         if out and _is_folder(out):
@@ -209,14 +213,11 @@ def score(
         if context:
             rows[0].content["context"] = list(map(_passage, context))
         if chat:
-            for row in rows:
-                if isinstance(row.content.get("prompt"), str):
-                    message = {"role": "user", "content": row.content["prompt"]}
-                    row.content["prompt"] = [message]
+            in_chat(rows)
         from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
 
         found = of_answers_and_parts(
-            settings.pop("reference"), settings["variant"], settings["depth"]
+            settings.pop("reference"), settings["variant"], settings["depth"], settings["source"]
         )
         settings["reference"] = [one for one in found if one is not None]
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
@@ -266,6 +267,16 @@ def score(
         if left:
             said.append(f"{len(left) / (time.perf_counter() - start):.3g} rows per second")
         console.print(f"{', '.join(said)}.", highlight=False, soft_wrap=True)
+        yardstick = scorer.reference
+        if yardstick is not None and yardstick.decision is not None:
+            from lm_polygraph_asmi.scoring.rows import rows_done
+
+            seen: list[Any] = scores
+            if out:  # those of earlier sessions, too; of tokens their lines may tell nothing
+                seen = [SimpleNamespace(**line) for line in rows_done(Path(out)).values()]
+            console.print(decided(seen), highlight=False, soft_wrap=True)
+            for drift in yardstick.drifts(seen):
+                errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
     if failed:
         raise SystemExit(1)
 
@@ -341,6 +352,18 @@ def _blocks(
     return 1 if broken or failed else 0
 
 
+def decided(scores: "Sequence[Score]") -> str:
+    """How many answers were accepted, how many refused, and of how many nothing was decided."""
+    counts = {
+        "accepted": sum(one.accept is True for one in scores),
+        "refused": sum(one.accept is False for one in scores),
+        "undecided": sum(one.accept is None for one in scores),
+    }
+    said = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    reason = next((one.accept_reason for one in scores if one.accept is None), None)
+    return f"{said}." if reason is None else f"{said}. {reason}"
+
+
 def _passage(given: str) -> str:
     """A passage as it was given, or read from the file it names."""
     if not given.startswith("@"):
@@ -360,12 +383,12 @@ def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     stop_strings(stop)
 
 
-def _dose(given: str | None, perturbation: str) -> float | None:
+def _dose(given: str | None, perturbation: str, used: Mapping[str, Any]) -> float | None:
     """A number, or what a file says of this perturbation."""
     from lm_polygraph_asmi.saved.doses import dose_of
 
     try:
         number = None if given is None else float(given)
     except ValueError:
-        return dose_of(given, perturbation)
+        return dose_of(given, perturbation, used)
     return dose_of(number, perturbation)

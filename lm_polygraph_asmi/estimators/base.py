@@ -60,7 +60,8 @@ class MaskedHeadsEstimator(Estimator):
         perturbation: str = "heads",
         dose: float | str | None = None,
     ) -> None:
-        dose = dose_of(dose, perturbation)
+        masked = {"depth": depth, "scope": scope, "mask_rate": mask_rate}
+        dose = dose_of(dose, perturbation, masked)
         point = (top_k, num_masks, mask_rate, mask_sampler, scope)
         check_settings([depth], *point, perturbation, dose)
         if not isinstance(source, str):

@@ -104,8 +104,11 @@ def context_span(model: "Model", prompt: str, ids: Sequence[int], regex: str) ->
     return token_spans(model.tokenizer, text, ids, [place])[0]
 
 
-def place_of(text: str, part: str) -> int:
+def place_of(text: str, part: str, otherwise: str = "give its characters as (start, end)") -> int:
     """Where a part stands in a text.
+
+    Args:
+        otherwise: what to do where it does not stand there once.
 
     Raises:
         ValueError: nowhere, or in several places.
@@ -114,7 +117,6 @@ def place_of(text: str, part: str) -> int:
     if times != 1 or text.find(part) != text.rfind(part):
         where = "nowhere" if not times else "in several places"
         raise ValueError(
-            f"{part[:80]!r} stands {where} in the prompt, and must stand in it once: give its "
-            "characters as (start, end)"
+            f"{part[:80]!r} stands {where} in the prompt, and must stand in it once: {otherwise}"
         )
     return text.index(part)

@@ -3,6 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -38,11 +39,14 @@ def sample_head_masks(
     check_mask_sampler(sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
-    uniform = torch.rand(num_samples, num_heads, generator=generator, device=generator.device)
+    # The type is said, since another default draws others.
+    how: dict[str, Any] = {"generator": generator, "device": generator.device}
+    how["dtype"] = torch.float32
+    uniform = torch.rand(num_samples, num_heads, **how)
     if sampler == "bernoulli":
         return (uniform >= mask_rate).to(uniform.dtype)
     times, fraction = divmod(mask_rate * num_samples, 1)
-    once_more = torch.rand(num_heads, generator=generator, device=generator.device) < fraction
+    once_more = torch.rand(num_heads, **how) < fraction
     masked_times = (times + once_more).clamp_min(1)
     rank = uniform.argsort(dim=0).argsort(dim=0)
     return (rank >= masked_times).to(uniform.dtype)

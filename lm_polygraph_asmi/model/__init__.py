@@ -10,7 +10,7 @@ from lm_polygraph_asmi.model.layers import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.notes import model_lock, model_state
+from lm_polygraph_asmi.model.notes import model_lock, model_state, state_in_session
 from lm_polygraph_asmi.model.perturbation import (
     Perturbation,
     check_arm,
@@ -71,6 +71,7 @@ __all__ = [
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
+    "state_in_session",
     "steps_of",
     "structure_of",
     "subnetwork_log_probs",

@@ -1,10 +1,20 @@
-"""Where modules compute."""
+"""Where modules compute, and how precisely."""
 
 from itertools import chain
 
 import torch
 from accelerate.utils import align_module_device
 from torch import nn
+
+
+def dtypes_of(model: nn.Module) -> set[torch.dtype]:
+    """Floating-point types of a model's parameters; almost always one."""
+    return {p.dtype for p in model.parameters() if p.is_floating_point()}
+
+
+def coarsest(model: nn.Module) -> torch.dtype:
+    """The floating-point type that a model's results are rounded to, where it has several."""
+    return max(dtypes_of(model), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def execution_device(module: nn.Module) -> torch.device:

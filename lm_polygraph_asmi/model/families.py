@@ -1,12 +1,14 @@
 """Where some model families keep the modules that ASMI touches.
 
-All other models are looked at (`structure`); an entry here spares that, or says otherwise.
+All other models are looked at (`structure`); an entry here spares that for the class of that name
+in transformers, one added to it says otherwise, also for classes made from its own.
 `tests/model/test_families.py` runs every check of the project on every entry and fails when a
 transformers release moves a module.
 """
 
 from dataclasses import dataclass
 
+import transformers
 from torch import nn
 
 
@@ -42,7 +44,25 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_SHIPPED = dict(FAMILIES)
+
+
 def family_entry(model: nn.Module) -> Family | None:
-    """The entry of a model's class or of the nearest class it is made from; None without one."""
-    named = (FAMILIES.get(kind.__name__) for kind in type(model).__mro__)
-    return next((entry for entry in named if entry is not None), None)
+    """The entry of a model's class or of the nearest class it is made from; None without one.
+
+    What stands above was seen of transformers' own classes, and says nothing of others that are
+    made from them or have their names.
+    """
+    for kind in type(model).__mro__:
+        entry = FAMILIES.get(kind.__name__)
+        if entry is None:
+            continue
+        if entry is not _SHIPPED.get(kind.__name__):
+            return entry
+        return entry if type(model) is getattr(transformers, kind.__name__, None) else None
+    return None
+
+
+def is_shipped(entry: Family) -> bool:
+    """Whether an entry stands above, and was not added."""
+    return any(entry is shipped for shipped in _SHIPPED.values())

@@ -8,10 +8,12 @@ from collections.abc import Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig
 
@@ -39,11 +41,15 @@ _GUARD = threading.Lock()
 _COUNT = count(1)
 _SERIALS: dict[int, tuple[Any, int]] = {}
 """By `id`, a weak reference to what has a number, and the number."""
+_STORAGES: dict[int, tuple[StorageWeakRef, int]] = {}
+"""The same of tensors' storages, by their address, which no other gets while it stands here."""
 _NO_MATTER = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
 _NO_MATTER |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
 _NOTHING: frozenset[str] = frozenset()
 _PLAIN = {bool, int, float, str, type(None)}
 _COLLECTIONS = {dict, list, tuple, set, frozenset}
+_FUNCTIONS = {FunctionType, BuiltinFunctionType, partial}
+_METHODS = ("forward", "_old_forward")
 _RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 
 
@@ -80,6 +86,14 @@ def known(model: nn.Module) -> dict[Hashable, Any]:
     return notes.found
 
 
+def state_in_session(model: nn.Module) -> int:
+    """`model_state`; inside `scoring_session` as it was at its beginning."""
+    known(model)
+    state = notes_of(model).state
+    assert state is not None
+    return state
+
+
 def model_state(model: nn.Module) -> int:
     """A number that changes when what a model computes with is exchanged or written to.
 
@@ -88,7 +102,8 @@ def model_state(model: nn.Module) -> int:
     modules and configurations hold (`plain_values`), of PEFT's active adapters, and of the hooks
     and forward methods that others have set. Unlike a key made of values it means nothing in
     another process. Writing through `.data` or into memory that NumPy shares moves no counter and
-    is not seen.
+    is not seen. Parameters made in inference mode have no counter, so the state of a model that was
+    loaded in it is another one every time.
     """
     parts: list[Hashable] = []
     configs: dict[int, PretrainedConfig] = {}
@@ -113,23 +128,38 @@ def model_state(model: nn.Module) -> int:
 
 
 def plain_values(module: nn.Module) -> list[str]:
-    """The numbers, texts and collections of them among a module's attributes, with their names.
+    """The numbers, texts, collections of them and functions among a module's attributes, by name.
 
-    Such as the scaling of attention or of an adapter. Left out is what changes no result: names
-    that begin with an underscore, where a model lies, whether it is being trained.
+    Such as the scaling of attention or of an adapter, or an activation. Left out is what changes no
+    result: where a model lies, whether it is being trained, what is no number among the names that
+    begin with an underscore. Functions without a name of their own are `foreign_code`.
     """
     own, renewed, found = vars(module), renewed_names(module), []
     for name in [name for name in own if name not in _NO_MATTER]:
         value = own[name]
         kind = type(value)
         # Where recurrent layers begin with None, a pass puts a tensor.
-        if value is None or name[0] == "_" or name in renewed:
+        if value is None or name in renewed or (name[0] == "_" and kind not in (int, float)):
             continue
         if kind in _PLAIN:
             found.append(f"{name}={value!r}")
         elif kind in _COLLECTIONS:
             found.append(f"{name}={_text(value)}")
+        elif kind in _FUNCTIONS and name not in _METHODS:
+            found.append(f"{name}={_named(value)}")
     return found
+
+
+def _named(function: Any) -> str | None:
+    """What a function is called, with what is bound to it; None where that tells not all of it."""
+    if isinstance(function, partial):
+        name, bound = _named(function.func), (*function.args, *function.keywords.values())
+        if name is None or any(type(value) not in _PLAIN for value in bound):
+            return None
+        return f"{name}{function.args}{function.keywords}"
+    if "<" in function.__qualname__ or getattr(function, "__closure__", None):
+        return None
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def renewed_names(module: nn.Module) -> Set[str]:
@@ -146,7 +176,7 @@ def renewed_names(module: nn.Module) -> Set[str]:
 
 
 def foreign_code(module: nn.Module) -> list[Any]:
-    """Hooks, and a forward method of this one object, that others have set on a module.
+    """Hooks, nameless functions, and a forward method of its own, that others have set on a module.
 
     What they compute cannot be told. Those of transformers and accelerate are not among them: they
     record, or fetch weights. Nor are those set here, which come and go within a pass.
@@ -157,10 +187,24 @@ def foreign_code(module: nn.Module) -> list[Any]:
         if own[kind]:
             found += own[kind].values()
     # Where accelerate has wrapped the forward method, what it has wrapped counts.
-    for name in ("forward", "_old_forward"):
+    for name in _METHODS:
         if name in own and getattr(own[name], "__func__", None) is not type(module).forward:
             found.append(own[name])
+    found += [
+        value
+        for name, value in own.items()
+        if type(value) in _FUNCTIONS and name != "forward" and name[0] != "_" and not _named(value)
+    ]
     return [code for code in found if not _of_library(code)] if found else found
+
+
+def has_foreign_code(model: nn.Module) -> bool:
+    """Whether there is any in a model. It may do another thing at each position and for each text,
+    so that nothing but whole passes is known to run it as the model does."""
+    facts = known(model)
+    if "foreign code" not in facts:
+        facts["foreign code"] = any(foreign_code(module) for module in model.modules())
+    return bool(facts["foreign code"])
 
 
 def _of_library(code: Any) -> bool:
@@ -212,15 +256,32 @@ def _forget(place: int, gone: Any) -> None:
         del _SERIALS[place]
 
 
-def _place(tensor: Tensor) -> tuple[int, int, int]:
+def _place(tensor: Tensor) -> tuple[int, ...]:
     if tensor.is_meta:  # offloaded: accelerate puts another stand-in there after every call
         return hash(tensor.shape), -1, -1
     # Tensors made in inference mode count no versions, those of some quantisations have no place.
     version = -1 if tensor.is_inference() else tensor._version
+    if version < 0 and isinstance(tensor, nn.Parameter):
+        version = next(_COUNT)  # whether it was written to nobody can tell: it counts as if
     # PyTorch moves tensors that wrap others by exchanging them, which weak references forbid.
     usual = type(tensor) in (nn.Parameter, Tensor) or not is_traceable_wrapper_subclass(tensor)
     number = _serial(tensor) if usual else id(tensor)
     try:
-        return number, tensor.data_ptr(), version
-    except RuntimeError:
-        return number, -1, version
+        return number, tensor.data_ptr(), version, _storage_serial(tensor)
+    except (RuntimeError, NotImplementedError):
+        return number, -1, version, -1
+
+
+def _storage_serial(tensor: Tensor) -> int:
+    """A number for the memory a tensor lies in, which a later tensor may get at the same place."""
+    storage = tensor.untyped_storage()
+    kept = _STORAGES.get(storage._cdata)
+    if kept is not None:
+        return kept[1]
+    if not len(_STORAGES) & (len(_STORAGES) - 1):  # doubled: a time to forget what is gone
+        for place, (of, _) in list(_STORAGES.items()):
+            if of.expired():
+                del _STORAGES[place]
+    number = next(_COUNT)
+    _STORAGES[storage._cdata] = StorageWeakRef(storage), number
+    return number

@@ -351,10 +351,13 @@ def perturbed(
         ).reshape(plain.shape)
         return (mixed, *returned[1:]) if isinstance(returned, tuple) else mixed
 
+    projections = {}  # found before anything is hooked: that may take a pass
+    if MLP in own:
+        projections[MLP] = down_projection(model, layer)
+    if HEADS in own or arm.as_heads or heads is not None:
+        projections[HEADS] = output_projection(model, layer)
     with ExitStack() as stack:
-        sites = {*own, *([HEADS] if arm.as_heads or heads is not None else [])}
-        for site in sites:
-            projection = (output_projection if site == HEADS else down_projection)(model, layer)
+        for site, projection in projections.items():
             # Last in line: a mask applies to what the projection gets in the end.
             stack.callback(projection.register_forward_pre_hook(at_site(site)).remove)
         if own and change.dose is None and not arm.as_heads:

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import Extent, regimes
-from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.check import Extent, regimes, specials
+from lm_polygraph_asmi.model.devices import coarsest, execution_device
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.notes import has_foreign_code, known
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
@@ -68,11 +68,12 @@ def response_embeddings(
         keys=longest,
         rows=min(2, len(ids)),  # two are tried
         regime=regimes(model, prompt, shortest, longest),
+        special=specials(model, prompt_ids, *ids),
     )
     shared = known(model).setdefault(("shared prompt", attention_of(model)), [])
     can = next((answer for before, answer in shared if before.covers(extent)), None)
     if can is None:
-        can = _can_share(model, layer, prompt_ids, ids)
+        can = not has_foreign_code(model) and _can_share(model, layer, prompt_ids, ids)
         shared.append((extent, can))
     return (_behind_one_prompt if can else _one_by_one)(model, layer, prompt_ids, ids)
 
@@ -88,7 +89,7 @@ def _can_share(
         found = _behind_one_prompt(model, layer, prompt_ids, tried)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError):
         return False
-    rounding = 1e-4 if model.dtype.itemsize >= 4 else 0.05
+    rounding = 1e-4 if coarsest(model).itemsize >= 4 else 0.05
     return bool(((found - expected).norm(dim=-1) <= rounding * expected.norm(dim=-1)).all())
 
 

@@ -90,10 +90,25 @@ def _without_autocast() -> Iterator[None]:
 
 
 @contextmanager
+def _as_written(model: PreTrainedModel) -> Iterator[None]:
+    """Set aside what `module.compile()` has put into modules: it would not see hooks set later."""
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    own = [module._compiled_call_impl for module in compiled]
+    try:
+        for module in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, call in zip(compiled, own, strict=True):
+            module._compiled_call_impl = call
+
+
+@contextmanager
 def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Iterator[None]:
     """Evaluation mode, no gradients and one attention implementation; all undone at the end.
 
-    Undone also after an exception: every module's training flag, the attention implementation. One
+    Undone also after an exception: every module's training flag, the attention implementation. What
+    `module.compile()` has put into modules is set aside meanwhile. One
     thread at a time is let in per model, the others wait. Sessions of a thread may be nested; the
     inner one costs next to nothing where it changes nothing. Weights are not to change inside.
     Gradient checkpointing needs no care, since it acts in training mode alone. `torch.autocast`
@@ -108,7 +123,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         ValueError: the model cannot use that implementation.
     """
     notes = notes_of(model)
-    with model_lock(model), _without_autocast():
+    with model_lock(model), _without_autocast(), _as_written(model):
         outermost = notes.attention is None
         training = [module for module in model.modules() if module.training]
         before = attention_of(model)

@@ -25,7 +25,7 @@ from lm_polygraph_asmi.model.layers import (
     num_layers,
     trunk,
 )
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.notes import has_foreign_code, known
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
@@ -256,11 +256,17 @@ def steps_of(
 
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
-        RuntimeError: no way gives what whole passes give.
+        RuntimeError: no way gives what whole passes give, or hooks of others may not.
     """
     if change.arm != "heads" or change.edit is not None:
         raise NotImplementedError(f"no steps for the perturbation {change.arm!r}")
     check_scope_runs(model, "response")
+    if has_foreign_code(model):
+        raise RuntimeError(
+            f"{type(model).__name__} cannot be scored while it writes: it has hooks or forward "
+            "methods of others, which may do another thing step by step. Remove them, or score the "
+            "finished answer"
+        )
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     kept = distinct.all(dim=1)
     masked = distinct[~kept]
@@ -285,7 +291,7 @@ def _right_kind(
     trial = repeated(prompt, max(1, min(TRIAL, room)))
     done = known(model).setdefault("steps", {})
     found = done.setdefault((layer, attention_of(model), change.kind), [])
-    extent = extent_of(model, len(prompt) - 1, len(trial) - 1, True, len(masks))
+    extent = extent_of(model, trial, len(prompt), True, len(masks))
     for reached, kind in found:
         if reached.covers(extent):
             return kind

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.families import Family, family_entry
+from lm_polygraph_asmi.model.devices import coarsest, dtypes_of, execution_device
+from lm_polygraph_asmi.model.families import Family, family_entry, is_shipped
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.notes import foreign_code, known, plain_values
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
+
+_MAKERS = ("torch", "transformers")
 
 TOKENS = 13
 """Length of the pass that is looked at; no model has as many heads."""
@@ -113,9 +115,39 @@ def structure_of(model: PreTrainedModel) -> Structure:
     entry = family_entry(model)
     key = ("structure", entry)
     if key not in facts:
-        facts[key] = _find(model) if entry is None else _from_table(model, entry)
+        _check_not_compiled(model)
+        if entry is not None and (not is_shipped(entry) or _as_made(model, entry)):
+            facts[key] = _from_table(model, entry)
+        else:
+            facts[key] = _find(model, entry)
     found: Structure = facts[key]
     return found
+
+
+def _check_not_compiled(model: PreTrainedModel) -> None:
+    """Compiled code does not ask again for hooks and forward methods that were put in later."""
+    for path, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable"):
+            raise TypeError(
+                f"{type(model).__name__}: {path or 'the model'} is compiled by torch.compile: ASMI "
+                "needs it as transformers loads it. (What module.compile() does in place may stay, "
+                "it is set aside while a model is scored)"
+            )
+
+
+def _as_made(model: PreTrainedModel, entry: Family) -> bool:
+    """Whether a model is what its class makes: no module of another origin or twice in the stack,
+    no hook, one dtype."""
+    layers = list(model.get_submodule(entry.layers))  # type: ignore[call-overload]
+    return (
+        len(set(layers)) == len(layers)
+        and len(dtypes_of(model)) == 1
+        and not any(
+            foreign_code(module) or type(module).__module__.partition(".")[0] not in _MAKERS
+            for module in model.modules()
+        )
+    )
 
 
 def _from_table(model: PreTrainedModel, family: Family) -> Structure:
@@ -222,6 +254,12 @@ class _Trace:
         self._clock += 1
         return self._clock
 
+    def by_module(self) -> dict[nn.Module, list[_Call]]:
+        calls: dict[nn.Module, list[_Call]] = {}
+        for call in self.calls:
+            calls.setdefault(call.module, []).append(call)
+        return calls
+
     def softmax(self, heads: int) -> None:
         stack = tuple(call.module for call in self._stack)
         self.softmaxes.append(_Softmax(heads, self._tick(), stack))
@@ -242,8 +280,9 @@ class _Trace:
     def watching(self, root: nn.Module, head: int | None = None) -> Iterator[None]:
         with ExitStack() as hooks:
             for module in root.modules():
+                # First in line, and last: what others' hooks change is inside.
                 for handle in (
-                    module.register_forward_pre_hook(self.enter, with_kwargs=True),
+                    module.register_forward_pre_hook(self.enter, with_kwargs=True, prepend=True),
                     module.register_forward_hook(self.leave, with_kwargs=True),
                 ):
                     hooks.callback(handle.remove)
@@ -279,20 +318,31 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.cpu(), b.cpu())
 
 
+def special_tokens(model: PreTrainedModel) -> set[int]:
+    """Token ids that the configuration names; a model may do something else where they stand."""
+    facts = known(model)
+    if "special tokens" not in facts:
+        special: set[int] = set()
+        for part in (model.config, model.config.get_text_config(decoder=True)):
+            for name, value in part.to_dict().items():
+                if name.endswith(("token_id", "token_index", "token_ids")):
+                    special |= set(value if isinstance(value, list) else [value])
+        facts["special tokens"] = special
+    found: set[int] = facts["special tokens"]
+    return found
+
+
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     """Token ids of a short text without any special token."""
     config = model.config.get_text_config(decoder=True)
-    special: set[int] = set()
-    for part in (model.config, config):
-        for name, value in part.to_dict().items():
-            if name.endswith(("token_id", "token_index", "token_ids")):
-                special |= set(value if isinstance(value, list) else [value])
+    special = special_tokens(model)
     usual = [token for token in range(min(config.vocab_size, 200)) if token not in special]
     return torch.tensor([usual[(7 * i + 3) % len(usual)] for i in range(TOKENS)])
 
 
-def _find(model: PreTrainedModel) -> Structure:
-    """Find the structure in short passes; see the module's docstring."""
+def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
+    """Find the structure in short passes; see the module's docstring. An entry spares the search,
+    not the checks."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder model: ASMI masks heads of decoders alone")
@@ -302,28 +352,51 @@ def _find(model: PreTrainedModel) -> Structure:
     # Other implementations show no softmax.
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
+        before = [(id(module), plain_values(module)) for module in model.modules()]
         tokens = _ordinary_tokens(model)[None]
         tokens = tokens.to(execution_device(model.get_input_embeddings()))
         try:
             with trace.watching(model):
                 model(input_ids=tokens, use_cache=False, return_dict=True)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
+            raise TypeError(_why_not(model, error)) from error
+        after = [(id(module), plain_values(module)) for module in model.modules()]
+        if trace.softmaxes and after != before:  # without any there is a plainer reason
             raise TypeError(
-                f"{name} does not run on token ids alone ({type(error).__name__}: {error}), and "
-                "ASMI scores texts alone"
-            ) from error
-        found = _read(model, trace)
+                f"{name} changes itself in a pass (as BigBird does, which chooses its attention by "
+                "the length of the first text): its numbers depend on what it was given before"
+            )
+        if entry is None:
+            found = _read(model, trace)
+        else:
+            found = _from_table(model, entry)
+            _check_order(model, found.layers, trace.by_module())
         _check_causal(model, found, tokens)
         _check_heads(model, found, trace)
         return replace(found, takes_cache=_takes_cache(model, found, tokens))
 
 
+def _why_not(model: PreTrainedModel, error: Exception) -> str:
+    """Why a model's own forward pass over a text may have failed."""
+    said = f"{type(error).__name__}: {error}"
+    dtypes = sorted(map(str, dtypes_of(model)))
+    if len(dtypes) > 1:
+        return (
+            f"{type(model).__name__} has weights in {' and '.join(dtypes)}, and does not run so "
+            f"({said}): load it in one precision. Autocast is off while a model is scored"
+        )
+    return (
+        f"{type(model).__name__} does not run on token ids alone ({said}), and ASMI scores texts "
+        "alone"
+    )
+
+
 def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     """Paths from the recorded calls."""
     name = type(model).__name__
-    calls: dict[nn.Module, list[_Call]] = {}
-    for call in trace.calls:
-        calls.setdefault(call.module, []).append(call)
+    calls = trace.by_module()
     if not trace.softmaxes:
         raise TypeError(
             f"{name} has no attention heads that ASMI could mask: no softmax over keys was seen in "
@@ -402,14 +475,20 @@ def _stack_of_layers(
             f"{name}: ASMI needs one stack of layers with attention heads, found {seen}"
         )
     path, stack = outermost[0]
+    _check_order(model, path, calls)
+    return path, stack
+
+
+def _check_order(model: PreTrainedModel, path: str, calls: Mapping[nn.Module, list[_Call]]) -> None:
+    stack: Any = model.get_submodule(path)
     times = [len(calls.get(layer, [])) for layer in stack]
     orders = [calls[layer][0].order for layer in stack if layer in calls]
     if set(times) != {1} or orders != sorted(orders):
         raise TypeError(
-            f"{name}: the {len(stack)} layers at {path!r} do not run once each in their order "
-            f"(calls: {times}), so that masking one of them is not one place of the model"
+            f"{type(model).__name__}: the {len(stack)} layers at {path!r} do not run once "
+            f"each in their order (calls: {times}), so that masking one of them is not one place "
+            "of the model"
         )
-    return path, stack
 
 
 def _path_of(root: nn.Module, module: nn.Module) -> str:
@@ -526,7 +605,7 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> N
     first, second = (
         states_of(trunk(input_ids=ids, use_cache=False))[0, :-1].float() for ids in (tokens, other)
     )
-    rounding = 1e-3 if model.dtype.itemsize >= 4 else 0.1
+    rounding = 1e-3 if coarsest(model).itemsize >= 4 else 0.1
     if not (first - second).abs().max() <= rounding * first.abs().max():
         raise TypeError(
             f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "

@@ -25,6 +25,7 @@ from lm_polygraph_asmi.model.layers import (
     trunk,
 )
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
+from lm_polygraph_asmi.model.notes import has_foreign_code
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
@@ -228,6 +229,7 @@ class Way:
         bytes_of: peak memory for so many masks.
         packed: whether all masks stand behind one another in a single sequence.
         replays: whether it calls layers again one by one.
+        whole: whether the model runs as it does without masks.
     """
 
     name: str
@@ -236,6 +238,7 @@ class Way:
     bytes_of: Callable[[PreTrainedModel, UnmaskedPass, int], int]
     packed: bool = False
     replays: bool = False
+    whole: bool = False
 
 
 def _batch(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
@@ -253,11 +256,11 @@ def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
 WAYS = (
     Way("the layers above again", "all", masked_everywhere, _batch, replays=True),
     Way("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
-    Way("whole passes", "all", whole_passes, _batch),
+    Way("whole passes", "all", whole_passes, _batch, whole=True),
     Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
     Way("rows token by token", "response", rows_token_by_token, _rows),
-    Way("whole passes", "response", whole_passes, _batch),
+    Way("whole passes", "response", whole_passes, _batch, whole=True),
 )
 """Cheapest first in each scope."""
 
@@ -267,6 +270,8 @@ def ways(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator
     above = range(layer + 1, num_layers(model))
     for way in WAYS:
         if way.scope != unmasked.scope or (way.replays and not structure_of(model).chained):
+            continue
+        if not way.whole and has_foreign_code(model):
             continue
         if way.packed and (
             unmasked.by_length or not all(index in unmasked.known for index in above)

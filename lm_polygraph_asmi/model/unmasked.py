@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.families import family_entry
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
@@ -21,6 +20,7 @@ from lm_polygraph_asmi.model.layers import (
     output_projection,
     trunk,
 )
+from lm_polygraph_asmi.model.notes import has_foreign_code
 from lm_polygraph_asmi.model.notes import known as notes
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
@@ -112,13 +112,17 @@ class Memory:
 
     @staticmethod
     def serves(model: PreTrainedModel) -> bool:
-        """Whether every layer keeps keys and values and nothing else, and can be run over them."""
+        """Whether every layer keeps keys and values and nothing else, and can be run over them.
+
+        Not with hooks of others, which may do another thing at each position.
+        """
         found = structure_of(model)
         return (
             found.chained
             and found.takes_cache
             and len(found.sites) == found.num_layers
             and all(site.attention is not None for site in found.sites.values())
+            and not has_foreign_code(model)
             and NO_MEMORY not in notes(model)
         )
 
@@ -144,7 +148,8 @@ class Memory:
     def take(self, input_ids: Sequence[int], cache: DynamicCache) -> None:
         """Keep what a cache holds of a sequence; nothing where it does not hold all layers."""
         self.input_ids, self.layers = [], []
-        found = [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[Any] = cache.layers  # of a kind that keeps keys and values
+        found = [(layer.keys, layer.values) for layer in layers]
         lengths = {0 if key is None else key.shape[-2] for key, _ in found}
         if len(lengths) == 1:
             self.input_ids, self.layers = list(input_ids)[: lengths.pop()], found
@@ -273,8 +278,7 @@ def run_unmasked(
         return key, value
 
     # Made for the model's config it also takes what layers keep besides keys and values.
-    config = model.config if family_entry(model) is None else None
-    tap = KeyValueTap(record_known, config)
+    tap = KeyValueTap(record_known, model.config)
     tap.length = start
     with ExitStack() as hooks:
         for index in range(first, total) if found.chained else ():

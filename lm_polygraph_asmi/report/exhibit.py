@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.saved.cells import Cell
 
@@ -36,6 +36,7 @@ class Exhibit:
             excludes zero.
         p_values: columns in which what would be written as zero is "< 0.001" instead.
         inline: False where the table is too long for the report, which then names its file.
+        resamples: of clusters, behind the intervals of the table.
     """
 
     name: str
@@ -48,6 +49,22 @@ class Exhibit:
     signed: Sequence[str] = field(default_factory=tuple)
     p_values: Sequence[str] = field(default_factory=tuple)
     inline: bool = True
+    resamples: int = RESAMPLES
+
+    @property
+    def caption(self) -> list[str]:
+        """The notes, and what brackets and asterisks stand for where the table has them."""
+        table = pd.DataFrame() if self.table is None else self.table
+        bounded = [
+            name
+            for name in table
+            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in table[name])
+        ]
+        if not bounded:
+            return [*self.notes]
+        said = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
+        starred = "; asterisk: it excludes zero" if {*bounded} & {*self.signed} else ""
+        return [*self.notes, f"{said}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
         """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
@@ -106,6 +123,7 @@ def frame(
     p_values: Sequence[str] = (),
     tabulated: bool = True,
     inline: bool = True,
+    resamples: int = RESAMPLES,
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda cell: cell.label,
     reasons: Iterable[Reason] = (),
@@ -114,7 +132,7 @@ def frame(
     """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
 
     Args:
-        name, title, digits, signed, p_values, inline: of the exhibit.
+        name, title, digits, signed, p_values, inline, resamples: of the exhibit.
         groups: cells, or tuples of what belongs together, cells among it.
         compute: rows of the table from one group. A group where it raises ValueError is passed
             over with its message, one without rows in silence.
@@ -143,7 +161,7 @@ def frame(
         return [Gap(title, _listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
-    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values, inline)
+    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values, inline, resamples)
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]

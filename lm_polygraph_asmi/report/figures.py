@@ -5,16 +5,19 @@ import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator, NullFormatter
 
+from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
@@ -70,6 +73,8 @@ PAGE = (7.2, 9.6)
 """Inches that a figure may take on a page."""
 MANY = 6
 """Panels beyond which they are small, and share a page and a legend."""
+FEW = 3
+"""Lines of cells that can each have a band of their own in one panel."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -170,25 +175,45 @@ def forest(
     return figure
 
 
+class DepthCurves(NamedTuple):
+    """PRR of one variant over depth.
+
+    Attributes:
+        depths: D relative depths.
+        cells: name -> (D,) and its pointwise 95 % band (2, D).
+        mean: the same of the mean over the cells.
+    """
+
+    depths: Sequence[float]
+    cells: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    mean: tuple[np.ndarray, np.ndarray]
+
+
 @_styled
-def depths(
-    curves: Mapping[str, tuple[Sequence[float], np.ndarray, Sequence[str]]],
-) -> Figure:
-    """PRR over depth, a line per cell and the mean; a panel per variant."""
+def depths(curves: Mapping[str, DepthCurves]) -> Figure:
+    """PRR over depth, a line per cell and the mean; a panel per variant.
+
+    Bands are those of the cells where these are few, else that of the mean alone.
+    """
     figure, axes = _grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
-    for ax, (variant, (at, cells, labels)) in zip(axes, curves.items(), strict=True):
+    for ax, (variant, (at, cells, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
-        for number, (row, name) in enumerate(zip(cells, labels, strict=True)):
+        for number, (name, (row, band)) in enumerate(cells.items()):
+            colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
-                    color=colours[number % len(colours)], label=name)  # fmt: skip
+                    color=colour, label=name)  # fmt: skip
+            if len(cells) <= FEW:
+                ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
         if len(cells) > 1:
-            ax.plot(percent, np.nanmean(cells, axis=0), color=BLACK, linewidth=2, label="mean")
+            ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
+        if len(cells) > FEW:
+            ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         _title(ax, variant)
-    crowded = max(len(labels) for _, _, labels in curves.values()) > MANY
+    crowded = max(len(own.cells) for own in curves.values()) > MANY
     _legend(figure, axes, together=crowded)
     return figure
 
@@ -233,7 +258,10 @@ def _error_curves(
             ax.plot(places, errors, color=colour, linestyle=style, label=label.format(name))
             spread = np.linspace(places[0], places[-1], band.shape[1])
             ax.fill_between(spread, *band, color=colour, alpha=0.12, linewidth=0)
-            highest = max(highest, np.nanmax(errors), np.nanmax(band, initial=0))
+            # The first few answers are all right or all wrong: they would flatten the rest.
+            far = np.ptp(places) / 20
+            steady, beyond = places - places[0] >= far, spread - places[0] >= far
+            highest = max(highest, np.nanmax(errors[steady]), np.nanmax(band[:, beyond], initial=0))
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)
@@ -260,8 +288,50 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
 
 
 @_styled
-def coverage(table: pd.DataFrame) -> Figure:
-    """Mass of the top K by band of MI_t."""
+def rejection(
+    panels: Mapping[str, tuple[Mapping[str, RejectionCurve], RejectionCurve]],
+) -> Figure:
+    """Mean quality of the kept over the share rejected; the oracle's curve beside the signals'."""
+    figure, axes = _grid(len(panels), 2.8, 2.4)
+    for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
+        rejected = 100 * (1 - oracle.coverages)
+        ax.plot(rejected, oracle.values, color=GREY, linestyle=":", label="oracle")
+        ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="at random")
+        for name, curve in curves.items():
+            colour, style = LINES[name]
+            ax.plot(rejected, curve.values, color=colour, linestyle=style, label=f"by {name}")
+            ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
+        ax.set_xlabel("rejected, %")
+        ax.set_ylabel("mean quality of the kept")
+        _title(ax, title)
+    _legend(figure, axes, together=True)
+    return figure
+
+
+@_styled
+def reliability(panels: Mapping[str, Reliability]) -> Figure:
+    """Rate of errors over their probability, with the band of calibrated ones."""
+    figure, axes = _grid(len(panels), 2.5, 2.5)
+    for ax, (title, found) in zip(axes, panels.items(), strict=True):
+        ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="calibrated")
+        ax.fill_between(found.chance, *found.band, color=SKY, alpha=0.3, linewidth=0,
+                        label="95 % if calibrated")  # fmt: skip
+        ax.plot(found.chance, found.rate, color=BLUE, label="isotonic fit")
+        ax.vlines(found.chance, 0, 0.2 * found.n / found.n.max(), color=GREY, linewidth=1.2,
+                  label="answers")  # fmt: skip
+        ax.set_xlim(0, 1)
+        ax.set_ylim(0, 1)
+        ax.set_aspect("equal")
+        ax.set_xlabel("probability of error, held out")
+        ax.set_ylabel("rate of errors")
+        _title(ax, title)
+    _legend(figure, axes, together=True)
+    return figure
+
+
+@_styled
+def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
+    """Mass of the top K by band of MI_t, with pointwise 95 % bands (2, k) by cell and band."""
     labels = list(dict.fromkeys(table["cell"]))
     figure, axes = _grid(len(labels), 2.8, 2.4)
     styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
@@ -271,6 +341,8 @@ def coverage(table: pd.DataFrame) -> Figure:
             colour, style, mark = styles[row["tokens"].split()[0]]
             ax.plot(range(len(COVERAGE_AT)), [row[f"K = {k}"] for k in COVERAGE_AT], color=colour,
                     linestyle=style, marker=mark, markersize=3, label=row["tokens"])  # fmt: skip
+            ax.fill_between(range(len(COVERAGE_AT)), *bands[label][row["tokens"]], color=colour,
+                            alpha=0.15, linewidth=0)  # fmt: skip
         ax.set_xticks(range(len(COVERAGE_AT)), [str(k) for k in COVERAGE_AT])
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")
@@ -407,6 +479,33 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
 
 
 @_styled
+def promises(table: pd.DataFrame) -> Figure:
+    """Coverage against promised risk, a line per signal; zero = not attainable.
+
+    Args:
+        table: with the columns signal, risk and coverage, such as `Reference.promised`.
+    """
+    figure = Figure(figsize=(4.2, 3), layout="constrained")
+    axes = figure.subplots()
+    colours = (BLUE, ORANGE, GREEN, BLACK, PURPLE, SKY)
+    for number, (signal, own) in enumerate(table.groupby("signal", sort=False)):
+        axes.plot(
+            own["risk"],
+            own["coverage"],
+            color=colours[number % len(colours)],
+            linestyle=("-", "--", ":", "-.")[number % 4],
+            marker="os^Dv*"[number % 6],
+            label=str(signal),
+        )
+    axes.set_xticks(sorted(set(table["risk"])))
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("promised share of errors among accepted answers")
+    axes.set_ylabel("answers accepted")
+    axes.legend()
+    return figure
+
+
+@_styled
 def coupling(table: pd.DataFrame) -> Figure:
     """Coupling of MI_t and H_t with concentration by cell, and of MI_t over depth."""
     main = table[table["read"] == "as in the paper"]
@@ -417,12 +516,16 @@ def coupling(table: pd.DataFrame) -> Figure:
     for name, colour, mark, shift in (("MI", BLUE, "o", -0.14), ("H", BLACK, "s", 0.14)):
         for place, label in enumerate(labels):
             own = main[main["cell"] == label].iloc[0]
-            _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark, f"ρ({name}, z)")
+            _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark)
     left.set_yticks(range(len(labels)), [textwrap.fill(label, 30) for label in labels])
     left.set_ylim(len(labels) - 0.5, -0.5)
     left.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    left.set_xlabel(f"rank correlation at {main.iloc[0]['depth']} of depth, 95 % over examples")
-    left.set_title("filled: the interval excludes 0")
+    left.set_xlabel(f"ρ at {main.iloc[0]['depth']} of depth")
+    signals = [
+        Line2D([], [], color=colour, marker=mark, markersize=4, label=f"ρ({name}, z)")
+        for name, colour, mark in (("MI", BLUE, "o"), ("H", BLACK, "s"))
+    ]
+    left.legend(handles=signals, fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for number, label in enumerate(labels):
         own = main[main["cell"] == label]
@@ -438,21 +541,21 @@ def coupling(table: pd.DataFrame) -> Figure:
     right.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     right.set_xlabel("relative depth of the masked layer")
     right.set_ylabel("ρ(MI, z)")
-    handles = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
-    left.legend(handles.values(), handles.keys(), fontsize=7)
+    figure.suptitle("filled: the interval (95 % over examples) excludes 0; open: it holds it",
+                    fontsize=rcParams["axes.labelsize"])  # fmt: skip
     if len(labels) > 1:
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                       fontsize=6)  # fmt: skip
     return figure
 
 
-def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str, label: str) -> None:
+def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str) -> None:
     """A value with its interval, filled where it excludes zero."""
     if not np.isfinite(found.value):
         return
     if np.isfinite(found.low):
         ax.plot([found.low, found.high], [place, place], color=colour, linewidth=1.2)
-    ax.plot(found.value, place, mark, markersize=4, color=colour, label=label, linestyle="none",
+    ax.plot(found.value, place, mark, markersize=4, color=colour,
             markerfacecolor=colour if found.excludes(0) else "white")  # fmt: skip
 
 
@@ -475,7 +578,9 @@ def flips(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interv
                 continue
             value, low, high = np.array(curves[name], dtype=float).T
             ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
-            ax.fill_between(k, low, high, color=colour, alpha=0.15, linewidth=0)
+            ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
+            # Bands lie over one another: their edges tell them apart.
+            ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:.0f}")
         ax.set_xticks(k)

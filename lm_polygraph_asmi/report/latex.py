@@ -1,5 +1,6 @@
 """Tables as LaTeX that a paper can take: booktabs, captions that say all, heads by model."""
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -16,13 +17,17 @@ SHORT = {
 }  # fmt: skip
 """LM-Polygraph's names as tables print them; longer ones first where one holds another."""
 ROWS_A_PAGE = 45
-WIDE = 6
-"""Columns from which a table spans both columns of a page."""
+COLUMN = 50
+"""Characters that fit one column of a page of two; a wider table spans both."""
+SIZES = {100: r"\small", 115: r"\footnotesize", 135: r"\scriptsize"}
+"""Characters that fit the page's width by size of type; a wider table is turned on its side."""
 MANY = 8
 """Cells side by side beyond which standard errors are left to the CSV file."""
 LONG = 40
 """Characters from which a column of texts breaks its lines."""
-PREAMBLE = r"\usepackage{booktabs,graphicx,amssymb,textcomp}"
+BROKEN = 24
+"""Characters of such a line."""
+PREAMBLE = r"\usepackage{booktabs,graphicx,amssymb,textcomp,rotating}"
 """What a document needs to take these tables."""
 
 
@@ -42,7 +47,7 @@ def latex_tables(item: Exhibit) -> str:
             escape(by_cell[n].dataset + by_cell[n].suffix, "latex") if n in by_cell else head
             for n, head in zip(item.table, heads, strict=True)
         ]
-    notes = [*item.notes, *(["Standard errors: see the CSV file."] if brief else [])]
+    notes = [*item.caption, *(["Standard errors: see the CSV file."] if brief else [])]
     caption = " ".join(escape(text, "latex") for text in [item.title + ".", *notes])
     pages = [shown[i : i + ROWS_A_PAGE] for i in range(0, len(shown), ROWS_A_PAGE)] or [shown]
     return "\n".join(
@@ -60,9 +65,20 @@ def _float(
     number: int,
 ) -> str:
     assert item.table is not None
-    kind = "table*" if len(heads) >= WIDE else "table"
     formats = [_format(item.table[name]) for name in item.table]
-    lines = [rf"\begin{{{kind}}}[t]", r"\centering\small"]
+    values = [max([_width(v) for v in page[name]], default=0) for name in page]
+    lines_of = [_lines(head, width) for head, width in zip(heads, values, strict=True)]
+    heads = [_stacked(own, kind) for own, kind in zip(lines_of, formats, strict=True)]
+    width = sum(
+        2 + (BROKEN if kind[0] == "p" else max(value, *map(_width, own)))
+        for kind, value, own in zip(formats, values, lines_of, strict=True)
+    )
+    size = next((size for most, size in SIZES.items() if width <= most), r"\scriptsize")
+    kind = "table" if width <= COLUMN else "table*"
+    place = "[t]"
+    if width > max(SIZES):
+        kind, place = "sidewaystable*", ""
+    lines = [rf"\begin{{{kind}}}{place}", rf"\centering{size}"]
     # Never wider than the text, never stretched.
     lines.append(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%")
     lines += [rf"\begin{{tabular}}{{{''.join(formats)}}}", r"\toprule"]
@@ -92,6 +108,28 @@ def _format(column: pd.Series) -> str:
     if not texts:
         return "r"
     return "p{4cm}" if max(map(len, texts)) > LONG else "l"
+
+
+def _width(text: str) -> int:
+    """Characters that a piece of LaTeX prints, about."""
+    return len(re.sub(r"\\[a-zA-Z]+(\{\})?|[${}\\]", "", text))
+
+
+def _lines(head: str, width: int) -> list[str]:
+    """A head in lines about as wide as its column."""
+    lines: list[str] = []
+    for word in head.split(" "):
+        if lines and _width(f"{lines[-1]} {word}") <= max(width, 8):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _stacked(lines: Sequence[str], kind: str) -> str:
+    if len(lines) == 1:
+        return lines[0]
+    return rf"\shortstack[{'r' if kind == 'r' else 'l'}]{{" + r"\\".join(lines) + "}"
 
 
 def _brief(text: str) -> str:

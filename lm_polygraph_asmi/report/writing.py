@@ -64,10 +64,10 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
     if item.figure is not None:
         for suffix in ("png", "svg"):
             path = out / "figures" / f"{item.name}.{suffix}"
-            save(item.figure, path, "\n".join([item.title, *item.notes, *sources]))
+            save(item.figure, path, "\n".join([item.title, *item.caption, *sources]))
         section.append(f"![{item.title}](figures/{item.name}.png)")
     stem = out / "tables" / item.name
-    about = {"title": item.title, "notes": list(item.notes), "cells": provenance}
+    about = {"title": item.title, "notes": item.caption, "cells": provenance}
     stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:
         shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
@@ -77,9 +77,9 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
         if item.inline:
             comments = "".join(f"% {line}\n" for line in sources)
             stem.with_suffix(".tex").write_text(comments + latex_tables(item), encoding="utf-8")
-        text = "\n\n".join([shown, *item.notes, *sources]) + "\n"
+        text = "\n\n".join([shown, *item.caption, *sources]) + "\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    notes = list(item.notes)
+    notes = item.caption
     if len(item.cells) < len(cells):
         notes.append(f"Made from {len(item.cells)} of the {len(cells)} cells.")
     return "\n\n".join([*section, *notes])

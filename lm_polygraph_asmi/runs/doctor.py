@@ -91,12 +91,20 @@ def _check_quality(config: DictConfig) -> Iterator[Finding]:
         yield from _problems(_metric_problem(container(metric)))
         if metric["name"] == "AlignScore":
             checkpoint = (metric.get("kwargs") or {}).get("ckpt_path", side_models.ALIGN_SCORE)
-            yield from _problems(
-                side_models.missing_align_score(checkpoint),
-                side_models.missing_align_score_roberta(),
-                side_models.missing_spacy_pipeline(),
-                side_models.missing_punkt(),
-            )
+            yield from _problems(*_missing_for_align_score(checkpoint))
+    for estimator in config.get("estimators") or ():
+        if str(estimator.get("name")).endswith("grounded_align_score"):
+            checkpoint = (estimator.get("cfg") or {}).get("checkpoint") or side_models.ALIGN_SCORE
+            yield from _problems(*_missing_for_align_score(checkpoint))
+
+
+def _missing_for_align_score(checkpoint: str) -> list[str | None]:
+    return [
+        side_models.missing_align_score(checkpoint),
+        side_models.missing_align_score_roberta(),
+        side_models.missing_spacy_pipeline(),
+        side_models.missing_punkt(),
+    ]
 
 
 def _metric_problem(metric: dict[str, Any]) -> str | None:

@@ -132,6 +132,8 @@ class Cell:
         suffix: tells apart cells of one model and dataset; empty for most.
         runs: the runs over these answers; `source` is the one token statistics are read from.
         arms: those of the falsifier, whose scores are in no table of methods.
+        parts: runs over some of these answers that kept their masks, for the analysis of heads.
+        arm_parts: the same of arms, for their probes alone.
         run: their methods together.
         metric: the quality metric in use.
         depth: the operating depth.
@@ -152,6 +154,8 @@ class Cell:
     notes: tuple[str, ...]
     arms: tuple[ArmRun, ...] = ()
     operating_source: str | None = None
+    parts: tuple[Run, ...] = ()
+    arm_parts: tuple[ArmRun, ...] = ()
 
     @property
     def label(self) -> str:
@@ -180,16 +184,7 @@ class Cell:
 
     @cached_property
     def _clusters(self) -> list[str]:
-        if self.run.clusters is not None:
-            return self.run.clusters
-        texts = self.run.stats.get("input_texts")
-        shared = text_clusters(texts) if texts else range(len(self.run.scores))
-        # Numbers in place of passages: they are compared in every resample.
-        return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
-
-    def cluster_of(self, row: int) -> str:
-        """Key of a row in the run's own order, in use or not."""
-        return self._clusters[row]
+        return clusters_of(self.run)
 
     @cached_property
     def ids(self) -> list[str] | None:
@@ -353,7 +348,7 @@ class Cell:
         wanted = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
         runs = [
             run
-            for run in self.runs
+            for run in (*self.runs, *self.parts)
             if all(len(run.stats.get(name, [])) == len(run.scores) for name in wanted)
         ]
         return max(runs, key=lambda run: len(run.stats[wanted[0]][0]), default=None)
@@ -361,8 +356,18 @@ class Cell:
     @cached_property
     def dissected_depths(self) -> list[float]:
         """Depths at which a run kept masks and divergences."""
-        depths = {used["depth"] for run in self.runs for used in run.settings()}
+        runs = (*self.runs, *self.parts)
+        depths = {used["depth"] for run in runs for used in run.settings()}
         return sorted(depth for depth in depths if self.dissected(depth))
+
+    def places(self, run: Run) -> list[tuple[int, int]]:
+        """Rows in use that a run of this cell or a part of it holds, and where it holds them."""
+        if not any(run is part for part in self.parts):
+            return list(enumerate(self.rows.tolist()))
+        ours, theirs = _keys(self.run, run)
+        place = {key: row for row, key in enumerate(theirs)}
+        pairs = ((i, place.get(ours[row])) for i, row in enumerate(self.rows))
+        return [(i, row) for i, row in pairs if row is not None]
 
     def arm_score(self, arm: ArmRun, symbol: str) -> np.ndarray:
         """(n,) a score of an arm of the falsifier, at the operating depth.
@@ -439,7 +444,7 @@ class Cell:
             "clusters": len(set(self.clusters)),
             "runs": [
                 {"file": str(run.path), "seeds": run.recorded("seeds"), "asmi": run.settings()}
-                for run in (*self.runs, *(arm.run for arm in self.arms))
+                for run in (*self.runs, *self.parts, *(arm.run for arm in self.arms))
             ],
             "packages": self.run.recorded("packages"),
             "device": (self.run.manifest or {}).get("device", "not recorded"),
@@ -449,6 +454,24 @@ class Cell:
 
 def _means(tokens: list[np.ndarray] | None) -> np.ndarray | None:
     return None if tokens is None else np.array([answer.mean() for answer in tokens])
+
+
+def clusters_of(run: Run) -> list[str]:
+    """Keys of a run's rows: the manifest's, else by prompt, else every row its own."""
+    if run.clusters is not None:
+        return run.clusters
+    texts = run.stats.get("input_texts")
+    shared = text_clusters(texts) if texts else range(len(run.scores))
+    # Numbers in place of passages: they are compared in every resample.
+    return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
+
+
+def _keys(one: Run, other: Run) -> tuple[list[str], list[str]]:
+    """What tells the rows of two runs apart: ids where both have them, else prompts."""
+    ids = [run.recorded("rows").get("ids", []) for run in (one, other)]
+    if all(len(own) == len(run.scores) for own, run in zip(ids, (one, other), strict=True)):
+        return ids[0], ids[1]
+    return one.stats.get("input_texts", []), other.stats.get("input_texts", [])
 
 
 def same_depth(one: float, other: float) -> bool:
@@ -491,7 +514,8 @@ def load_cells(
     """Read runs (manager files or folders); those over the same answers become one cell.
 
     Args:
-        paths: manager files, or run folders. Only files you trust: they are pickles.
+        paths: manager files, or run folders. Only files you trust: they are pickles. A run
+            that kept its masks on some of the answers of another is no cell but a part of its.
         metric: quality metric; None is AlignScore, or the first one a run has.
         depth: operating depth; a run that has not got it is read at its nearest.
 
@@ -507,7 +531,19 @@ def load_cells(
                 break
         else:
             groups.append([run])
-    cells = [_cell(group, metric, depth) for group in groups]
+    wholes = {i: whole for i, group in enumerate(groups) if (whole := _whole(group, groups))}
+    cells = []
+    for i, group in enumerate(groups):
+        if i in wholes:
+            continue
+        parts = [(run, _arm(run)) for j in wholes if wholes[j] is group for run in groups[j]]
+        cells.append(
+            replace(
+                _cell(group, metric, depth),
+                parts=tuple(run for run, arm in parts if arm is None),
+                arm_parts=tuple(arm for _, arm in parts if arm is not None),
+            )
+        )
     times = Counter(cell.label for cell in cells)
     doubled = [cell for cell in cells if times[cell.label] > 1]
     folder = os.path.commonpath([cell.run.path.parent for cell in doubled]) if doubled else ""
@@ -517,6 +553,23 @@ def load_cells(
         else cell
         for cell in cells
     ]
+
+
+def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
+    """The runs that some runs with masks were made of, by answering more rows alike; None: none."""
+    if not all(any(name.startswith("asmi_masks") for name in run.stats) for run in group):
+        return None
+    own = _answers(group[0])
+    for other in groups:
+        same = _names(group[0]) == _names(other[0])
+        if same and len(other[0].scores) > len(group[0].scores) and own <= _answers(other[0]):
+            return other
+    return None
+
+
+def _answers(run: Run) -> set[tuple[str, str]]:
+    texts = (run.stats.get(name, []) for name in ("input_texts", "greedy_texts"))
+    return set(zip(*texts, strict=False))
 
 
 def _same_answers(one: Run, other: Run) -> bool:
@@ -612,9 +665,14 @@ def _arm(run: Run) -> ArmRun | None:
             dose = float(part.removeprefix("dose="))
     if arm == "heads" and dose is None:
         return None
-    asked = run.recorded("config").get("falsifier") or {}
-    matching = asked.get("matching") if asked.get("doses") else None
-    return ArmRun(arm, dose, matching, float(asked.get("times") or 1), run)
+    config = run.recorded("config")
+    asked = config.get("falsifier") or {}
+    given = ((config.get("asmi") or {}).get("calculator") or {}).get("dose")
+    if asked.get("doses"):
+        return ArmRun(arm, dose, asked.get("matching"), float(asked.get("times") or 1), run)
+    # A file as the dose itself: what the calculator takes from it is the one by effect.
+    matching = "effect" if isinstance(given, str) and arm != "heads" else None
+    return ArmRun(arm, dose, matching, 1.0 if matching else float(asked.get("times") or 1), run)
 
 
 def _most_masks(run: Run) -> int:

@@ -1,6 +1,7 @@
 """Doses of the falsifier's arms, as `polygraph_asmi dose` writes them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,36 +34,60 @@ def read_doses(path: str | Path) -> dict[str, Any]:
     return dict(content)
 
 
+MATCHED_AT = ("depth", "scope", "mask_rate")
+"""Settings that move what masked heads do, and with it every dose."""
+
+
 def matched_dose(
-    path: str | Path, perturbation: str, matching: str = "effect", times: float = 1.0
+    path: str | Path,
+    perturbation: str,
+    matching: str = "effect",
+    times: float = 1.0,
+    *used: Mapping[str, Any],
 ) -> float | None:
     """The dose of an arm in a file; None for heads, which all others are matched to.
 
     Args:
         matching: one of `MATCHINGS`.
         times: what it is multiplied with, for a sweep; of heads too.
+        used: settings it is to be used with; of each what is known of `MATCHED_AT`.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_doses`; or no such matching, or no dose of that arm.
+        FileNotFoundError, ValueError: as `read_doses`; or no such matching, no dose of that arm, or
+            doses that were found for other settings.
     """
     check_one_of("matching", matching, MATCHINGS)
     check_dose(times)
     if perturbation == "heads":
         return None if times == 1 else float(times)
-    found = read_doses(path)["arms"].get(perturbation, {})
+    content = read_doses(path)
+    found = content["arms"].get(perturbation, {})
     if found.get(matching) is None:
         reason = found.get("refused") or f"it has {', '.join(found) or 'nothing'} for it"
         raise ValueError(f"{path} has no dose of {perturbation!r} matched by {matching}: {reason}")
+    there = content.get("settings", {})
+    for here in used:
+        for name in MATCHED_AT:
+            if here.get(name) is not None and here[name] != there.get(name, here[name]):
+                raise ValueError(
+                    f"the doses in {path} were matched at {name} {there[name]}, here it is "
+                    f"{here[name]}: run `polygraph_asmi dose` for a run with these settings"
+                )
     return float(times * found[matching])
 
 
-def dose_of(given: float | str | Path | None, perturbation: str) -> float | None:
+def dose_of(
+    given: float | str | Path | None, perturbation: str, *used: Mapping[str, Any]
+) -> float | None:
     """The dose a setting means: a number, or the one matched by effect in a file.
+
+    Args:
+        used: as of `matched_dose`.
 
     Raises:
         FileNotFoundError, ValueError: as `matched_dose`; or a number that is no dose.
     """
     if isinstance(given, str | Path):
-        return matched_dose(given, perturbation)
+        return matched_dose(given, perturbation, "effect", 1.0, *used)
     check_dose(given)
     return None if given is None else float(given)

@@ -127,10 +127,10 @@ def environment_key() -> dict[str, str]:
 def model_key(model: PreTrainedModel) -> dict[str, Any]:
     """Identity of a model's weights, configuration, precision and place.
 
-    Every value of every parameter and buffer counts, and so do the plain values that modules hold
-    and the configurations of adapters. So another checkpoint, an adapter or its scaling, a single
-    head set to zero or another quantisation gives another key. What forward hooks compute cannot
-    be told: with hooks of others, or a forward method set on a module, "model" is None, and a
+    Every value of every parameter and buffer counts, the classes and plain values of modules, and
+    the configurations of adapters. So another checkpoint, an adapter or its scaling, a single head
+    set to zero or another quantisation gives another key. What forward hooks compute cannot be
+    told: with hooks of others, or a forward method set on a module, "model" is None, and a
     `Journal` keeps and finds nothing under such a key.
 
     Raises:
@@ -143,7 +143,8 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
     for name, module in model.named_modules():
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
             digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
-        digest.update(" ".join([name, *sorted(plain_values(module)), ""]).encode())
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        digest.update(" ".join([name, kind, *sorted(plain_values(module)), ""]).encode())
         renewed = {f"{name}.{own}" if name else own for own in renewed_names(module)}
         with align_module_device(module):  # offloaded weights are fetched one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]

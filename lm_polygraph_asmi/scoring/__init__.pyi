@@ -1,8 +1,11 @@
+from .calibration import calibrate_rows as calibrate_rows
+from .calibration import calibrate_run as calibrate_run
 from .call import Scorer as Scorer
 from .call import Stream as Stream
 from .call import Streamer as Streamer
 from .call import score as score
 from .call import stream as stream
+from .decision import Decision as Decision
 from .division import Span as Span
 from .many import Outcome as Outcome
 from .many import score_batch as score_batch

@@ -1,7 +1,9 @@
 """`score`: the masked passes of the benchmark, on one answer."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -16,9 +18,17 @@ from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.maths import adaptive_gate, example_seed
-from lm_polygraph_asmi.model import Memory, model_lock, plain_model, scoring_session, structure_of
+from lm_polygraph_asmi.model import (
+    Memory,
+    model_lock,
+    model_state,
+    plain_model,
+    scoring_session,
+    structure_of,
+)
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
+from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
 from lm_polygraph_asmi.saved.names import ABSENT, at_depth
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, Writing, diversity_of
@@ -118,7 +128,7 @@ class Scorer:
         changed: dict[str, Any] = {"perturbation": perturbation, "dose": dose}
         self.engine = Engine(scope=scope, source=source, seeded_by=seeded_by, **masks, **changed)
         self.by_source = Engine(scope="response", source=SOURCES, seeded_by=seeded_by, **masks)
-        self.while_written = Engine(scope="response", seeded_by="prompt", **masks, **changed)
+        self._masks = masks | changed
         self.source = source
         self.reference, self.span_reference = of_answers_and_parts(
             reference, variant, depth, source
@@ -153,8 +163,16 @@ class Scorer:
         self.num_samples, self.max_new_tokens = int(num_samples), int(max_new_tokens)
         self.tau, self.beta = float(tau), float(beta)
         self.attention = attention
+        self._keys = ModelKeys()
+        self._tokenizer_key: str | None = None
         self.notes = check_tokenizer(model, tokenizer)
         self.endings = Endings(model, tokenizer, self.stop)
+
+    @cached_property
+    def while_written(self) -> Engine:
+        """Scores an answer that is not there yet; made when it is wanted, since a dose matched in
+        another scope is refused."""
+        return Engine(scope="response", seeded_by="prompt", **self._masks)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -169,7 +187,7 @@ class Scorer:
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
-            "reference": [run.ground for run in references if run] or None,
+            "reference": [run.identity for run in references if run] or None,
             **{name: engine[name] for name in used},
             **{name: getattr(self, name) for name in own},
         }
@@ -315,9 +333,31 @@ class Scorer:
             reference=self.reference,
             content_end=len(content),
             answered=bool(content.strip()),
+            prompt_tokens=len(prompt_ids),
             span_reference=self.span_reference,
             sources=sources,
         )
+
+    def fingerprints(self) -> dict[str, str]:
+        """What tells weights and tokenizer from others, as they are now.
+
+        All weights are read, once and again when they change. The template of chats counts as part
+        of the tokenizer.
+
+        Raises:
+            ValueError: a model with hooks of others, which cannot be told.
+        """
+        weights = self._keys.of(self.model, model_state(self.model))["model"]
+        if weights is None:
+            raise ValueError(
+                "the model has forward hooks, or a forward method set on a module: what they "
+                "compute cannot be told, so neither can what a reference is of. Remove them"
+            )
+        if self._tokenizer_key is None:
+            template = str(getattr(self.tokenizer, "chat_template", None))
+            own = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+            self._tokenizer_key = hashlib.sha256(own.encode()).hexdigest()[:16]
+        return {"weights": weights[:16], "tokenizer": self._tokenizer_key}
 
     def _stats(
         self,
@@ -348,6 +388,8 @@ class Scorer:
     ) -> dict[str, Any]:
         """What made this score besides the masks; the names are those of `reference.COMPARED`."""
         found: dict[str, Any] = {"closing_token": self.closing_token}
+        if self.reference is not None and "weights" in self.reference.settings:
+            found |= self.fingerprints()
         if answer is None or isinstance(answer, str):  # token ids are scored as they are
             found["stop"] = sorted(self.stop)
         if self.variant == "adapt":
@@ -511,7 +553,7 @@ class Stream(Iterator[Token]):
                 "the chat ends in the assistant's message, but only an answer that the model "
                 "writes can be scored while it is written: leave the message out"
             )
-        self.scorer = scorer
+        self.scorer, self._engine = scorer, scorer.while_written
         self._others = ids is not None
         ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids
         self._query = _Query(before, None, notes, ids)
@@ -549,7 +591,7 @@ class Stream(Iterator[Token]):
                 if self._writing is None:
                     with _undisturbed(scorer.model):
                         self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
-                    self._writing = scorer.while_written.write(scorer.model, prompt_ids)
+                    self._writing = self._engine.write(scorer.model, prompt_ids)
                 found = self._writing.step(chosen)
         except BaseException:
             self.close()

@@ -50,7 +50,10 @@ def passages_of(
     wanted = [context] if single else list(context)  # of a chat, [0, 2] are two messages
     if not wanted:
         raise ValueError(f"the context names no passage: {context!r}")
-    places = [_place(whole, given if chat else None, passage) for passage in wanted]
+    if chat:
+        places = [_place_in_chat(tokenizer, whole, given, prompt, passage) for passage in wanted]
+    else:
+        places = [_place(whole, passage) for passage in wanted]
     for one, other in pairwise(sorted(places)):
         if other[0] < one[1]:
             raise ValueError(
@@ -89,36 +92,58 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str
     )
 
 
-def _place(whole: str, messages: Any, passage: Any) -> Span:
-    """Characters of a passage in the prompt.
-
-    Args:
-        messages: those of a chat, as they were given; None of a text prompt.
-    """
+def _place(whole: str, passage: Any) -> Span:
+    """Characters of a passage in a text prompt."""
     if isinstance(passage, str):
-        text = passage
-    elif messages is None:
-        if not _is_pair(passage):
-            raise ValueError(
-                "a passage is a text that stands in the prompt, or its characters (start, end); "
-                f"got {passage!r:.80}"
-            )
-        start, end = map(int, passage)
-        if not 0 <= start < end <= len(whole):
-            raise ValueError(
-                f"the context must lie within the {len(whole)} characters of the prompt and hold "
-                f"at least one, got {passage}"
-            )
-        return start, end
-    else:
-        text = _of_message(messages, passage)
-    text = text if messages is None else text.strip()  # as many templates do
-    start = place_of(whole, text)
-    return start, start + len(text)
+        start = place_of(whole, passage)
+        return start, start + len(passage)
+    if not _is_pair(passage):
+        raise ValueError(
+            "a passage is a text that stands in the prompt, or its characters (start, end); "
+            f"got {passage!r:.80}"
+        )
+    start, end = map(int, passage)
+    if not 0 <= start < end <= len(whole):
+        raise ValueError(
+            f"the context must lie within the {len(whole)} characters of the prompt and hold "
+            f"at least one, got {passage}"
+        )
+    return start, end
 
 
-def _of_message(messages: Any, passage: Any) -> str:
-    """The text of a message, or of a part of one."""
+MARK = "\ue000"
+"""A character of nobody's, put around a passage to see where a template takes it."""
+
+
+def _place_in_chat(
+    tokenizer: PreTrainedTokenizerBase, whole: str, given: Any, prompt: Any, passage: Any
+) -> Span:
+    """Characters of a passage in a chat, as the template writes it."""
+    if isinstance(passage, str):
+        text = passage.strip()  # as many templates do
+        start = place_of(whole, text, "name the message, by its number, or (message, part)")
+        return start, start + len(text)
+    number, start, text = _of_message(given, passage)
+    prompt = list(prompt)  # without the answer, which the chat as given may end in
+    if number >= len(prompt):
+        raise ValueError(f"message {passage} is the answer: the context stands in the prompt")
+    if text.strip():
+        content = str(prompt[number]["content"])
+        start += len(text) - len(text.lstrip())
+        end = start + len(text.strip())
+        marked = f"{content[:start]}{MARK}{content[start:end]}{MARK}{content[end:]}"
+        changed = {**prompt[number], "content": marked}
+        seen = _rendered(tokenizer, [*prompt[:number], changed, *prompt[number + 1 :]])
+        if seen.count(MARK) == 2 and seen.replace(MARK, "") == whole:
+            first, behind = seen.index(MARK), seen.rindex(MARK) - 1
+            return first, behind
+    # The template writes it otherwise, or not at all.
+    start = place_of(whole, text.strip(), "give a text that stands in it once")
+    return start, start + len(text.strip())
+
+
+def _of_message(messages: Any, passage: Any) -> tuple[int, int, str]:
+    """The number of a message, where in its text a part of it begins, and the part's text."""
     if not (_is_pair(passage) or (isinstance(passage, Integral) and not isinstance(passage, bool))):
         raise ValueError(
             "a passage of a chat is a text that stands in it, the number of a message, or "
@@ -126,15 +151,16 @@ def _of_message(messages: Any, passage: Any) -> str:
         )
     number, part = passage if _is_pair(passage) else (passage, None)
     try:
+        number = range(len(messages))[number]
         content = messages[number]["content"]
-        if part is not None:
-            content = [content] if isinstance(content, str) else content
-            content = content[part]
+        parts = [content] if isinstance(content, str) else list(content or ())
+        texts = [_text(own) for own in parts]
+        if part is None:
+            return number, 0, "".join(texts)
+        part = range(len(texts))[part]
     except (IndexError, KeyError) as error:
         raise ValueError(f"the chat has no message or part {passage}") from error
-    if isinstance(content, list | tuple):
-        content = "".join(_text(own) for own in content)
-    return _text(content)
+    return number, len("".join(texts[:part])), texts[part]
 
 
 def _text(part: Any) -> str:

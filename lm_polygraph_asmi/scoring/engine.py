@@ -32,7 +32,6 @@ from lm_polygraph_asmi.model import (
     check_unmasked,
     head_parts,
     layer_at,
-    model_state,
     num_heads,
     num_layers,
     readout,
@@ -40,6 +39,7 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    state_in_session,
     steps_of,
     together,
     unembedding,
@@ -137,7 +137,8 @@ class Engine:
         depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
         if not depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        dose = dose_of(dose, perturbation)
+        masked = {"scope": scope, "mask_rate": mask_rate}
+        dose = dose_of(dose, perturbation, *({"depth": depth, **masked} for depth in depths))
         point = (top_k, num_masks, mask_rate, mask_sampler, scope)
         check_settings(depths, *point, perturbation, dose)
         self.sources = sources_of(source)
@@ -185,8 +186,8 @@ class Engine:
         )
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """What the journal knows a model by, as the model is now."""
-        return self._keys.of(model, model_state(model)) if self.journal.kept else {}
+        """What the journal knows a model by, as it was when the session was entered."""
+        return self._keys.of(model, state_in_session(model)) if self.journal.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
@@ -230,17 +231,18 @@ class Engine:
             ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
-        if memory is not None and self.remembers(model) and not passages:
-            try:
-                return self._score(model, prompt, response, context, passages, memory)
-            except (torch.OutOfMemoryError, FloatingPointError):
-                raise
-            except Exception as error:  # models refuse in any way what they cannot do
-                found = self._score(model, prompt, response, context, passages)
-                Memory.refuse(model)  # now that it is known to be the memory's fault
-                log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
-                return found
-        return self._score(model, prompt, response, context, passages)
+        with scoring_session(model, self.attention):  # which looks at the model's state once
+            if memory is not None and self.remembers(model) and not passages:
+                try:
+                    return self._score(model, prompt, response, context, passages, memory)
+                except (torch.OutOfMemoryError, FloatingPointError):
+                    raise
+                except Exception as error:  # models refuse in any way what they cannot do
+                    found = self._score(model, prompt, response, context, passages)
+                    Memory.refuse(model)  # now that it is known to be the memory's fault
+                    log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
+                    return found
+            return self._score(model, prompt, response, context, passages)
 
     def remembers(self, model: PreTrainedModel) -> bool:
         """Whether known keys and values are of use: the prompt's are the same for all masks."""
@@ -290,20 +292,19 @@ class Engine:
         shorter = self.journal.get(shorter_key) if self.without_context else {}
         if example is None or missing or shorter is None:
             layers = [parts_of[part].layer for part in missing or parts_of]
-            with scoring_session(model, self.attention):
-                unmasked, example = self._score_unmasked(model, scored, len(prompt), layers, memory)
-                if not missing:
-                    check_unmasked(model, unmasked)
-                split: dict[int, list[HeadPart]] = {}
-                for part in missing:
-                    used = parts_of[part]
-                    parts[part] = self._score_part(model, unmasked, used, spans, split)
-                    self.journal.put(keys[part], parts[part])
-                self.journal.put(answer_key, example)  # now that it has been checked
-                if shorter is None:
-                    assert spans is not None
-                    shorter = self._without_context(model, unmasked, spans)
-                    self.journal.put(shorter_key, shorter)
+            unmasked, example = self._score_unmasked(model, scored, len(prompt), layers, memory)
+            if not missing:
+                check_unmasked(model, unmasked)
+            split: dict[int, list[HeadPart]] = {}
+            for part in missing:
+                used = parts_of[part]
+                parts[part] = self._score_part(model, unmasked, used, spans, split)
+                self.journal.put(keys[part], parts[part])
+            self.journal.put(answer_key, example)  # now that it has been checked
+            if shorter is None:
+                assert spans is not None
+                shorter = self._without_context(model, unmasked, spans)
+                self.journal.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for (depth, source), part in parts.items():
             found = {n: v for n, v in part.items() if n != "asmi_seconds"}

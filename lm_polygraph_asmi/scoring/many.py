@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
         error: why it could not; None where it could.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # what tuples call so is not needed here
     id: Any
     score: Score | None
     error: str | None
@@ -43,10 +43,11 @@ def outcome(
     """Score one row over what is known of the one before."""
     own = row.get(id_field) if isinstance(row, Mapping) else None
     try:
-        content = {"prompt": row} if isinstance(row, str) else row
+        content: Any = {"prompt": row} if isinstance(row, str) else row
         if not isinstance(content, Mapping) or content.get("prompt") is None:
             raise ValueError('wanted a text, or an object with a "prompt"')
-        found = scorer._score(*(content.get(name) for name in GIVEN), memory)
+        answer, samples, context = (content.get(name) for name in GIVEN[1:])
+        found = scorer._score(content["prompt"], answer, samples, context, memory)
         if content.get("offsets") is not None:
             found = found.with_spans(content["offsets"])
         return Outcome(index, own, found, None)
@@ -88,6 +89,7 @@ OUTPUT: dict[str, type] = {
     "asmi_text": str,
     "asmi_percentile": float,
     "asmi_error_probability": float,
+    "asmi_accept": bool,
     "asmi_tokens": str,
     "asmi_sources": str,
     "asmi_settings": str,
@@ -155,6 +157,7 @@ def _cells(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
         "asmi_text": score.scored_text,
         "asmi_percentile": score.percentile,
         "asmi_error_probability": score.error_probability,
+        "asmi_accept": score.accept,
         "asmi_tokens": None if tokens == "none" else _json(told(score, tokens)),
         "asmi_sources": None
         if score.sources is None

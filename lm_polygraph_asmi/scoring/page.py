@@ -98,10 +98,12 @@ def standing(score: Any) -> str:
     """The verdict in a few words."""
     if not score.answered:
         return "answered nothing"
+    decided = {True: "accepted", False: "refused", None: ""}[score.accept]
     if score.error_probability is None:
-        return "no verdict"
+        return decided or "no verdict"
     mark = ", confident but fragile" if score.confident_but_fragile else ""
-    return f"probability of error {score.error_probability:.2f}{mark}"
+    said = f"probability of error {score.error_probability:.2f}{mark}"
+    return f"{decided}, {said}" if decided else said
 
 
 def probability(likelihood: float) -> str:

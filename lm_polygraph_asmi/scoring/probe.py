@@ -45,6 +45,7 @@ from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import Run, load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
+from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10
 """Of random heads, for each token and number."""
@@ -159,6 +160,9 @@ class CausalProbe:
         seed: of random heads.
         memory_budget: bytes, as everywhere.
         journal: folder in which examples are kept as they are done.
+
+    Raises:
+        ValueError: no token or no draw asked for, or no token to choose.
     """
 
     def __init__(
@@ -174,6 +178,9 @@ class CausalProbe:
         memory_budget: int | None = None,
         journal: str | Path | None = None,
     ) -> None:
+        for name, number in (("tokens", count), ("draws", draws)):
+            check_whole(name, number)
+            check_at_least_one(name, number)
         self.model, self.used, self.tokens = model, used, tokens
         self.numbers = [k for k in numbers if k <= used["num_heads"]]
         self.draws, self.seed, self.memory_budget = draws, seed, memory_budget
@@ -192,6 +199,8 @@ class CausalProbe:
         }  # fmt: skip
         self.chosen = np.unique(np.concatenate(list(members.values())))
         self.members = {rule: np.isin(self.chosen, own) for rule, own in members.items()}
+        if not len(self.chosen):
+            raise ValueError("the run has no two tokens of which one has the higher MI_t")
 
     @property
     def rows(self) -> np.ndarray:

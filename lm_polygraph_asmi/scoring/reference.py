@@ -3,123 +3,61 @@
 import json
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from lm_polygraph_asmi.analysis.clusters import (
-    Interval,
-    finite,
-    text_clusters,
-    wilson_interval,
+from lm_polygraph_asmi.analysis.calibration import (
+    Reliability,
+    Step,
+    calibrate,
+    held_out_brier,
+    probability_at,
+    step_at,
 )
+from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
+from lm_polygraph_asmi.analysis.drift import Drift, drifts
+from lm_polygraph_asmi.analysis.signals import Signal
 from lm_polygraph_asmi.saved.names import ABSENT
+from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from lm_polygraph_asmi.saved.cells import Cell
+    from lm_polygraph_asmi.scoring.result import Score
 
 FORMAT = 2
+ANEW = (
+    "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
+    "`polygraph_asmi reference` from a finished run"
+)
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
-SMALLEST_STEP = 25
-"""Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples", *ABSENT,
+    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer", *ABSENT,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
-
-
-class Step(NamedTuple):
-    """Answers of a run that share a probability of error.
-
-    Attributes:
-        start: the lowest of their scores, nats.
-        n, errors: answers, and wrong ones among them.
-    """
-
-    start: float
-    n: int
-    errors: int
-
-
-def calibrate(scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) -> list[Step]:
-    """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
-
-    Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
-
-    Raises:
-        ValueError: no answer, or scores that are not finite.
-    """
-    from sklearn.isotonic import IsotonicRegression
-
-    if not len(finite(scores=scores)):
-        raise ValueError("there is no answer to calibrate on")
-    # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
-    ranks = np.unique(scores, return_inverse=True)[1].astype(float)
-    fitted = IsotonicRegression().fit_transform(ranks, wrong.astype(float))
-    order = np.argsort(scores, kind="stable")
-    parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
-    steps: list[Step] = []
-    for part in parts:
-        step = Step(float(scores[part[0]]), len(part), int(wrong[part].sum()))
-        steps = _joined(steps, step) if steps and steps[-1].n < SMALLEST_STEP else [*steps, step]
-    if len(steps) > 1 and steps[-1].n < SMALLEST_STEP:
-        steps = _joined(steps[:-1], steps[-1])
-    return steps
-
-
-def _joined(steps: list[Step], step: Step) -> list[Step]:
-    last = steps[-1]
-    return [*steps[:-1], Step(last.start, last.n + step.n, last.errors + step.errors)]
-
-
-def step_at(steps: Sequence[Step], score: float) -> Step:
-    """The step a score lies on; below all of them, the first."""
-    return steps[max(0, bisect_right([step.start for step in steps], score) - 1)]
-
-
-def probability_at(steps: Sequence[Step], score: float) -> float:
-    """Rate of errors on the score's step, with one answer of the average kind more on it.
-
-    So no probability is 0 or 1, and a large step is hardly moved.
-
-    Raises:
-        ValueError: a score that is not finite.
-    """
-    finite(score=score)
-    overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
-    step = step_at(steps, score)
-    return (step.errors + overall) / (step.n + 1)
-
-
-def held_out_brier(
-    scores: Float[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"], clusters: Sequence[str]
-) -> tuple[float, float] | None:
-    """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
-
-    Five folds of whole clusters; mean squared difference of probability and outcome, lower =
-    better. None with a single cluster, and where the rest of a fold is too small for two steps.
-    """
-    from sklearn.model_selection import GroupKFold
-
-    folds = min(5, len(set(clusters)))
-    if folds < 2:
-        return None
-    calibrated, base = np.empty(len(scores)), np.empty(len(scores))
-    for fitted, held_out in GroupKFold(folds).split(scores, groups=clusters):
-        if len(fitted) < 2 * SMALLEST_STEP:
-            return None
-        steps = calibrate(scores[fitted], wrong[fitted])
-        calibrated[held_out] = [probability_at(steps, score) for score in scores[held_out]]
-        base[held_out] = wrong[fitted].mean()
-    return float(np.mean((calibrated - wrong) ** 2)), float(np.mean((base - wrong) ** 2))
+NEEDED = (
+    "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
+)  # fmt: skip
+"""Settings without which nobody knows what a reference is of."""
+NOT_RECORDED = "not recorded"
+"""In place of a model's name, where a run has no manifest."""
+USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
+"""What is said of quantities that need no labels."""
+FINGERPRINTS = {
+    "weights": "other weights there, or another precision of them",
+    "tokenizer": "another tokenizer or chat template there",
+}
+"""What is said of settings whose values mean nothing to a reader."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +78,15 @@ class Reference:
         n, clusters, errors: answers, clusters, wrong answers.
         settings: of ASMI, `variant` and `closing_token` among them.
         masking_response: mean MI_t of its tokens, nats; None where it was not saved.
+        decision: the threshold below which answers are accepted; None where none was asked for.
+        signals: how well each signal ranked the errors, by name; see `calibrate` of this folder.
+        recommendation: which of them to use, in a sentence.
+        promises: the thresholds of other risks and signals: for a table, not to choose from.
+        reliability: the held-out reliability diagram of the probability, see
+            `analysis.Reliability`; None where there were too few answers.
+        calibration_error: debiased, of the same held-out probabilities, lower = better; with it.
+        usual: name -> sorted values of what needs no labels, to tell whether answers still come
+            as these did.
         unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
             "part" for "answer" above; clusters are those of the answers' prompts.
     """
@@ -159,6 +106,13 @@ class Reference:
     errors: int
     settings: dict[str, Any]
     masking_response: float | None = None
+    decision: Decision | None = None
+    signals: dict[str, Signal] = field(default_factory=dict)
+    recommendation: str = ""
+    promises: tuple[Decision, ...] = ()
+    reliability: dict[str, Any] | None = None
+    calibration_error: float | None = None
+    usual: dict[str, list[float]] = field(default_factory=dict)
     unit: str = "answers"
 
     @classmethod
@@ -214,7 +168,7 @@ class Reference:
         msp = cell.msp if own is None else np.array([-answer.sum() for answer in own])
         if msp is None:
             raise ValueError(f"{path} has saved neither MSP nor asmi_log_likelihood")
-        return cls._fitted(
+        return cls.fitted(
             path,
             scores,
             cell.wrong,
@@ -223,7 +177,7 @@ class Reference:
             msp,
             name=cell.label,
             method=method,
-            model=str(cell.run.recorded("model").get("path", "")),
+            model=str(cell.run.recorded("model").get("path") or NOT_RECORDED),
             judged_by=cell.metric,
             settings=(cell.settings() or {}) | {"variant": variant} | _own_settings(cell, method),
             masking_response=None
@@ -260,7 +214,7 @@ class Reference:
             raise ValueError(f"no part of an answer in {path} has a label")
         spans = [span for span, _, _ in labelled]
         wrong = np.array([label for _, label, _ in labelled], dtype=bool)
-        found = cls._fitted(
+        found = cls.fitted(
             path,
             np.array([span["u"] for span in spans]),
             wrong,
@@ -286,7 +240,7 @@ class Reference:
         return found
 
     @classmethod
-    def _fitted(
+    def fitted(
         cls,
         path: str | Path,
         scores: Float[np.ndarray, " n"],
@@ -327,8 +281,13 @@ class Reference:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        prr = [None if math.isnan(bound) else bound for bound in self.prr]
-        content = {"format": FORMAT, **asdict(self), "prr": prr}
+        own = {
+            "prr": _plain(self.prr),
+            "decision": self.decision and self.decision.to_dict(),
+            "signals": {name: [*map(_plain, signal)] for name, signal in self.signals.items()},
+            "promises": [decision.to_dict() for decision in self.promises],
+        }
+        content = {"format": FORMAT, **asdict(self), **own}
         text = json.dumps(content, indent=1, allow_nan=False)
         Path(path).write_text(text, encoding="utf-8")
 
@@ -348,15 +307,26 @@ class Reference:
                     "what Reference.save wrote"
                 )
             if content.pop("format") != FORMAT:
-                raise ValueError(f"{path} is not a reference of the format {FORMAT}")
-            content["prr"] = Interval(
-                *(float("nan") if bound is None else bound for bound in content["prr"])
+                raise ValueError(f"{path} is not a reference of the format {FORMAT}: {ANEW}")
+            content["prr"] = _interval(content["prr"])
+            content["signals"] = {
+                name: Signal(*map(_interval, signal))
+                for name, signal in content.get("signals", {}).items()
+            }
+            content["decision"] = content.get("decision") and Decision.from_dict(
+                content["decision"]
             )
+            content["promises"] = tuple(map(Decision.from_dict, content.get("promises", ())))
             content["calibration"] = [Step(*step) for step in content["calibration"]]
             content["brier"] = content["brier"] and tuple(content["brier"])
             return cls(**content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved reference: {error!r}") from error
+
+    @property
+    def identity(self) -> str:
+        """What tells its verdicts and decisions from another's."""
+        return self.ground if self.decision is None else f"{self.ground}; {self.decision}"
 
     @property
     def ranks(self) -> bool:
@@ -367,14 +337,29 @@ class Reference:
         """Where the settings of a score are not those of this run, which makes it another score."""
         own, other = ABSENT | self.settings, ABSENT | settings
         found = [
-            f"{name} {own[name]} there, {other[name]} here"
+            FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
             for name in COMPARED
             if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
-        if there and here and there != here:
+        lacking = [name for name in NEEDED if name not in self.settings]
+        if here and there == NOT_RECORDED:
+            lacking.append("model")
+        elif there and here and there != here:
             found.append(f"model {there} there, {here} here")
+        if lacking:
+            found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
         return found
+
+    def probability_of_error(self, score: float) -> Interval | None:
+        """`error_probability` with Wilson's interval of its step, which takes answers as
+        independent: with clusters it is too narrow.
+        """
+        if not self.ranks:
+            return None
+        step = step_at(self.calibration, score)
+        low, high = wilson_interval(step.errors, step.n)[1:]
+        return Interval(probability_at(self.calibration, score), low, high)
 
     def percentile(self, score: float) -> float | None:
         """Share of this run's answers with a lower score, in %; None where it does not rank."""
@@ -404,6 +389,107 @@ class Reference:
             f"On {self.unit} held out such probabilities had a Brier score of {own:.3f}, that "
             f"overall share alone {base:.3f} (lower = better). "
         )
+
+    @property
+    def promised(self) -> "pd.DataFrame":
+        """A row per signal and promised risk: threshold, coverage, answers that would do.
+
+        Each promise holds by itself: choosing the best of them is choosing by their results.
+        """
+        import pandas as pd
+
+        columns = ["signal", "risk", "confidence", "threshold", "coverage", "answers_needed"]
+        table = [
+            {"signal": SIGNALS[one.signal]}
+            | {name: getattr(one.found, name) for name in columns[1:]}
+            for one in self.promises
+        ]
+        return pd.DataFrame(table, columns=columns)
+
+    @property
+    def diagram(self) -> Reliability | None:
+        """`reliability` as `report.figures` draws it."""
+        if self.reliability is None:
+            return None
+        columns: dict[str, Any] = {
+            name: np.asarray(value) if isinstance(value, list) else value
+            for name, value in self.reliability.items()
+        }
+        return Reliability(**columns)
+
+    @property
+    def steps(self) -> "pd.DataFrame":
+        """A row per step of the calibration: its lowest score, answers, errors, and their rate.
+
+        The interval is Wilson's, 95 %, which takes answers as independent.
+        """
+        import pandas as pd
+
+        rates = [wilson_interval(step.errors, step.n) for step in self.calibration]
+        table = [{**step._asdict(), "rate": r.value, "low": r.low, "high": r.high}
+                 for step, r in zip(self.calibration, rates, strict=True)]  # fmt: skip
+        return pd.DataFrame(table)
+
+    def unlike(self, values: Mapping[str, float | None]) -> list[str]:
+        """What of one answer lies beyond all of the reference's, in sentences."""
+        said = []
+        for name, value in values.items():
+            known = self.usual.get(name)
+            if known and value is not None and not known[0] <= value <= known[-1]:
+                said.append(
+                    f"{USUAL[name]} {value:.4g} lies beyond the reference's, {known[0]:.4g} to "
+                    f"{known[-1]:.4g}: it promises nothing for answers unlike its own."
+                )
+        return said
+
+    def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
+        """Where answers scored with this reference no longer come as its own did."""
+        now: dict[str, list[float]] = {"score": [one.score for one in scores]}
+        now["msp"] = [one.msp for one in scores]
+        now["prompt_tokens"] = [one.prompt_tokens for one in scores if one.prompt_tokens]
+        return drifts(self.usual, now)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """What was found, for a terminal."""
+        from rich.table import Table
+        from rich.text import Text
+
+        yield Text(f"{self.ground}; {self.clusters} clusters.")
+        if self.signals:
+            table = Table("signal", "PRR", "AUROC", "AUGRC (lower = better)", box=None,
+                          header_style="dim")  # fmt: skip
+            for name, signal in self.signals.items():
+                table.add_row(name, *map(_shown, signal))
+            yield table
+        if self.recommendation:
+            yield Text(self.recommendation)
+        yield Text(f"Rate of errors by {self.method}, with Wilson's intervals:")
+        table = Table("from", "answers", "wrong", "rate", box=None, header_style="dim")
+        for row in self.steps.itertuples():
+            rate = _shown(Interval(row.rate, row.low, row.high))
+            table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
+        yield table
+        if self.reliability is not None:
+            yield Text(
+                f"Held out, these probabilities have a debiased calibration error of "
+                f"{self.calibration_error:.3f}; p = {self.reliability['p_value']:.2g} that right "
+                "ones are off by as much."
+            )
+        if self.promises:
+            yield Text("Coverage by promised risk; each promise holds by itself:")
+            risks = list(dict.fromkeys(one.found.risk for one in self.promises))
+            table = Table("signal", *(f"{risk:.0%}" for risk in risks), box=None,
+                          header_style="dim")  # fmt: skip
+            for kind in dict.fromkeys(one.signal for one in self.promises):
+                cells = [
+                    "-" if one.found.threshold is None else f"{one.found.coverage:.0%}"
+                    for one in self.promises
+                    if one.signal == kind
+                ]
+                table.add_row(SIGNALS[kind], *cells)
+            yield table
+        if self.decision is not None:
+            yield Text(f"Decision {self.decision}.")
 
     def refusal(self, settings: dict[str, Any]) -> str | None:
         """Why nothing can be said of a score made with these settings; None if something can."""
@@ -439,6 +525,18 @@ class Reference:
         if not self.scores[0] <= score <= self.scores[-1]:
             said.append("No answer of the reference run had a score like this.")
         return said
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _plain(interval: Interval) -> list[float | None]:
+    return [None if math.isnan(bound) else bound for bound in interval]
+
+
+def _interval(bounds: Sequence[float | None]) -> Interval:
+    return Interval(*(float("nan") if bound is None else bound for bound in bounds))
 
 
 def of_answers_and_parts(

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
 from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 DERIVED = (
     "spans", "unit", "highest", "percentile", "error_probability", "confident_but_fragile",
-    "verdict",
+    "verdict", "signals", "accept", "accept_reason", "probability_of_error",
 )  # fmt: skip
 """What `Score.to_dict` holds besides the fields."""
 NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
@@ -232,6 +233,7 @@ class Score:
         content_end: characters of `scored_text` before what ends the answer.
         answered: False where there is nothing but what ends an answer.
         offsets: of parts that the caller chose, see `with_spans`; None divides the answer itself.
+        prompt_tokens: tokens of the prompt; None where that was not kept.
         span_reference: labelled parts of answers, None without.
         sources: by name, what the answer owes to the context, to each passage of several, and to
             all else; None where no context was given. As an instrument it says what an answer hangs
@@ -258,6 +260,40 @@ class Score:
     offsets: tuple[tuple[int, int], ...] | None = None
     span_reference: Reference | None = None
     sources: dict[str, Source] | None = None
+    prompt_tokens: int | None = None
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], reference: Reference | None = None) -> "Score":
+        """What `to_dict` gave, or a line of the output file; the input's own fields are left out.
+
+        Args:
+            reference: the run that gives the number a meaning: saved is only its name.
+
+        Raises:
+            ValueError: something else.
+        """
+        names = {field.name for field in fields(cls)}
+        try:
+            own = {name: value for name, value in content.items() if name in names}
+            own["tokens"] = tuple(Token(**token) for token in own["tokens"])
+            own["warnings"] = tuple(own["warnings"])
+            if own.get("offsets") is not None:
+                own["offsets"] = tuple((start, end) for start, end in own["offsets"])
+            if own.get("sources") is not None:
+                own["sources"] = {name: Source(**of) for name, of in own["sources"].items()}
+            return cls(**own | {"reference": reference, "span_reference": None})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"this is no saved score ({error!r}): give what Score.to_dict returned, or a line "
+                "that `polygraph_asmi score --out` wrote, with full --tokens"
+            ) from error
+
+    def __lt__(self, other: object) -> bool:
+        """Scores sort by fragility, the robust first."""
+        return self.score < other.score if isinstance(other, Score) else NotImplemented
+
+    def __format__(self, spec: str) -> str:
+        return format(self.score, spec) if spec else str(self)
 
     def __float__(self) -> float:
         return self.score
@@ -362,6 +398,56 @@ class Score:
         return None if run is None else run.error_probability(self.score)
 
     @property
+    def probability_of_error(self) -> Interval | None:
+        """The same with Wilson's interval of its step of the calibration, 95 %."""
+        run = self._yardstick
+        return None if run is None else run.probability_of_error(self.score)
+
+    @cached_property
+    def signals(self) -> dict[str, float]:
+        """All that one scored answer says of its own chance to be wrong, higher = more uncertain.
+
+        Keys as `decision.SIGNALS`: means over the counted tokens in nats; "msp" is their sum.
+        """
+        tokens = self.tokens[: self.counted]
+        found = {
+            "asmi": float(np.mean([token.mi for token in tokens])),
+            "sem": float(np.mean([token.mi * (1 - token.agreement) for token in tokens])),
+            "msp": self.msp,
+            "perplexity": self.msp / self.counted,
+            "entropy": float(np.mean([token.entropy for token in tokens])),
+        }
+        return found | {self.variant: self.score}
+
+    @property
+    def accept(self) -> bool | None:
+        """Whether the answer may be shown, by the reference's threshold; None without a decision.
+
+        What the threshold promises, or why nothing is decided, says `accept_reason`.
+        """
+        run = self._yardstick
+        if run is None or run.decision is None:
+            return None
+        return run.decision.accepts(self.signals)
+
+    @property
+    def accept_reason(self) -> str:
+        """The ground of `accept`, in a sentence."""
+        if not self.answered:
+            return "No decision: the model answered nothing."
+        if self.reference is None:
+            return "No decision: without a reference nothing is known of such answers."
+        other = self.reference.other_settings(self._compared)
+        if other:
+            return f"No decision: the reference is of another score ({'; '.join(other)})."
+        if self.reference.decision is None:
+            return (
+                "No decision: the reference has no threshold; `polygraph_asmi calibrate` makes one "
+                "with a promise."
+            )
+        return self.reference.decision.said(self.signals)
+
+    @property
     def confident_but_fragile(self) -> bool | None:
         """MSP below and score above the reference run's medians; None without a verdict."""
         run = self._yardstick
@@ -394,6 +480,10 @@ class Score:
             )
         else:
             said += self.reference.verdict(self.score, self._compared)
+            if self._yardstick is not None and self._yardstick.decision is not None:
+                said.insert(1, self.accept_reason)
+                seen = {"prompt_tokens": self.prompt_tokens, "msp": self.msp}
+                said += self._yardstick.unlike(seen)
             if self.confident_but_fragile:
                 run = self.reference
                 said.append(
@@ -433,6 +523,10 @@ class Score:
             "error_probability": self.error_probability,
             "confident_but_fragile": self.confident_but_fragile,
             "verdict": self.verdict,
+            "signals": self.signals,
+            "accept": self.accept,
+            "accept_reason": self.accept_reason,
+            "probability_of_error": self.probability_of_error,
         }
 
     def to_df(self) -> "pd.DataFrame":

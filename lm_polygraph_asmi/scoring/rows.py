@@ -74,6 +74,13 @@ def _of_parquet(path: str | Path) -> list[Row]:
     return [Row(number, row) for number, row in enumerate(rows, start=1)]
 
 
+def in_chat(rows: list[Row]) -> None:
+    """Make messages of the prompts that are texts."""
+    for row in rows:
+        if isinstance(row.content.get("prompt"), str):
+            row.content["prompt"] = [{"role": "user", "content": row.content["prompt"]}]
+
+
 def _parsed(line: str) -> dict[str, Any]:
     try:
         content = json.loads(line)

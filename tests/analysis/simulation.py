@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 import numpy as np
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from lm_polygraph_asmi.analysis import Interval
 
@@ -26,3 +28,9 @@ def coverage(intervals: Iterable[Interval], truth: float) -> float:
 def monte_carlo_error(share: float, simulations: int) -> float:
     """Standard error of a share that was counted over simulations."""
     return float(np.sqrt(share * (1 - share) / simulations))
+
+
+def ends(drawn: Iterable[float], clusters: int) -> np.ndarray:
+    """Ends of a 95 % interval: percentiles as far out as Student's t wants of so few clusters."""
+    far = student.ppf(0.975, clusters - 1) * np.sqrt(clusters / (clusters - 1))
+    return np.nanquantile(np.asarray(drawn), [norm.cdf(-far), norm.cdf(far)])

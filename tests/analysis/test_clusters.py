@@ -7,14 +7,18 @@ from scipy.stats import bootstrap, chisquare, multinomial, norm
 from lm_polygraph_asmi.analysis import Interval, cluster_interval
 from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
+    Medians,
     cluster_band,
     cluster_draws,
+    drawn_interval,
     percentile_interval,
+    percentiles,
+    simultaneous_band,
     text_clusters,
     wilson_interval,
 )
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
-from tests.analysis.simulation import coverage, keys, monte_carlo_error, shared
+from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
 
 
 def test_clusters_are_drawn_whole():
@@ -81,7 +85,7 @@ def test_the_interval_is_a_naive_loop_over_the_draws():
         sample = [value for value, times in zip(values, counts, strict=True) for _ in range(times)]
         found.append(np.median(sample))
     interval = cluster_interval(lambda rows: np.median(values[rows]), names, 200, seed=5)
-    assert interval == pytest.approx((np.median(values), *np.quantile(found, [0.025, 0.975])))
+    assert interval == pytest.approx((np.median(values), *ends(found, 10)))
 
 
 def test_agrees_with_scipy_where_every_row_is_a_cluster():
@@ -116,16 +120,24 @@ def test_intervals_cover_the_mean_of_correlated_rows():
 
 def test_what_is_undefined_in_a_resample_is_left_out():
     resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
-    found = percentile_interval(7.0, resampled)
-    assert found == pytest.approx((7.0, *np.quantile(np.arange(100), [0.025, 0.975])))
+    found = percentile_interval(7.0, resampled, 30)
+    assert found == pytest.approx((7.0, *ends(np.arange(100), 30)))
     # Undefined in half of them: what is left speaks for other data than these.
     for missing in (np.nan, np.inf):
-        half = percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)])
+        half = percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)], 30)
         assert half.value == 7
         assert np.isnan(half.low)
         assert np.isnan(half.high)
-    undefined = percentile_interval(np.nan, resampled)
+    undefined = percentile_interval(np.nan, resampled, 30)
     assert np.isnan(undefined).all()
+
+
+def test_few_clusters_widen_an_interval_and_many_do_not():
+    assert percentiles(10**6) == pytest.approx((2.5, 97.5), abs=1e-3)
+    assert percentiles(11) == pytest.approx((0.97, 99.03), abs=0.01)
+    lows = [percentiles(n)[0] for n in (2, 3, 5, 11, 50, 200)]
+    assert lows == sorted(lows)
+    assert lows[0] >= 0
 
 
 def test_interval():
@@ -190,3 +202,54 @@ def test_a_band_is_the_interval_of_each_point():
     spread = cluster_band(lambda rows: np.linspace(0, 1, len(rows)), names, points=5, resamples=9)
     np.testing.assert_allclose(spread, [[0, 0.25, 0.5, 0.75, 1]] * 2)
     assert np.isnan(cluster_band(lambda rows: values[rows, 0], ["one"] * 40)).all()
+
+
+def test_a_simultaneous_band_against_a_loop():
+    rng = np.random.default_rng(11)
+    drawn = rng.normal(size=(200, 4)).cumsum(1)
+    values = drawn.mean(0)
+    drawn[:, 0], values[0] = 0.5, 0.5  # a point that never moves
+    spread = [np.std(column, ddof=1) for column in drawn.T]
+    farthest = [
+        max(abs(row[j] - values[j]) / spread[j] for j in range(1, len(row))) for row in drawn
+    ]
+    width = np.percentile(farthest, 95)
+    low, high = simultaneous_band(values, drawn)
+    assert low.tolist() == pytest.approx([0.5, *(values - width * np.array(spread))[1:]])
+    assert high.tolist() == pytest.approx([0.5, *(values + width * np.array(spread))[1:]])
+    assert np.isnan(simultaneous_band(values, drawn[:1])).all()
+
+
+def test_a_simultaneous_band_holds_the_whole_curve():
+    """200 simulations of curves; a pointwise band holds all of them far less often."""
+    rng, whole, pointwise = np.random.default_rng(12), [], []
+    for _ in range(200):
+        rows = rng.normal(size=(60, 30)).cumsum(1)
+        counts = np.concatenate([*cluster_draws([str(i) for i in range(60)], 200)])
+        drawn = counts @ rows / 60
+        low, high = simultaneous_band(rows.mean(0), drawn)
+        whole.append(((low <= 0) & (high >= 0)).all())
+        low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+        pointwise.append(((low <= 0) & (high >= 0)).all())
+    assert np.mean(whole) == pytest.approx(0.95, abs=0.05)
+    assert np.mean(pointwise) < 0.85
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_medians_of_resamples_are_numpys(n):
+    rng = np.random.default_rng(n)
+    values = rng.integers(0, 4, n).astype(float)
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=20)
+    counts[0] = 0
+    expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
+    np.testing.assert_array_equal(Medians(values)(counts), expected)
+
+
+def test_statistics_of_counts_have_the_interval_of_those_of_rows():
+    rng = np.random.default_rng(13)
+    values, names = rng.normal(size=40), keys(20, 2)
+    found = drawn_interval(values.mean(), lambda counts: counts @ values / 40, names, 90)
+    assert found == pytest.approx(cluster_interval(lambda rows: values[rows].mean(), names, 90))
+    assert np.isnan(drawn_interval(0.5, len, ["one"] * 3).low)
+    with pytest.raises(ValueError, match="there is no row"):
+        drawn_interval(0.5, len, [])

@@ -3,8 +3,15 @@ import pandas as pd
 import pytest
 from scipy.stats import entropy
 
-from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, tail_entropy_bound
+from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.coverage import (
+    TOP_K,
+    coverage_by_band,
+    coverage_intervals,
+    tail_entropy_bound,
+)
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
+from tests.analysis.simulation import ends
 
 AT_64 = COVERAGE_AT.index(64)
 
@@ -112,3 +119,32 @@ def test_other_shapes_are_refused():
 
 def test_the_papers_k_are_those_that_runs_save():
     assert TOP_K == COVERAGE_AT
+
+
+def test_bands_over_answers_against_a_loop():
+    information, mass = tokens(90)
+    information = information.round(1)  # ties
+    parts = np.arange(3, 90, 3)
+    answers, covered = np.split(information, parts), np.split(mass, parts)
+    names = [str(i // 2) for i in range(30)]
+    found = coverage_intervals(answers, covered, names, resamples=30)
+    drawn = []
+    for draws in cluster_draws(names, 30):
+        for counts in draws:
+            rows = np.repeat(np.arange(30), counts)
+            table = coverage_by_band(
+                np.concatenate([answers[i] for i in rows]),
+                np.concatenate([covered[i] for i in rows]),
+            )
+            drawn.append(table[list(TOP_K)].to_numpy(dtype=float))
+    for place, (band, found_ends) in enumerate(found.items()):
+        assert band == table.index[place]
+        own = np.array([one[place] for one in drawn])
+        np.testing.assert_allclose(found_ends.T, [ends(column, 15) for column in own.T])
+    alone = coverage_intervals(answers, covered, ["one"] * 30)
+    assert all(np.isnan(band).all() for band in alone.values())
+
+
+def test_every_answer_has_tokens():
+    with pytest.raises(ValueError, match="got 2, 2 and 2, 1 without a token"):
+        coverage_intervals([np.ones(2), np.array([])], [np.ones((2, 7))] * 2, ["a", "b"])

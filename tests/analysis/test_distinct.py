@@ -155,7 +155,7 @@ def test_a_planted_independent_signal_is_detected():
 def residual_alone(monkeypatch):
     """`detected` reads the residual only: the rest of the test is not computed."""
     undefined = Interval(0.0, np.nan, np.nan)
-    monkeypatch.setattr(distinct, "difference_interval", lambda *_: undefined)
+    monkeypatch.setattr(distinct, "auroc_difference", lambda *_: undefined)
     monkeypatch.setattr(distinct, "error_probability", lambda *_: np.zeros(len(NAMES)))
     monkeypatch.setattr(distinct, "likelihood_ratio_test", lambda *_: (0.0, 1.0))
 

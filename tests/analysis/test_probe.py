@@ -5,7 +5,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import chance_of_hitting, flip_rates, wilson_interval
+from lm_polygraph_asmi.analysis import (
+    chance_of_hitting,
+    flip_differences,
+    flip_rates,
+    wilson_interval,
+)
 from lm_polygraph_asmi.analysis.clusters import cluster_draws
 from tests.analysis.simulation import coverage, keys
 
@@ -32,9 +37,15 @@ def test_one_token_an_example_and_no_flip_at_all_take_wilsons():
 
 def test_paired_differences_may_be_negative_and_hold_no_wilson():
     difference = np.array([[0.5], [-0.5], [0.5], [0.5]])
-    (found,) = flip_rates(difference, keys(4, 1), resamples=200)
+    (found,) = flip_differences(difference, keys(4, 1), resamples=200)
     assert found.value == 0.25
     assert found.low < 0 < found.high
+    # 0 and 1 are no rate here, and equal differences have no width that is known.
+    (found,) = flip_differences([[1], [0], [0], [0]], keys(4, 1), resamples=200)
+    assert found.low == 0
+    (found,) = flip_differences(np.zeros((4, 1)), keys(4, 1), resamples=20)
+    assert found.value == 0
+    assert np.isnan([found.low, found.high]).all()
 
 
 def test_intervals_hold_the_truth():

@@ -6,8 +6,8 @@ from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import get_random_scores, normalize_metric
 
 from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
-from lm_polygraph_asmi.analysis.clusters import cluster_draws
-from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, weighted_prr
+from lm_polygraph_asmi.analysis.clusters import cluster_draws, simultaneous_band
+from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, rejection_curve, weighted_prr
 from tests.analysis.simulation import keys
 
 
@@ -218,3 +218,42 @@ def test_area_against_a_loop():
     levels = [np.mean([quality[i] for i in kept[:k]]) for k in range(1, 7)]
     found = Rejection(distinct).area(QUALITY, np.ones((1, 6), dtype=int))
     assert found == pytest.approx([np.mean(levels)])
+
+
+def test_the_rejection_curve_against_all_orders_of_ties():
+    """Mean quality of the k kept, over every order of equal scores."""
+    rng = np.random.default_rng(13)
+    scores, quality = rng.integers(0, 3, 6).astype(float), rng.random(6)
+    orders = [o for o in permutations(range(6)) if (np.diff(scores[list(o)]) >= 0).all()]
+    expected = [np.mean([quality[list(o[:k])].mean() for o in orders]) for k in range(1, 7)]
+    found = rejection_curve(scores, quality, ["one"] * 6, np.arange(1, 7) / 6)
+    assert found.values == pytest.approx(expected)
+    assert np.isnan(found.band).all()
+
+
+def test_the_area_under_the_rejection_curve_is_prrs(data):
+    uncertainty, quality = data
+    shares, names = np.arange(1, 401) / 400, ["one"] * 400
+    own = rejection_curve(uncertainty, quality, names, shares).values.mean()
+    oracle = rejection_curve(-quality, quality, names, shares).values.mean()
+    random = quality.mean()
+    assert (own - random) / (oracle - random) == pytest.approx(normalised_prr(uncertainty, quality))
+
+
+def test_bands_of_a_rejection_curve_are_those_of_its_resamples(data):
+    uncertainty, quality = (column[:60].round(1) for column in data)
+    names, shares = [str(i // 3) for i in range(60)], np.array([0.1, 0.5, 1.0])
+    found = rejection_curve(uncertainty, quality, names, shares, resamples=40)
+    drawn = []
+    for draws in cluster_draws(names, 40):
+        for counts in draws:
+            rows = np.repeat(np.arange(60), counts)
+            own = rejection_curve(uncertainty[rows], quality[rows], ["one"] * len(rows), shares)
+            drawn.append(own.values)
+    np.testing.assert_allclose(found.band, simultaneous_band(found.values, drawn))
+
+
+@pytest.mark.parametrize("coverage", [0, -0.1, 1.1])
+def test_a_rejection_curve_is_over_shares(coverage):
+    with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
+        rejection_curve([1, 2], [0, 1], ["a", "b"], [coverage])

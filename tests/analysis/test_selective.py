@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis.selective import (
     risk_coverage,
     token_null,
 )
-from tests.analysis.simulation import coverage, keys, monte_carlo_error
+from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def data():
 
 
 def loop_over_draws(statistic, names, resamples):
-    """Ends of the percentile interval, from a naive loop."""
+    """Ends of the interval, from a naive loop."""
     draws = [counts for chunk in cluster_draws(names, resamples) for counts in chunk]
     found = [statistic(np.repeat(np.arange(len(names)), counts)) for counts in draws]
-    return np.nanquantile(found, [0.025, 0.975])
+    return ends(found, len(set(names)))
 
 
 def naive_curve(uncertainty, wrong):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.maths import mask_seed, sample_head_masks
+from lm_polygraph_asmi.validation import MASK_SAMPLERS
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -82,6 +83,17 @@ def test_balanced_masks_are_otherwise_random():
 def test_too_few_balanced_masks_for_the_rate_still_cover_every_head():
     masks = sample_head_masks(5, 32, 0.15, generator(), "balanced")
     assert ((1 - masks).sum(0) == 1).all()
+
+
+@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
+def test_another_default_type_draws_the_same_masks(sampler):
+    expected = sample_head_masks(20, 5, 0.3, generator(), sampler)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = sample_head_masks(20, 5, 0.3, generator(), sampler)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
 
 
 def test_unknown_sampler():

@@ -12,6 +12,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     check,
     model_state,
+    notes,
     perturbation,
     plain_model,
     readout,
@@ -76,6 +77,8 @@ def test_it_is_made_once_and_again_for_longer_sequences(whole, scope):
         (18, False),
         (24, True),
         (24, False),
+        (13, False),
+        (12, True),  # a response of one token: layers may treat it otherwise
         (12, False),
     ):
         whole.clear()
@@ -119,6 +122,19 @@ def test_angles_that_switch_between_prompt_and_response():
         with scoring_session(model):
             unmasked = run_unmasked(model, ids, prompt, [layer], "response")
             expected = readout(model, whole_passes(model, unmasked, layer, kept))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_padding_inside_a_text_is_another_case():
+    """Xmod leaves it out when it counts positions, but not behind what a cache holds."""
+    model = tiny_class("XmodForCausalLM")
+    padded = sequence()
+    padded[4] = model.config.pad_token_id
+    for ids in (sequence(), padded):
+        found = subnetwork_log_probs(model, ids, PROMPT, 1, masks(3), scope="response")
+        with scoring_session(model):
+            unmasked = run_unmasked(model, ids, PROMPT, [1], "response")
+            expected = readout(model, whole_passes(model, unmasked, 1, masks(3)))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -351,6 +367,18 @@ def test_weights_changed_in_place_are_another_model_to_the_journal(tmp_path):
     after = scores(engine, model)
     assert after != before
     assert after == scores(Engine(num_masks=6, mask_rate=0.4), model)
+
+
+def test_the_state_is_looked_at_once_an_example(monkeypatch, tmp_path):
+    """Also with several depths and a journal: looking costs as much as a pass of a small model."""
+    looked = []
+    monkeypatch.setattr(notes, "model_state", lambda model: looked.append(1) or model_state(model))
+    engine = Engine(depths=[0.3, 0.6], num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    model = tiny_model("llama")
+    for _ in range(2):  # the second comes out of the journal
+        scores(engine, model)
+        assert len(looked) == 1
+        looked.clear()
 
 
 def test_the_state_of_a_model():

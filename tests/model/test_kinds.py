@@ -181,6 +181,19 @@ def test_heads_that_are_mixed_before_the_projection_are_refused():
         structure_of(tiny_class("DiffLlamaForCausalLM"))
 
 
+def test_a_model_that_a_pass_changes_is_refused():
+    """BigBird forgets its sparse attention at the first short text."""
+    with pytest.raises(TypeError, match="changes itself in a pass"):
+        structure_of(tiny_class("BigBirdForCausalLM"))
+
+
+def test_a_layer_that_runs_twice_is_refused_in_a_class_of_the_table():
+    model = tiny_model("llama")
+    model.model.layers[3] = model.model.layers[1]
+    with pytest.raises(TypeError, match="do not run once each"):
+        structure_of(model)
+
+
 def test_a_projection_that_is_used_twice_in_a_layer_is_refused():
     with pytest.raises(TypeError, match=r"ProphetNetForCausalLM.*is called \d times"):
         structure_of(tiny_class("ProphetNetForCausalLM"))
@@ -209,6 +222,71 @@ def test_a_plain_subclass_is_its_base_class():
     ids = sequence(17)
     found, expected = (subnetwork_log_probs(m, ids, 11, 2, masks()) for m in (mine, model))
     assert torch.equal(found, expected)
+
+
+def mix_heads(model: torch.nn.Module) -> None:
+    mixer = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given: (given[0] @ mixer,))
+
+
+def see_all(model: torch.nn.Module) -> None:
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(
+            lambda _, given, named: (given, named | {"attention_mask": torch.zeros(1, 1, 1, 1)}),
+            with_kwargs=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(mix_heads, "heads are mixed"), (see_all, "attend to what follows")]
+)
+@pytest.mark.parametrize("name", ["Mine", "LlamaForCausalLM", None])
+def test_what_others_made_of_a_class_in_the_table_is_looked_at(change, reason, name):
+    """A subclass, one of the same name, or an object changed by hooks."""
+    model = tiny_model("llama")
+    if name is not None:
+
+        def build(self, config):
+            LlamaForCausalLM.__init__(self, config)
+            change(self)
+
+        model = type(name, (LlamaForCausalLM,), {"__init__": build})(model.config).eval()
+    else:
+        change(model)
+    with pytest.raises(TypeError, match=reason):
+        subnetwork_log_probs(model, sequence(17), 11, 2, masks())
+
+
+def half_attention(model: torch.nn.Module) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.half()
+
+
+def single_unembedding(model: torch.nn.Module) -> None:
+    model.to(torch.bfloat16).lm_head.float()
+
+
+@pytest.mark.parametrize("change", [half_attention, single_unembedding])
+def test_weights_in_several_precisions_that_do_not_run_are_refused_by_name(change):
+    model = tiny_model("llama")
+    change(model)
+    with pytest.raises(TypeError, match=r"weights in .*float.* and .*float32.*one precision"):
+        subnetwork_log_probs(model, sequence(17), 11, 2, masks())
+    with pytest.raises(TypeError, match="one precision"):
+        Engine(num_masks=5, mask_rate=0.4).score(model, sequence(11), [3, 4, 5])
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_weights_in_several_precisions_that_run_are_scored(scope):
+    """An unembedding in 32 bits that casts what it gets; limits are those of the coarser half."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    model.lm_head.float().register_forward_pre_hook(lambda _, given: (given[0].float(),))
+    ids = sequence(17)
+    found = subnetwork_log_probs(model, ids, 11, 2, masks(), scope=scope)
+    expected = whole_passes(model, O_PROJ.format(2), ids, 11, scope)
+    assert apart(found, expected) < 0.05
+    assert apart(expected, expected[:1].expand_as(expected)) > 0.1
 
 
 def test_adapters():

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -14,12 +15,14 @@ from transformers import LlamaForCausalLM
 from lm_polygraph_asmi.model import (
     model_lock,
     model_state,
+    notes,
     plain_model,
     scoring_session,
     subnetwork_log_probs,
     unembedding,
 )
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys, model_key
+from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 from tests.registry import tiny_class
 
@@ -46,12 +49,38 @@ def hooked_before(model: nn.Module) -> None:
     model.lm_head.register_forward_pre_hook(lambda _, given: (given[0] * 1.2,))
 
 
+def otherwise_active(model: nn.Module) -> None:
+    model.model.layers[1].mlp.act_fn = nn.Tanh()
+
+
+def by_another_function(model: nn.Module) -> None:
+    model.model.layers[1].mlp.act_fn.act = torch.tanh
+
+
+def named_with_an_underscore(model: nn.Module) -> None:
+    model.model.layers[1].mlp._scale = 3.0
+
+
+def by_a_nameless_function(model: nn.Module) -> None:
+    model.lm_head.activation = lambda x: x * 2
+
+
 def patched(model: nn.Module) -> None:
     own = model.lm_head.forward
     model.lm_head.forward = lambda states: own(states) * 2
 
 
-@pytest.mark.parametrize("change", [scaled, soft_capped, slower])
+@pytest.mark.parametrize(
+    "change",
+    [
+        scaled,
+        soft_capped,
+        slower,
+        otherwise_active,
+        by_another_function,
+        named_with_an_underscore,
+    ],
+)
 def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], None]):
     model = tiny_model("llama")
     state, key = model_state(model), model_key(model)
@@ -60,7 +89,7 @@ def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], 
     assert model_key(model) != key
 
 
-@pytest.mark.parametrize("change", [hooked, hooked_before, patched])
+@pytest.mark.parametrize("change", [hooked, hooked_before, patched, by_a_nameless_function])
 def test_what_others_compute_is_neither_kept_nor_found(
     change: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -87,6 +116,40 @@ def test_weights_exchanged_twice_are_others():
         layer.weight = nn.Parameter(layer.weight.detach() * 1.1)
         seen.add(model_state(model))
         assert len(seen) == turn + 1
+
+
+def test_weights_that_get_the_place_of_earlier_ones_are_others():
+    """As those of a model that was rounded to 16 bits and back may."""
+    layer, place = nn.Linear(4, 4), np.ones((4, 4), dtype=np.float32)
+    layer.weight.data = torch.from_numpy(place)
+    state = model_state(layer)
+    layer.weight.data = torch.zeros(4, 4)
+    place *= 2
+    layer.weight.data = torch.from_numpy(place)
+    assert model_state(layer) != state
+
+
+def test_what_is_known_of_storages_is_forgotten_with_them():
+    for _ in range(3):
+        model_state(nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)]))
+    living = sum(not of.expired() for of, _ in notes._STORAGES.values())
+    assert len(notes._STORAGES) <= max(2 * living, 1024)
+
+
+def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
+    """They have no version counter that would tell."""
+    with torch.inference_mode():
+        model = tiny_model("gpt2")
+    engine, prompt = Engine(num_masks=4, mask_rate=0.4, journal=str(tmp_path)), IDS[:9]
+
+    def likelihood() -> list[float]:
+        return engine.score(model, prompt, [5, 6])["asmi_log_likelihood"].tolist()
+
+    before = likelihood()
+    assert likelihood() == before
+    with torch.inference_mode():
+        model.transformer.ln_f.weight.mul_(0.5)
+    assert likelihood() != before
 
 
 @pytest.mark.parametrize("offloaded", [False, True])
@@ -186,3 +249,10 @@ def test_other_adapters_of_the_unembedding_are_refused():
 def test_alora_is_refused_by_name():
     with pytest.raises(TypeError, match="aLoRA"):
         plain_model(lora(target_modules=["q_proj"], alora_invocation_tokens=[3, 4]))
+
+
+def test_modules_of_another_class_are_another_model():
+    one, other = tiny_model("llama"), tiny_model("llama")
+    for model, kind in ((one, nn.Sigmoid), (other, nn.Tanh)):
+        model.model.layers[1].mlp.act_fn = kind()
+    assert model_key(one) != model_key(other)

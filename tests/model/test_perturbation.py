@@ -95,12 +95,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arms_of_other_kinds_equal_whole_passes(kind):
+def test_arms_of_other_kinds_equal_whole_passes(kind, request):
+    """One arm that calls the layer several times and one at the other site; --slow takes all."""
     name, overrides, block, projection, down = KINDS[kind]
     model, layer = tiny_class(name, **overrides), int(block[-1])
     path = f"{block}.{down}" if down else None
+    arms_tried = PERTURBATIONS[1:] if request.config.getoption("--slow") else ("foreign", "mlp")
     for scope in SCOPES:
-        for arm in PERTURBATIONS[1:]:
+        for arm in arms_tried:
             how = arm, scope, HOW[scope]
             if down is None and arm.startswith("mlp"):
                 with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down"):

@@ -326,3 +326,37 @@ def test_sources_are_for_the_scope_response(llama, input_ids):
         subnetwork_log_probs(*given, source="context", context=CONTEXT)
     with pytest.raises(ValueError, match="source must be one of 'all', 'context', 'elsewhere'"):
         subnetwork_log_probs(*given, scope="response", source="passage", context=CONTEXT)
+
+
+def test_adapters_are_part_of_what_heads_bring(input_ids):
+    """On values and on the output projection: as with weights into which they were merged."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["v_proj", "o_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    merged = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    merged.load_state_dict(adapted.state_dict())
+    merged = merged.merge_and_unload()
+    given = {"scope": "response", "source": "context", "context": CONTEXT}
+    found, expected, plain = (
+        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, LAYER, masks(), **given)
+        for model in (adapted, merged, tiny_model("llama"))
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert apart(found, plain) > 1e-2
+
+
+def test_kernels_that_are_called_without_transformers_interface():
+    """Falcon chooses between kernel and loops by itself; with ALiBi these are two models."""
+    own = {
+        (attention, alibi): split(
+            tiny_class("FalconForCausalLM", attention, alibi=alibi), sequence(20), 12, 1, [CONTEXT]
+        )
+        for attention in ("sdpa", "eager")
+        for alibi in (False, True)
+    }
+    for parts, unmasked in own.values():
+        heads = heads_of(unmasked, 1)[unmasked.predicting]
+        torch.testing.assert_close(together(parts).heads, heads, atol=1e-5, rtol=1e-5)
+    for one, other in zip(own["sdpa", False][0], own["eager", False][0], strict=True):
+        torch.testing.assert_close(one.heads, other.heads, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(one.attention, other.attention, atol=1e-5, rtol=0)

@@ -105,16 +105,21 @@ def test_model_is_left_as_found(input_ids):
 def test_model_is_left_as_found_after_an_exception(input_ids, monkeypatch):
     model = tiny_model("llama").train()
 
-    def fail(*_):
-        raise RuntimeError("half way")
+    kind = type(model.model.layers[0].mlp)
+    own, failing = kind.forward, [3]
 
-    monkeypatch.setattr(model.model.layers[3].mlp, "forward", fail)
+    def fail(mlp, *given):
+        if any(mlp is model.model.layers[layer].mlp for layer in failing):
+            raise RuntimeError("half way")
+        return own(mlp, *given)
+
+    monkeypatch.setattr(kind, "forward", fail)
     with pytest.raises(RuntimeError, match="half way"):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), attention="sdpa")
     assert all(module.training for module in model.modules())
     assert attention_of(model) == "eager"
     assert hooks_of(model) == 0
-    monkeypatch.setattr(model.model.layers[0].mlp, "forward", fail)
+    failing[:] = [0]
     with pytest.raises(RuntimeError, match="half way"), scoring_session(model):
         response_embeddings(model, input_ids[:3], [[4]])
     assert hooks_of(model) == 0
@@ -173,11 +178,60 @@ def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
     assert hooks_of(model) == len(handles)
 
 
-def test_compiled_layers_are_refused(input_ids):
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("layer", [1, 3])
+def test_hooks_may_act_at_some_positions_alone(layer, scope):
+    """Not at those of the first text, which is the one that is checked."""
+
+    def steer(_, __, hidden):
+        hidden = hidden.clone()
+        hidden[:, 18:] += 2
+        return hidden
+
     model = tiny_model("llama")
+    model.model.layers[layer].register_forward_hook(steer)
+    for prompt, length in ((12, 18), (14, 21)):
+        ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(length))
+        fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
+        slow = reference.subnetwork_log_probs(
+            model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
+        )
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+
+
+def layer_compiled(model):
     model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
-    with pytest.raises(RuntimeError, match="is the model compiled"):
+
+
+def method_compiled(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+@pytest.mark.parametrize("change", [layer_compiled, method_compiled])
+def test_compiled_modules_are_refused(input_ids, change):
+    model = tiny_model("llama")
+    change(model)
+    with pytest.raises(TypeError, match=r"is compiled by torch.compile"):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+
+
+def test_modules_compiled_in_place_are_run_as_written(input_ids):
+    """A compiled layer would go on as it was, whatever hook masks its heads."""
+    model, ran = tiny_model("llama"), []
+
+    def backend(graph, _):
+        return lambda *given: ran.append(1) or graph(*given)
+
+    expected = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+    for layer in model.model.layers:
+        layer.compile(backend=backend)
+    model(input_ids=input_ids[None])
+    assert ran
+    ran.clear()
+    found = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+    assert torch.equal(found, expected)
+    assert not ran
+    assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
 
 
 def test_unknown_scope(llama, input_ids):
@@ -213,14 +267,15 @@ def test_non_finite_logits(input_ids):
 def test_a_family_entry_that_does_not_fit_is_noticed(input_ids, monkeypatch):
     """A model whose last layer does more on the way out than replaying it shows."""
     model = tiny_model("llama")
-    original = model.model.forward
+    kind = type(model.model)
+    original = kind.forward
 
     def doctored(*args, **kwargs):
         output = original(*args, **kwargs)
         output.last_hidden_state = output.last_hidden_state * 2
         return output
 
-    monkeypatch.setattr(model.model, "forward", doctored)
+    monkeypatch.setattr(kind, "forward", doctored)
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [2])
         with pytest.raises(RuntimeError, match="does not fit this model"):

@@ -3,7 +3,7 @@
 Four models on four datasets. The signal is strong on grounded cells, nothing on recall, reversed on
 one cell and silent (no masking response) on another; lengths, empty answers and ties are as in real
 runs. Leaves the runs in OUT/runs and their report in OUT/report, and prints the seconds it took. A
-second argument takes so many of the cells.
+second argument takes so many of the cells, a third so many answers of each.
 """
 
 import sys
@@ -142,8 +142,9 @@ def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> 
 
 
 if __name__ == "__main__":
-    root = Path(sys.argv[1])
-    paths = benchmark(root / "runs")[: int(sys.argv[2]) if len(sys.argv) > 2 else None]
+    root, *sizes = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    number, answers = (*sizes, *(16, 1000)[len(sizes) :])
+    paths = benchmark(root / "runs", answers)[:number]
     start, busy = time.perf_counter(), time.process_time()
     file, said = build_report(load_cells(paths), root / "report")
     print("\n".join(said))

@@ -21,7 +21,7 @@ from lm_polygraph_asmi.report.exhibits.falsifier import (
 from lm_polygraph_asmi.saved.cells import Unavailable, variant
 from tests.report.runs import arm, content, manifest, matched, save
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
+pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 80
 SEM = "Sem-ASMI (60%, K=64)"
 
@@ -212,3 +212,18 @@ def test_a_double_dissociation_pairs_questions(runs, tmp_path):
     assert not any("closed book" in line for line in findings(cells) if "Not special" in line)
     (gap,) = dissociation([opened])
     assert "without context" in gap.reason
+
+
+def test_a_file_as_the_calculator_s_dose_is_matched_by_effect(tmp_path):
+    """As the configs of heads take it, without the node of the falsifier."""
+    saved, about = content(N), manifest(N)
+    save(tmp_path / "heads", saved, about)
+    config = {"asmi": {"calculator": {"dose": "doses.json"}}}
+    save(tmp_path / "mlp", arm(saved, "mlp", None), about | {"config": config})
+    (cell,) = load_cells([tmp_path / "heads", tmp_path / "mlp"])
+    assert [(one.matching, one.times) for one in cell.arms] == [("effect", 1.0)]
+
+
+def test_captions_count_the_resamples_that_were_drawn(cell):
+    for item in (*falsifier([cell]), *falsifier_verdicts([cell])):
+        assert "10,000 resamples" in item.caption[-1]

@@ -18,12 +18,13 @@ from lm_polygraph_asmi.report.exhibits.heads import (
     head_concentration,
     head_coupling,
     head_errors,
+    profiles,
 )
 from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_probe
 from lm_polygraph_asmi.saved.probe import probe_path, read_probe, write_probe
 from tests.report.runs import content, dissect, manifest, probe, save
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
+pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 60
 
 
@@ -156,6 +157,82 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     assert cell.dissected_depths == [0.6]
 
 
+def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
+    """Its own scores are in no table: verdicts over cells would count these answers twice."""
+    saved = content(N)
+    about = manifest(N)
+    save(tmp_path / "whole", saved, about)
+    dissect(saved)
+    rows = np.arange(N)[::-1][:20]  # in another order, too
+    some = {
+        part: {name: [values[i] for i in rows] for name, values in saved[part].items()}
+        for part in ("estimations", "gen_metrics", "stats")
+    }
+    shorter = {"ids": [f"q{i}" for i in rows], "clusters": [f"passage {i // 2}" for i in rows]}
+    file = save(tmp_path / "part", {**saved, **some}, about | {"rows": shorter})
+    write_probe(probe(20), file)
+    (cell,) = load_cells([tmp_path / "part", tmp_path / "whole"])
+    assert len(cell) == N
+    assert len(cell.runs) == len(cell.parts) == 1
+    found = profiles(cell, 0.6)
+    assert sorted(set(found.answer)) == sorted(rows)
+    for answer in rows:
+        own = np.asarray(saved["stats"]["asmi_kl_d60"][answer], dtype=float).mean(0)
+        np.testing.assert_allclose(found.mi[found.answer == answer], own)
+    (item,) = causal_probe([cell])
+    assert item.table["tokens"].max() == 20
+    (alone,) = load_cells([tmp_path / "part"])
+    assert len(alone) == 20
+
+
+def test_an_arm_over_the_first_answers_is_no_part_of_heads(tmp_path):
+    """Not even if it kept more masks than heads did; its probe is that of an arm."""
+    saved = content(N)
+    save(tmp_path / "whole", saved)
+    about = manifest(20) | {"rows": {name: own[:20] for name, own in manifest(N)["rows"].items()}}
+    for name, masks in (("heads", 100), ("mlp", 150)):
+        own = content(N)
+        dissect(own, masks=masks)
+        own |= {
+            part: {key: values[:20] for key, values in own[part].items()}
+            for part in ("estimations", "gen_metrics", "stats")
+        }
+        if name == "mlp":
+            settings = own["stats"]["asmi_settings_d60"]
+            own["stats"]["asmi_settings_d60"] = [used | {"perturbation": name} for used in settings]
+            own["estimations"] = {
+                (level, method.replace("%, K=64", "%, K=64, mlp")): values
+                for (level, method), values in own["estimations"].items()
+            }
+        write_probe(probe(20), save(tmp_path / name, own, about))
+    (cell,) = load_cells([tmp_path / name for name in ("mlp", "heads", "whole")])
+    assert [run.path.parent.name for run in cell.parts] == ["heads"]
+    assert profiles(cell, 0.6).settings["num_masks"] == 100
+    (item,) = causal_probe([cell])
+    assert set(item.table["cell"]) == {cell.label, f"{cell.label} (mlp)"}
+
+
+def test_what_a_single_head_cannot_say_is_not_claimed(tmp_path):
+    write_probe(probe(20, heads=1), save(tmp_path / "run", content(20)))
+    (item,) = head_claims(load_cells([tmp_path / "run"]))
+    said = item.table.set_index("claim")["here"]
+    for start in ("The gap between", "Fragility is borne", "So it is where"):
+        assert said[said.index.str.startswith(start)].item() == "not measured here"
+
+
+def test_claims_of_two_tokens_are_not_made(tmp_path):
+    saved = content(20)
+    dissect(saved)
+    for row, kl in enumerate(saved["stats"]["asmi_kl_d60"]):
+        kl[:, 0 if row else 2 :] = 0
+    save(tmp_path / "run", saved)
+    (item,) = head_claims(load_cells([tmp_path / "run"]))
+    said = item.table.set_index("claim")["here"]
+    assert said[said.index.str.startswith("With a context, MI couples")].item() == (
+        "not measured here"
+    )
+
+
 def test_the_probe_has_its_rates_and_their_controls(cell):
     (item,) = causal_probe([cell])
     table = item.table.set_index("tokens and heads")
@@ -193,7 +270,7 @@ def test_critical_heads_are_held_against_random_ones(cell):
 def test_claims_have_a_line_each(cell):
     (item,) = head_claims([cell])
     said = item.table.set_index("claim")
-    assert len(said) == 15
+    assert len(said) == 16
     assert set(said["here"]) <= {"holds", "does not", "undecided", "not measured here"}
 
     def line(start):
@@ -205,8 +282,15 @@ def test_claims_have_a_line_each(cell):
     assert line("Criticality is spread").here == "does not"  # one head was planted
     assert line("One critical head").here == "holds"
     assert line("The lowest-MI tokens").here == "holds"
-    assert line("Fragility is borne").here == "undecided"  # at k = 8 there are no other heads
-    for start in ("On recall", "From k = 2", "The signal does not", "Matched perturbations"):
+    assert line("Fragility is borne").here == "holds"
+    assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
+    for start in (
+        "On recall",
+        "On BabiQA",
+        "From k = 2",
+        "The signal does not",
+        "Matched perturbations",
+    ):
         assert line(start).here == "not measured here"
 
 

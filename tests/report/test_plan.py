@@ -100,6 +100,13 @@ def test_a_pilot_says_how_many_questions(tmp_path):
     assert f"{size.questions:,}" in done.output
     assert "8 heads, of which 2 may be masked" in done.output  # the pilot's
     assert "(layer 4 of 6)" in done.output
+    # What the answers cost, at the masks that the plan proposes.
+    shown = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    passes = maths.flops_ratio(6, 4, shown["num_masks"])
+    assert shown["cost"]["passes"] == pytest.approx(passes)
+    by_name = {row["comparison"]: row for row in shown["power"]}
+    assert by_name["Sem-ASMI Δ MSP"]["passes"] == round(size.questions * passes)
+    assert f"{round(size.questions * passes):,}" in done.output
 
 
 def test_a_pilot_that_says_nothing(tmp_path):

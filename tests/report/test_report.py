@@ -32,17 +32,19 @@ from lm_polygraph_asmi.report.exhibits.signal import distinct
 from lm_polygraph_asmi.saved.probe import write_probe
 from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
+pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 
 SEM = "Sem-ASMI (60%, K=64)"
+ANSWERS = 64
+"""Enough that four fifths of them can be calibrated on."""
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     """Runs that between them hold every item, and their report."""
     root = tmp_path_factory.mktemp("runs")
-    n = 60
-    details = content(depths=(60, 80))
+    n = ANSWERS
+    details = content(n, depths=(60, 80))
     lengths = [len(tokens) for tokens in details["stats"]["asmi_tokens"]]
     details["stats"]["asmi_candidates_d60"] = [np.tile(np.arange(8), (t, 1)) for t in lengths]
     details["stats"]["asmi_candidate_cosines_d60"] = [
@@ -50,12 +52,12 @@ def everything(tmp_path_factory):
     ]
     dissect(details)
     write_probe(probe(n), save(root / "open", details))
-    save(root / "k256", content(top_k=256))
-    save(root / "redraw", content(mask_seed=1))
+    save(root / "k256", content(n, top_k=256))
+    save(root / "redraw", content(n, mask_seed=1))
     closed = manifest(n, "asmi_squad_closed_book", closed=True)
-    save(root / "closed", content(shift=0.5), closed)
-    save(root / "mlp", arm(content(), "mlp", 0.5), matched(manifest(n)))
-    save(root / "closed mlp", arm(content(shift=0.5), "mlp", 0.5), matched(closed))
+    save(root / "closed", content(n, shift=0.5), closed)
+    save(root / "mlp", arm(content(n), "mlp", 0.5), matched(manifest(n)))
+    save(root / "closed mlp", arm(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "redraw", "closed", "mlp", "closed mlp")]
     result = CliRunner().invoke(main, ["report", *runs, "--out", str(out)], env={"COLUMNS": "200"})
@@ -70,7 +72,10 @@ def cells_of(root):
 def test_a_report_has_every_item_in_every_form(everything):
     _, out, shown = everything
     report = (out / "report.md").read_text()
-    assert "Not in this report" not in report
+    _, _, gaps = report.partition("## Not in this report\n\n")
+    assert [gap.split(":")[0] for gap in gaps.strip().splitlines()] == [
+        "- Where the fragility comes from"  # tests/report/test_sources.py has it
+    ]
     assert "2 cells" in shown
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
@@ -82,7 +87,7 @@ def test_a_report_has_every_item_in_every_form(everything):
         "length", "audit", "cost", "cost_by_method", "depth_by_cell",
         "confident_fragile_by_regime", "head_claims", "head_concentration", "head_coupling",
         "head_errors", "causal_probe", "causal_differences", "falsifier_verdicts", "falsifier",
-        "falsifier_added", "double_dissociation",
+        "falsifier_added", "double_dissociation", "rejection", "reliability",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -90,24 +95,25 @@ def test_a_report_has_every_item_in_every_form(everything):
         kind = "md" if name == "audit" else "tex"
         latex = (out / "tables" / f"{name}.{kind}").read_text()
         assert kind == "md" or r"\toprule" in latex
-        assert "Source: tiny model, squad: 60 answers, 30 clusters, quality AlignScore" in latex
+        assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex
         provenance = json.loads((out / "tables" / f"{name}.json").read_text())["cells"][0]
         assert provenance["model"] == "models/tiny"
-        assert (provenance["n"], provenance["clusters"]) == (60, 30)
+        assert (provenance["n"], provenance["clusters"]) == (64, 32)
         assert provenance["packages"] == {"torch": "2"}
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 18
+    assert len(pictures) == 20
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
         pixels = imread(picture)
         assert pixels[..., :3].std() > 0.02, f"{picture.name} is empty"
 
 
+@pytest.mark.pictures
 def test_the_same_runs_leave_the_same_files(tmp_path):
     save(tmp_path / "run", content(n=40))
     for name in ("one", "two"):
@@ -215,13 +221,13 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     """Also where the closed-book run has rows in another order, and fewer of them."""
     root, out, _ = everything
     whole = table(out, "boundary")
-    assert whole["questions"].tolist() == [60, 60]
-    saved, order = content(shift=0.5), np.arange(60)[::-1][:40]
+    assert whole["questions"].tolist() == [64, 64]
+    saved, order = content(ANSWERS, shift=0.5), np.arange(ANSWERS)[::-1][:40]
     shuffled = {
         part: {name: [values[i] for i in order] for name, values in saved[part].items()}
         for part in ("estimations", "gen_metrics", "stats")
     }
-    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
     about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
     save(tmp_path / "closed", {**saved, **shuffled}, about)
     opened, closed = load_cells([root / "open", tmp_path / "closed"])
@@ -248,7 +254,6 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved = content()
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
@@ -317,7 +322,6 @@ def reasons(items) -> str:
     return "\n".join(item.reason for item in items if isinstance(item, Gap))
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_one_finite_mask_for_all_methods(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
@@ -471,10 +475,10 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     cells = load_cells([tmp_path / "a/run", tmp_path / "b/run"])
     assert len({cell.label for cell in cells}) == 2
     assert "a/run/ue_manager_seed1" in cells[0].label
-    (item, *_) = run_all(cells)
-    assert set(item.table) == {"method", "family", *(cell.label for cell in cells)}
+    first, *others = run_all(cells)
+    assert set(first.table) == {"method", "family", *(cell.label for cell in cells)}
     # The same questions, asked twice, are counted once.
-    items = {item.name: item for item in run_all(cells) if not isinstance(item, Gap)}
+    items = {item.name: item for item in others if not isinstance(item, Gap)}
     counts = items["outcome_counts"].table
     assert (counts[["better", "equivalent", "undecided", "worse"]].sum(axis=1) == 1).all()
     assert any("a larger run asks the same" in note for note in items["outcome_counts"].notes)
@@ -558,6 +562,7 @@ def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     assert cells is None or (items["outcome_counts"].table["cells"] == cells).all()
 
 
+@pytest.mark.pictures
 def test_names_and_texts_with_special_characters(tmp_path):
     saved = content()
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
@@ -735,7 +740,6 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_judges_disagree_where_metrics_do(tmp_path):
     saved = content(n=120)
     quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from omegaconf import OmegaConf
 
+from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.estimators import ASMI
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -19,8 +22,11 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.saved.doses import dose_of, matched_dose
 from lm_polygraph_asmi.scoring import dose as room
 from lm_polygraph_asmi.scoring.answers import answers_of
+from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.dose import DoseSearch, doses_for
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.validation import PERTURBATIONS
+from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -148,3 +154,77 @@ def test_what_is_no_file_of_doses(tmp_path):
         dose_of(str(other), "mlp")
     with pytest.raises(ValueError, match="'effect', 'norm', got 'size'"):
         matched_dose(other, "mlp", "size")
+
+
+def test_doses_are_for_the_settings_they_were_matched_at(tmp_path):
+    file = tmp_path / "doses.json"
+    there = {"depth": 0.6, "scope": "response", "mask_rate": 0.15, "num_masks": 40}
+    arms = {"mlp": {"effect": 0.8, "norm": 0.5}}
+    file.write_text(json.dumps({"format": 1, "settings": there, "arms": arms}))
+    given = {"perturbation": "mlp", "dose": str(file)}
+    engine = Engine(scope="response", num_masks=300, **given)  # more masks, the same effect
+    assert engine.dose == 0.8
+    for wrong, said in (
+        ({"scope": "all"}, "matched at scope response, here it is all"),
+        ({"depths": [0.6, 0.9], "scope": "response"}, r"at depth 0\.6, here it is 0\.9"),
+        ({"mask_rate": 0.3, "scope": "response"}, r"at mask_rate 0\.15, here it is 0\.3"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Engine(**given, **wrong)
+    with pytest.raises(ValueError, match="matched at scope response, here it is all"):
+        ASMI(**given)
+    config = OmegaConf.create(
+        {"asmi": {"calculator": {"scope": "all", "depths": [0.6]}},
+         "dose": f"${{asmi_dose:{file},mlp,effect,1}}"}
+    )  # fmt: skip
+    register_resolvers()
+    with pytest.raises(Exception, match="matched at scope response, here it is all"):
+        _ = config.dose
+    config.asmi.calculator.scope = "response"
+    assert config.dose == 0.8
+
+
+def test_a_dose_of_the_scope_all_is_refused_by_streams_alone(tmp_path):
+    file = tmp_path / "doses.json"
+    there = {"depth": 0.6, "scope": "all", "mask_rate": None, "num_masks": 40}
+    arms = {"mlp": {"effect": 0.8, "norm": 0.5}}
+    file.write_text(json.dumps({"format": 1, "settings": there, "arms": arms}))
+    scorer = Scorer(whitebox(), perturbation="mlp", dose=str(file))
+    assert scorer.engine.dose == 0.8
+    with pytest.raises(ValueError, match="matched at scope all, here it is response"):
+        scorer.stream("Who?")
+
+
+@pytest.fixture
+def found_doses(monkeypatch):
+    """What the command finds of a model whose layers are no plain chain."""
+    own = {"norm": None, "effect": 0.7, "relative_change": None, "kl": 0.1}
+    content = {"format": 1, "arms": {"heads": own | {"norm": 1.0}, "mlp": own}}
+    monkeypatch.setattr(room, "doses_for", lambda *_: content)
+
+
+def invoke(tmp_path, out):
+    words = ["dose", str(tmp_path), "--held-out", str(tmp_path), "--model", "tiny", "--out"]
+    return CliRunner().invoke(main, [*words, str(out)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.usefixtures("found_doses")
+def test_a_size_that_is_not_known_is_said(tmp_path):
+    done = invoke(tmp_path, tmp_path / "doses.json")
+    assert done.exit_code == 0, done.exception
+    assert "mlp: by effect 0.7, by norm none found" in done.output
+
+
+@pytest.mark.usefixtures("found_doses")
+def test_a_folder_that_is_not_there_is_told_before_the_search(tmp_path):
+    for done in (
+        invoke(tmp_path, tmp_path / "none" / "doses.json"),
+        CliRunner().invoke(
+            main,
+            ["probe", str(saved_runs.save(tmp_path / "run")), "--model", "no such model", "--out",
+             str(tmp_path / "none" / "probe.json")],
+        ),
+    ):  # fmt: skip
+        assert done.exit_code == 1
+        assert "there is no such folder" in done.output
+        assert isinstance(done.exception, SystemExit)

@@ -143,6 +143,26 @@ def test_another_model_than_the_run_s_is_refused(planted):
         CausalProbe(whitebox().model, used, tokens, count=2).run(answers)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"count": 0}, "tokens must be at least 1"),
+        ({"count": -1}, "tokens must be at least 1"),
+        ({"draws": 0}, "draws must be at least 1"),
+        ({"draws": 2.5}, "draws must be a whole number"),
+    ],
+)
+def test_nothing_to_probe_is_told(planted, settings, said):
+    with pytest.raises(ValueError, match=said):
+        asked(planted, **settings)
+
+
+def test_a_single_token_is_neither_high_nor_low(planted):
+    run = scored_run(planted[0], QUESTIONS[:1], tokens=1, scope="response", **SCORED)
+    with pytest.raises(ValueError, match="no two tokens"):
+        CausalProbe(planted[0], planted[1], Tokens.of(run, 0.6))
+
+
 def test_a_run_without_masks_is_refused(monkeypatch):
     run = scored_run(decided_by_one_head(), num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)

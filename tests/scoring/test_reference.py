@@ -6,17 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sklearn.isotonic import IsotonicRegression
 
+from lm_polygraph_asmi.analysis.calibration import Step, calibrate
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
 from lm_polygraph_asmi.scoring import Reference
-from lm_polygraph_asmi.scoring.reference import (
-    SMALLEST_STEP,
-    Step,
-    calibrate,
-    held_out_brier,
-    probability_at,
-)
 from tests.report import runs
 
 METHODS = {
@@ -61,61 +54,6 @@ def test_what_a_run_gives(run, variant):
     assert 0 < found.prr.low < found.prr.value < found.prr.high
 
 
-def noisy(n, slope=0.0, seed=0):
-    """Scores, and errors of which a few more have high ones."""
-    draw = np.random.default_rng(seed)
-    scores = draw.random(n).round(2)
-    return scores, draw.random(n) < 0.4 + slope * (scores - 0.5)
-
-
-@pytest.mark.parametrize(("n", "slope"), [(10, 0), (49, 0.5), (60, 0), (300, 0.3), (999, 0.8)])
-def test_steps_are_those_of_isotonic_regression_joined(n, slope):
-    scores, wrong = noisy(n, slope)
-    steps = calibrate(scores, wrong)
-    assert sum(step.n for step in steps) == n
-    assert all(step.n >= min(n, SMALLEST_STEP) for step in steps)
-    rates = [step.errors / step.n for step in steps]
-    assert rates == sorted(set(rates))
-    # Each holds whole steps of the fit, and no answer of a score lies on two.
-    starts = [step.start for step in steps]
-    for start, end, step in zip(starts, [*starts[1:], np.inf], steps, strict=True):
-        inside = (scores >= start) & (scores < end)
-        assert (inside.sum(), wrong[inside].sum()) == (step.n, step.errors)
-    fitted = IsotonicRegression().fit_transform(scores, wrong)
-    for start in starts[1:]:
-        assert fitted[scores < start].max() < fitted[scores >= start].min()
-
-
-def test_steps_that_are_large_enough_stay():
-    scores = np.repeat([0.1, 0.2, 0.3], 40)
-    wrong = np.concatenate([np.arange(40) < errors for errors in (4, 20, 30)])
-    assert calibrate(scores, wrong) == [(0.1, 40, 4), (0.2, 40, 20), (0.3, 40, 30)]
-    wrong = np.concatenate([np.arange(40) < errors for errors in (20, 4, 30)])  # not increasing
-    assert calibrate(scores, wrong) == [(0.1, 80, 24), (0.3, 40, 30)]
-
-
-def test_scores_apart_by_rounding_alone():
-    scores = np.r_[np.linspace(0, 0.5, 60), np.full(40, np.nextafter(0.5, 1))]
-    wrong = np.arange(100) % 2 == 0
-    assert sum(step.n for step in calibrate(scores, wrong)) == 100
-    scores = np.r_[np.zeros(30), -1e-17 * np.arange(30), np.full(40, 1e-3)]
-    for wrong in (np.arange(100) >= 30, np.arange(100) < 30):
-        rates = [step.errors / step.n for step in calibrate(scores, wrong)]
-        assert rates == sorted(set(rates))
-
-
-def test_no_probability_is_certain():
-    """Where all answers of a step are wrong, another one may be right."""
-    steps = calibrate(np.arange(100.0), np.arange(100) >= 50)
-    assert steps == [(0.0, 50, 0), (50.0, 50, 50)]
-    found = [probability_at(steps, score) for score in (-5, 0, 49.9, 50, 1e9)]
-    assert found == pytest.approx([0.5 / 51] * 3 + [50.5 / 51] * 2)
-    # Many right answers are near to certain: one answer more is all that is added.
-    assert probability_at([Step(0.0, 500, 0), Step(1.0, 500, 500)], 0) == pytest.approx(0.5 / 501)
-    (one,) = calibrate(np.array([0.1, 0.9]), np.array([False, True]))
-    assert probability_at([one], 0.9) == 0.5
-
-
 def test_probability_is_read_from_the_steps(reference):
     scores, wrong, _ = columns()
     assert reference.calibration == calibrate(scores, wrong)
@@ -131,36 +69,6 @@ def test_probability_is_read_from_the_steps(reference):
         assert reference.error_probability(asked) == pytest.approx(
             (errors + wrong.mean()) / (n + 1)
         )
-
-
-def test_nan_has_no_place_in_a_calibration():
-    with pytest.raises(ValueError, match="scores has values that are not finite"):
-        calibrate(np.array([0.1, np.nan]), np.array([True, False]))
-    with pytest.raises(ValueError, match="score has values that are not finite"):
-        probability_at([Step(0.0, 30, 10)], float("nan"))
-
-
-def test_worth_of_the_probability_is_measured_on_other_clusters():
-    scores, wrong = noisy(600, 0.8)
-    clusters = [f"{i // 2}" for i in range(600)]
-    own, base = held_out_brier(scores, wrong, clusters)
-    assert own < base
-    # Of noise nothing is learnt, though a fit on the same answers seems to know something.
-    scores, wrong = noisy(200)
-    own, base = held_out_brier(scores, wrong, clusters[:200])
-    steps = calibrate(scores, wrong)
-    fitted = np.mean([(probability_at(steps, s) - w) ** 2 for s, w in zip(scores, wrong)])  # noqa: B905
-    assert own > base > fitted
-    assert base == pytest.approx(wrong.mean() * (1 - wrong.mean()), abs=0.01)
-    assert held_out_brier(scores, wrong, ["one"] * 200) is None
-    assert held_out_brier(scores[:62], wrong[:62], clusters[:62]) is None
-    assert held_out_brier(scores[:64], wrong[:64], clusters[:64]) is not None
-    # Clusters stay whole: an answer is told from its twin in another fold, not in its own.
-    twins = np.repeat(np.random.default_rng(0).random(100), 2)
-    outcome = np.repeat(np.random.default_rng(1).random(100) < 0.5, 2)
-    together, _ = held_out_brier(twins, outcome, [str(i // 2) for i in range(200)])
-    apart, _ = held_out_brier(twins, outcome, [str(i) for i in range(200)])
-    assert together > apart
 
 
 def test_percentile_counts_lower_scores(reference):

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.scoring import Reference, Token
-from lm_polygraph_asmi.scoring.reference import Step
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -238,3 +238,38 @@ def test_bars_follow_the_shade(found):
     assert bars == sorted(bars)
     assert (bars[0], bars[-1]) == (" ", "█")
     assert len(set(bars)) >= 5
+
+
+def test_an_arm_of_the_falsifier_is_named_wherever_its_number_stands(model, tokenizer):
+    """In the name, in words, in the settings, on the page; the score is that of its engine."""
+    heads = score(model, tokenizer, PROMPT, " the mill", num_masks=5, mask_rate=0.4)
+    found = score(
+        model, tokenizer, PROMPT, " the mill", num_masks=5, mask_rate=0.4, perturbation="mlp",
+        dose=2.0,
+    )  # fmt: skip
+    assert float(found) != float(heads)
+    assert found.settings["perturbation"] == "mlp"
+    assert "perturbation" not in heads.settings
+    assert "dose" not in heads.settings
+    assert found.method == "Sem-ASMI (mlp, dose=2)"
+    assert repr(found).startswith("Score(Sem-ASMI (mlp, dose=2) ")
+    assert "Not the method: masks change mlp, dose=2 in the layer" in found.verdict[1]
+    assert "<h2>Sem-ASMI (mlp, dose=2) " in found.to_html()
+    assert not any("Not the method" in line for line in heads.verdict)
+
+
+def test_a_reference_of_heads_says_nothing_of_an_arm(found):
+    run = reference_for(found)
+    own = run.settings | {"model": run.model}
+    assert run.other_settings(own) == []
+    assert run.other_settings(own | {"perturbation": "mlp", "dose": 0.5}) == [
+        "perturbation heads there, mlp here",
+        "dose None there, 0.5 here",
+    ]
+
+
+def test_unknown_perturbations_are_refused_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
+        score("no such folder", "a prompt", perturbation="dropout")
+    with pytest.raises(FileNotFoundError, match="neither a number nor a file of doses"):
+        score("no such folder", "a prompt", perturbation="mlp", dose="nowhere.json")

@@ -282,6 +282,17 @@ def test_command_with_a_chat_template(command, tmp_path):
     assert line["score"] == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_command_reads_the_reference_of_the_source(command, tmp_path):
+    source = tmp_path / "prompt.txt"
+    source.write_text(PROMPT)
+    done = command(
+        "--prompt-file", source, "--source", "context", "--scope", "response",
+        "--reference", runs.save(tmp_path / "run"), model="no such model",
+    )  # fmt: skip
+    assert done.exit_code == 1
+    assert "has no score Sem-ASMI at depth 60%, source context" in done.stderr.replace("\n", " ")
+
+
 def test_command_with_a_reference(command, tmp_path):
     source = tmp_path / "prompt.txt"
     source.write_text(PROMPT)

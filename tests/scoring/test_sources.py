@@ -305,6 +305,38 @@ def test_passages_of_a_chat(host):
             texts([wrong])
 
 
+def test_messages_may_say_what_others_say():
+    """A document that stands twice is named by its message."""
+    words = tokenizer()
+    chat = type(words)(tokenizer_object=words.backend_tokenizer, eos_token="</s>")
+    chat.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}assistant:"
+    )
+    twice = [{"type": "text", "text": f"{FACTS[0]} "}, {"type": "text", "text": f" {FACTS[0]} "}]
+    given = [
+        {"role": "system", "content": FACTS[0]},
+        {"role": "user", "content": twice},
+        {"role": "assistant", "content": FACTS[0]},
+    ]
+    prompt = [given[0], {"role": "user", "content": "".join(part["text"] for part in twice)}]
+    whole = chat.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    ids = chat(whole)["input_ids"]
+
+    def starts(context):
+        found = passages_of(chat, given, prompt, ids, context)
+        assert {passage.text for passage in found} == {FACTS[0]}
+        return [passage.tokens[0] for passage in found]
+
+    first, second, third = starts([0, (1, 0), (1, 1)])
+    assert first < second < third
+    assert starts([(-2, 1)]) == [third]
+    assert starts((0, 0)) == [first]
+    with pytest.raises(ValueError, match=r"in several places.*name the message, by its number"):
+        starts(FACTS[0])
+    with pytest.raises(ValueError, match="message 2 is the answer"):
+        starts(2)
+
+
 def test_many_prompts_have_a_context_each(host):
     both = score(host, [PROMPT, PROMPT], [ANSWER, ANSWER], context=[FACTS, None],
                  num_masks=3, mask_rate=0.4)  # fmt: skip

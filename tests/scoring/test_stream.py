@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import stream
-from lm_polygraph_asmi.model import attention_of, readout, scoring_session, steps_of, stepwise
+from lm_polygraph_asmi.model import (
+    Memory,
+    attention_of,
+    readout,
+    scoring_session,
+    steps_of,
+    stepwise,
+)
 from lm_polygraph_asmi.scoring.call import Scorer, Streamer
 from tests import reference
 from tests.families import CONFIGS
@@ -143,6 +150,19 @@ def test_what_is_wrong_with_settings():
         assert stream(tiny, PROMPT).result
     with pytest.raises(NotImplementedError, match="mlp"):
         next(stream(tiny, PROMPT, perturbation="mlp"))
+
+
+def test_hooks_of_others_are_refused():
+    """They may do another thing at each position: nothing but whole passes is believed."""
+    tiny = whitebox()
+    handle = tiny.model.model.layers[0].register_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(RuntimeError, match="while it writes: it has hooks"):
+            next(stream(tiny, PROMPT, **PLAIN))
+        assert not Memory.serves(tiny.model)
+    finally:
+        handle.remove()
+    assert Memory.serves(tiny.model)
 
 
 def test_wrong_steps_are_refused(monkeypatch):

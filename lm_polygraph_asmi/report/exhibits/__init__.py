@@ -17,6 +17,7 @@ from lm_polygraph_asmi.report.exhibits.benchmark import (
 )
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, coverage, truncation
 from lm_polygraph_asmi.report.exhibits.claims import head_claims
+from lm_polygraph_asmi.report.exhibits.curves import rejection, reliable
 from lm_polygraph_asmi.report.exhibits.falsifier import (
     dissociation,
     falsifier,
@@ -38,13 +39,15 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     stacked,
     verdicts_of,
 )
+from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import Cell, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
-    flags, confident_fragile, payoff, selector, boundary, truncation, coverage, stability,
-    mechanism, cosines, case_study, head_claims, head_concentration, head_coupling, head_errors,
-    causal_probe, causal_differences, falsifier_verdicts, falsifier, falsifier_added, dissociation,
+    flags, confident_fragile, payoff, selector, rejection, reliable, boundary, truncation,
+    coverage, stability, sources, mechanism, cosines, case_study, head_claims,
+    head_concentration, head_coupling, head_errors, causal_probe, causal_differences,
+    falsifier_verdicts, falsifier, falsifier_added, dissociation,
     judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""
@@ -131,9 +134,8 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
             said.append(
                 f"**Too small to trust its intervals: {cell.label}.** {clusters} clusters, "
                 f"{errors} wrong of {len(cell)} answers. Below {FEW_CLUSTERS} clusters or "
-                f"{FEW_ERRORS} errors (or right answers) 95 % intervals hold the truth less often "
-                "than they say: those of PRR differences in about nine cases of ten with 11 "
-                "clusters."
+                f"{FEW_ERRORS} errors (or right answers) 95 % intervals may hold the truth less "
+                "often than they say. They are widened for few clusters, not for few errors."
             )
         if cell.mi_tokens is not None:
             response = masking_response(cell.mi_tokens)

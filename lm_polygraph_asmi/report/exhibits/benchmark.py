@@ -1,7 +1,7 @@
 """Who wins: benchmark, head-to-head, depths, stability."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import SEED, Interval
-from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, percentile_interval
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.redraws import redraw_stability
@@ -33,6 +33,8 @@ from lm_polygraph_asmi.saved.cells import (
 )
 from lm_polygraph_asmi.saved.runs import MSP
 
+DRAWS = 10_000
+"""Resamples of PRR, as in the paper."""
 FAMILIES = {
     "MaximumSequenceProbability": "information", "Perplexity": "information",
     "MeanTokenEntropy": "information", "MeanPointwiseMutualInformation": "information",
@@ -79,7 +81,7 @@ def benchmark(cells: Sequence[Cell]) -> Items:
     )
     figure = figures.forest(
         {cell.label: intervals_of(cell)[0] for cell in cells},
-        "PRR, 95 % over clusters",
+        "PRR, 95 % over clusters; black: baselines, blue: ASMI",
         black=[method for method in methods if variant(method) is None],
     )
     marks = (
@@ -91,9 +93,10 @@ def benchmark(cells: Sequence[Cell]) -> Items:
         Exhibit(
             "benchmark", "Benchmark: PRR of every method", cells, ranked, figure,
             [
-                "PRR ± bootstrap standard error over answers; 1 = errors rejected first, 0 = "
-                f"uninformative, below 0 = errors ranked the wrong way. {marks} The figure has "
-                "95 % intervals over clusters. Compare within a column only.",
+                "PRR ± bootstrap standard error over answers (1,000 resamples); 1 = errors "
+                "rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
+                f"{marks} The figure has 95 % intervals over clusters ({DRAWS:,} resamples). "
+                "Compare within a column only.",
                 "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
                 "them as the file orders them.",
             ],
@@ -239,7 +242,7 @@ def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str],
     """PRR intervals of a cell's methods, and the family of differences that the report shows."""
     pairs = [*compared_on(cell).values(), *filter(None, [_first_two(cell)])]
     scores = {m: cell.score(m) for m in cell.scores}
-    return prr_comparisons(scores, cell.quality, cell.clusters, pairs, 10_000, SEED)
+    return prr_comparisons(scores, cell.quality, cell.clusters, pairs, DRAWS, SEED)
 
 
 def head_to_head(cells: Sequence[Cell]) -> Items:
@@ -275,12 +278,22 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
         )
 
     notes = [
-        "Cluster-respecting paired bootstrap, B = 10,000, percentile 95 %; positive = ASMI ahead, "
-        "asterisk: this interval alone excludes zero; adjusted for their number in the table of "
-        "outcomes. The best baseline and the top variant are chosen on the same answers; the "
-        "interval takes them as given."
+        "Cluster-respecting paired bootstrap; positive = ASMI ahead. An asterisk is of this "
+        "interval alone: see the table of outcomes for p-values adjusted for their number. The "
+        "best baseline and the top variant are chosen on the same answers; the interval takes them "
+        "as given."
     ]
-    (item,) = frame("head_to_head", title, cells, compute, notes, draw, digits=3, signed=COMPARED)
+    (item,) = frame(
+        "head_to_head",
+        title,
+        cells,
+        compute,
+        notes,
+        draw,
+        digits=3,
+        signed=COMPARED,
+        resamples=DRAWS,
+    )
     if isinstance(item, Gap):
         return [item]
     if not any(SEMANTIC_ENTROPY in cell.scores for cell in cells):
@@ -330,7 +343,7 @@ def _outcomes(cells: Sequence[Cell]) -> Items:
     ]
     (item,) = frame(
         "outcomes", title, cells, compute, notes, digits=3, signed=("difference",),
-        p_values=("p", "p, equivalent"), finish=finish,
+        p_values=("p", "p, equivalent"), finish=finish, resamples=DRAWS,
         otherwise="no difference has an interval: fewer than two clusters in every run",
     )  # fmt: skip
     if isinstance(item, Gap):
@@ -402,9 +415,20 @@ def depths(cells: Sequence[Cell]) -> Items:
         )
         if np.ptp(found.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
-        curves[symbol] = (common, found.cells, [c.label for c in halved])
+        drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
+        curves[symbol] = figures.DepthCurves(
+            common,
+            {
+                c.label: (own, _band(drawn[c], len(set(c.clusters))))
+                for c, own in zip(halved, found.cells, strict=True)
+            },
+            (
+                found.aggregate,
+                _band(_mean(drawn.values()), min(len(set(c.clusters)) for c in halved)),
+            ),
+        )
         for c, own in zip(halved, found.cells, strict=True):
-            by_cell.append(_depths_of(c, symbol, methods[c], common, own))
+            by_cell.append(_depths_of(c, symbol, common, own, drawn[c]))
         return [
             {
                 "variant": symbol,
@@ -422,7 +446,9 @@ def depths(cells: Sequence[Cell]) -> Items:
     notes = [
         "Aggregate: mean over cells. Split-half: 1,000 random halves of clusters; the depth that "
         "is best on the first half, and the PRR it loses on the second (share of splits that lose "
-        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure."
+        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure. "
+        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each cell up to "
+        f"{figures.FEW} of them, else of the mean over these cells."
     ]
     items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
@@ -447,8 +473,27 @@ def depths(cells: Sequence[Cell]) -> Items:
     return [*items, Exhibit("depth_by_cell", "PRR by depth and cell", used, table, None, about, 3)]
 
 
+def _drawn_at_depths(cell: Cell, methods: Sequence[str]) -> np.ndarray:
+    """(B, D) PRR at every depth; cells over the same questions share their resamples."""
+    scores = {m: cell.score(m) for m in methods}
+    drawn = drawn_prr(scores, cell.quality, cell.clusters, RESAMPLES)[1]
+    return np.column_stack([drawn[m] for m in methods])
+
+
+def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
+    """(B, D) mean over the cells where PRR is defined."""
+    known = [one for one in drawn if np.isfinite(one).any()]
+    return np.nanmean(known, axis=0) if known else np.full((1, 1), np.nan)
+
+
+def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:
+    """(2, D) pointwise 95 % band."""
+    ends = [percentile_interval(0.0, column, clusters) for column in drawn.T]
+    return np.array([[end.low for end in ends], [end.high for end in ends]])
+
+
 def _depths_of(
-    cell: Cell, symbol: str, methods: Sequence[str], depths: Sequence[float], prr: np.ndarray
+    cell: Cell, symbol: str, depths: Sequence[float], prr: np.ndarray, drawn: np.ndarray
 ) -> dict[str, Any]:
     """A variant's PRR at every depth of a cell, and the depths that are best or tied with it."""
     names = [f"{depth:.0%}" for depth in depths]
@@ -457,14 +502,11 @@ def _depths_of(
     if np.isnan(prr).any():
         return row | {"best or tied": []}
     best = int(prr.argmax())
-    scores = {m: cell.score(m) for m in methods}
-    pairs = [(methods[best], m) for m in methods if m != methods[best]]
-    _, paired = prr_intervals(scores, cell.quality, cell.clusters, pairs, 2000)
-    tied = [
-        name
-        for name, m in zip(names, methods, strict=True)
-        if m == methods[best] or not paired[methods[best], m].excludes(0)
+    behind = [
+        percentile_interval(prr[best] - own, drawn[:, best] - column, len(set(cell.clusters)))
+        for own, column in zip(prr, drawn.T, strict=True)
     ]
+    tied = [name for name, gap in zip(names, behind, strict=True) if not gap.excludes(0)]
     return row | {"best or tied": tied}
 
 

@@ -122,6 +122,12 @@ def verdicts_on(cells: Sequence[Cell]) -> list[tuple[Compared, Verdict]]:
     return said
 
 
+def _counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Numbers of questions as whole numbers, though some are missing."""
+    names = [name for name in table if str(name).startswith("questions")]
+    return table.astype(dict.fromkeys(names, "Int64"))
+
+
 def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
     """special, reproduced or undecided, by the rule that was fixed beforehand."""
     title = "Is it the heads? The verdict†"
@@ -162,9 +168,9 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
         "the test without running it.",
     ]
     return frame(
-        "falsifier_verdicts", title, _all(cells), compute, notes, digits=3,
-        p_values=("p special, Holm", "p reproduced, Holm"), label=lambda one: one.label,
-        otherwise=OTHERWISE,
+        "falsifier_verdicts", title, _all(cells), compute, notes, digits=3, resamples=10_000,
+        p_values=("p special, Holm", "p reproduced, Holm"), finish=_counted,
+        label=lambda one: one.label, otherwise=OTHERWISE,
     )  # fmt: skip
 
 
@@ -209,9 +215,9 @@ def falsifier(cells: Sequence[Cell]) -> Items:
         "is none. Never competing with methods: an arm is no score.",
     ]
     return frame(
-        "falsifier", title, _all(cells), compute, notes, draw, digits=3,
-        signed=("heads minus arm",), p_values=("p equal",), label=lambda one: one.label,
-        otherwise=OTHERWISE,
+        "falsifier", title, _all(cells), compute, notes, draw, digits=3, resamples=10_000,
+        signed=("heads minus arm",), p_values=("p equal",), finish=_counted,
+        label=lambda one: one.label, otherwise=OTHERWISE,
     )  # fmt: skip
 
 
@@ -352,7 +358,7 @@ def dissociation(cells: Sequence[Cell]) -> Items:
         "the arm is bound to the context, as the paper's account of context routing has it.",
     ]
     return frame(
-        "double_dissociation", title, twins(cells), compute, notes, digits=3,
+        "double_dissociation", title, twins(cells), compute, notes, digits=3, resamples=10_000,
         signed=("heads minus arm, open minus closed",), label=lambda pair: pair[0].label,
         otherwise="no model was asked the same questions with and without context",
     )  # fmt: skip

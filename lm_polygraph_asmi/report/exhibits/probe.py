@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.probe import flip_rates
+from lm_polygraph_asmi.analysis.probe import flip_differences, flip_rates
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, frame
 from lm_polygraph_asmi.report.exhibits.heads import DAGGER
-from lm_polygraph_asmi.saved.cells import Cell, Unavailable
+from lm_polygraph_asmi.saved.cells import Cell, Unavailable, clusters_of
 from lm_polygraph_asmi.saved.probe import Probe, read_probe
+from lm_polygraph_asmi.saved.runs import Run
 
 ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "high MI, critical heads": (("high", "critical"),),
@@ -47,16 +48,23 @@ class Probed(NamedTuple):
     Attributes:
         cell: whose answers.
         arm: what was perturbed; "heads" but for the falsifier.
+        run: beside which the probe stands.
         probe: the predictions.
     """
 
     cell: Cell
     arm: str
+    run: Run
     probe: Probe
 
     @property
     def label(self) -> str:
         return self.cell.label + ("" if self.arm == "heads" else f" ({self.arm})")
+
+    def clusters(self, rows: np.ndarray) -> list[str]:
+        """Keys of rows in the run's order."""
+        keys = clusters_of(self.run)
+        return [keys[row] for row in rows]
 
 
 @cache
@@ -66,9 +74,10 @@ def probed(cell: Cell) -> list[Probed]:
     Raises:
         ValueError: a damaged one.
     """
-    runs = [("heads", run) for run in cell.runs] + [(arm.arm, arm.run) for arm in cell.arms]
-    found = ((arm, read_probe(run.path)) for arm, run in runs)
-    return [Probed(cell, arm, probe) for arm, probe in found if probe is not None]
+    runs = [("heads", run) for run in (*cell.runs, *cell.parts)]
+    runs += [(arm.arm, arm.run) for arm in (*cell.arms, *cell.arm_parts)]
+    found = ((arm, run, read_probe(run.path)) for arm, run in runs)
+    return [Probed(cell, arm, run, probe) for arm, run, probe in found if probe is not None]
 
 
 def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
@@ -82,7 +91,7 @@ def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[In
         rows.append(known[1])
     if not flips or not len(table := np.concatenate(flips)):
         return None
-    keys = [found.cell.cluster_of(int(row)) for row in np.concatenate(rows)]
+    keys = found.clusters(np.concatenate(rows))
     return len(table), [_percent(rate) for rate in flip_rates(table, keys)]
 
 
@@ -110,8 +119,8 @@ def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
     if not known.any():
         return None
     rows = probe.tokens["row"][probe.groups[group]][known]
-    keys = [found.cell.cluster_of(int(row)) for row in rows]
-    return int(known.sum()), [_percent(rate) for rate in flip_rates(gap[known], keys)]
+    gaps = flip_differences(gap[known], found.clusters(rows))
+    return int(known.sum()), [_percent(rate) for rate in gaps]
 
 
 def _probes(cells: Sequence[Cell]) -> tuple[list[Probed], list[tuple[str, str]]]:

@@ -208,7 +208,16 @@ def stacked(cells: Sequence[Cell]) -> Items:
         "with u_sem. A signal that adds nothing costs a little."
     ]
     signed = ("Δ log-loss", "Δ AUROC", "Δ PRR")
-    return frame("stacked_gain", title, cells, compute, notes, digits=3, signed=signed)
+    return frame(
+        "stacked_gain",
+        title,
+        cells,
+        compute,
+        notes,
+        digits=3,
+        signed=signed,
+        resamples=REFITS,
+    )
 
 
 FOUR = {"H": "entropy", "H(p̄)": "mean", "MI": "mi", "u_sem": "u"}
@@ -243,7 +252,9 @@ def ensemble_mean(cells: Sequence[Cell]) -> Items:
         return [about + _control_source(item.cells)]
 
     signed = ("u_sem Δ H(p̄)", "MI Δ H(p̄)")
-    return frame("ensemble_mean", title, cells, compute, notes, digits=3, signed=signed)
+    return frame(
+        "ensemble_mean", title, cells, compute, notes, digits=3, signed=signed, resamples=10_000
+    )
 
 
 def flags(cells: Sequence[Cell]) -> Items:
@@ -362,8 +373,8 @@ def payoff(cells: Sequence[Cell]) -> Items:
         signals = _signals(cell)
         value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
         best = min(value.values())
-        difference = comparison.difference_interval(
-            selective.aurc, signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
+        difference = selective.aurc_difference(
+            signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
         )
         risks[f"{cell.label}, n = {len(cell)}"] = {
             name: _risk_curve(cell, score) for name, score in signals.items()
@@ -397,11 +408,11 @@ def payoff(cells: Sequence[Cell]) -> Items:
         "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
         "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
         "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
-        "Figure: pointwise 95 % bands over clusters."
+        "Figure: pointwise 95 % bands over clusters (200 resamples)."
     ]
     area_notes = [
         "AURC, lower is better, lowest in bold, whatever its interval; negative difference: u_sem "
-        "has the lower area. Figure: pointwise 95 % bands over clusters."
+        "has the lower area. Figure: pointwise 95 % bands over clusters (200 resamples)."
     ]
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", cells, compute, filter_notes,

@@ -1,0 +1,254 @@
+"""Does a probability of error hold what it says? Isotonic fits, on answers they never saw."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
+
+SMALLEST_STEP = 25
+"""Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
+DRAWS = 1000
+"""Of errors as calibrated probabilities would make them."""
+
+
+class Step(NamedTuple):
+    """Answers of a run that share a probability of error.
+
+    Attributes:
+        start: the lowest of their scores, nats.
+        n, errors: answers, and wrong ones among them.
+    """
+
+    start: float
+    n: int
+    errors: int
+
+
+def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
+    """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
+
+    Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
+
+    Args:
+        scores: (n,), higher = more uncertain.
+        wrong: (n,).
+
+    Raises:
+        ValueError: no answer, lengths that differ, or values that are not finite.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    score, errors = finite(scores=scores), binary(wrong=wrong).astype(float)
+    if not score.size:
+        raise ValueError("there is no answer to calibrate on")
+    if score.shape != errors.shape:
+        raise ValueError(f"{len(score)} scores for {len(errors)} answers: one each")
+    # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
+    ranks = np.unique(score, return_inverse=True)[1].astype(float)
+    fitted = IsotonicRegression().fit_transform(ranks, errors)
+    order = np.argsort(score, kind="stable")
+    parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
+    steps: list[Step] = []
+    for part in parts:
+        step = Step(float(score[part[0]]), len(part), int(errors[part].sum()))
+        steps = _joined(steps, step) if steps and steps[-1].n < SMALLEST_STEP else [*steps, step]
+    if len(steps) > 1 and steps[-1].n < SMALLEST_STEP:
+        steps = _joined(steps[:-1], steps[-1])
+    return steps
+
+
+def _joined(steps: list[Step], step: Step) -> list[Step]:
+    last = steps[-1]
+    return [*steps[:-1], Step(last.start, last.n + step.n, last.errors + step.errors)]
+
+
+def step_at(steps: Sequence[Step], score: float) -> Step:
+    """The step a score lies on; below all of them, the first."""
+    return steps[max(0, bisect_right([step.start for step in steps], score) - 1)]
+
+
+def probability_at(steps: Sequence[Step], score: float) -> float:
+    """Rate of errors on the score's step, with one answer of the average kind more on it.
+
+    So no probability is 0 or 1, and a large step is hardly moved.
+
+    Raises:
+        ValueError: a score that is not finite, or no step.
+    """
+    finite(score=score)
+    if not steps:
+        raise ValueError("there is no step: calibrate on at least one answer")
+    overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
+    step = step_at(steps, score)
+    return (step.errors + overall) / (step.n + 1)
+
+
+def held_out_probability(
+    scores: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """(n,) probabilities of error from answers of other clusters: by the score, and its base rate.
+
+    Five folds of whole clusters, each calibrated on the other four. None with a single cluster, and
+    where the rest of a fold is too small for two steps.
+
+    Raises:
+        ValueError: lengths differ, or a value is not finite.
+    """
+    from sklearn.model_selection import GroupKFold
+
+    check_rows(clusters, scores=scores, wrong=wrong)
+    score, errors = finite(scores=scores), binary(wrong=wrong)
+    folds = min(5, len(set(clusters)))
+    if folds < 2:
+        return None
+    calibrated, base = np.empty(len(score)), np.empty(len(score))
+    for fitted, held_out in GroupKFold(folds).split(score, groups=clusters):
+        if len(fitted) < 2 * SMALLEST_STEP:
+            return None
+        steps = calibrate(score[fitted], errors[fitted])
+        calibrated[held_out] = [probability_at(steps, one) for one in score[held_out]]
+        base[held_out] = errors[fitted].mean()
+    return calibrated, base
+
+
+def held_out_brier(
+    scores: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
+) -> tuple[float, float] | None:
+    """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
+
+    Mean squared difference of probability and outcome, lower = better; None, and errors, as of
+    `held_out_probability`.
+    """
+    found = held_out_probability(scores, wrong, clusters)
+    if found is None:
+        return None
+    errors = np.asarray(wrong, dtype=float)
+    calibrated, base = (float(np.mean((chance - errors) ** 2)) for chance in found)
+    return calibrated, base
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Probabilities of error against the rate of errors.
+
+    Attributes:
+        chance: (g,) distinct probabilities, ascending.
+        n: (g,) answers of each.
+        rate: (g,) isotonic fit of the errors: what the probabilities should have been.
+        band: (2, g) where that fit lies pointwise in 95 % of cases if they are right.
+        brier: mean squared difference of probability and outcome; it is miscalibration minus
+            discrimination plus uncertainty.
+        miscalibration: what `rate` would take off it; lower = better.
+        discrimination: what telling answers apart takes off it; higher = better.
+        uncertainty: the Brier score of the error rate alone.
+        p_value: of a miscalibration as large as this, if the probabilities are right.
+    """
+
+    chance: np.ndarray
+    n: np.ndarray
+    rate: np.ndarray
+    band: np.ndarray
+    brier: float
+    miscalibration: float
+    discrimination: float
+    uncertainty: float
+    p_value: float
+
+
+def reliability(
+    chance: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    draws: int = DRAWS,
+    seed: int = SEED,
+) -> Reliability:
+    """Reliability diagram of probabilities by isotonic regression, with consistency bands.
+
+    No bins to be chosen: the curve is an isotonic fit of the errors on the probabilities. For the
+    band, errors are drawn anew as if these were right: each one's distance from its probability
+    keeps its size, and the clusters' signs are tossed, whole, so that answers that go wrong
+    together do so in the draws. With 40 clusters of 6 answers the band held the curve of right
+    probabilities at 92 % of points in simulations, with 200 at 95 %; the test kept its 5 %.
+    Sources: Dimitriadis, Gneiting and Jordan (2021), Stable reliability diagrams for probabilistic
+    classifiers; for the signs, Cameron, Gelbach and Miller (2008), Bootstrap-based improvements for
+    inference with clustered errors.
+
+    Args:
+        chance: (n,) probabilities of error, from other answers than these: see
+            `held_out_probability`.
+        wrong: (n,).
+        clusters: key of each row.
+
+    Raises:
+        ValueError: lengths differ, a value that is not finite, probabilities outside [0, 1], or
+            fewer than two clusters.
+    """
+    check_rows(clusters, chance=chance, wrong=wrong)
+    said, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
+    if said.min() < 0 or said.max() > 1:
+        raise ValueError("probabilities must lie in [0, 1]")
+    codes = cluster_codes(clusters)
+    if codes.max() < 1:
+        raise ValueError("a band over clusters needs two of them, got one")
+    distinct, group, sizes = np.unique(said, return_inverse=True, return_counts=True)
+    # Sums by cluster and probability: signs of clusters then move them in one product.
+    excess = np.zeros((codes.max() + 1, len(distinct)))
+    np.add.at(excess, (codes, group.ravel()), errors - said)
+
+    from scipy.optimize import isotonic_regression
+
+    def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
+        """Isotonic fit of the groups' rates, and what it takes off the Brier score."""
+        found = isotonic_regression(rates, weights=sizes.astype(float)).x
+        gain = (rates - distinct) ** 2 - (rates - found) ** 2
+        return found, float(sizes @ gain / len(said))
+
+    rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, len(excess)))
+    drawn = [fit(distinct + own / sizes) for own in signs @ excess]
+    low, high = np.percentile([fitted for fitted, _ in drawn], [2.5, 97.5], axis=0)
+    as_large = sum(gain >= miscalibration - 1e-12 for _, gain in drawn)
+    brier = float(np.mean((said - errors) ** 2))
+    uncertainty = float(errors.mean() * (1 - errors.mean()))
+    return Reliability(
+        distinct, sizes, rate, np.clip([low, high], 0, 1), brier, miscalibration,
+        uncertainty + miscalibration - brier, uncertainty, (1 + as_large) / (1 + draws),
+    )  # fmt: skip
+
+
+def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 10) -> float:
+    """Root mean square gap of probability and rate of errors, less what chance alone makes of it.
+
+    Bins of as many answers; in each, the squared gap minus y (1 - y) / (n - 1) of its rate y, which
+    is what it would be on average without any gap. Lower = better, 0 where nothing is left. Answers
+    of one cluster go wrong together, so that with large clusters something is left of right
+    probabilities, too: `reliability` has a test that knows clusters. Source: Kumar, Liang and Ma
+    (2019), Verified uncertainty calibration.
+
+    Args:
+        chance: (n,) probabilities of error, from other answers than these.
+        wrong: (n,).
+        bins: as many as leave two answers in each are taken at most.
+
+    Raises:
+        ValueError: lengths differ, fewer than two answers, values that are not finite, or
+            probabilities outside [0, 1].
+    """
+    said, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
+    if said.shape != errors.shape:
+        raise ValueError(f"{len(said)} probabilities for {len(errors)} answers: one each")
+    if len(said) < 2:
+        raise ValueError("there is no error to be told from chance: give two answers or more")
+    if said.min() < 0 or said.max() > 1:
+        raise ValueError("probabilities must lie in [0, 1]")
+    total = 0.0
+    for rows in np.array_split(np.argsort(said, kind="stable"), max(1, min(bins, len(said) // 2))):
+        rate = errors[rows].mean()
+        gap = (said[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
+        total += len(rows) * gap
+    return float(np.sqrt(max(0.0, total / len(said))))

@@ -1,0 +1,149 @@
+"""Which signal ranks a model's errors on one's own answers, if any does."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    binary,
+    check_rows,
+    cluster_interval,
+    control_table,
+)
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
+from lm_polygraph_asmi.analysis.guarantee import fixing_rows
+
+
+class Signal(NamedTuple):
+    """How well a signal ranks errors, with intervals over clusters.
+
+    Attributes:
+        prr: 1 = errors first, 0 = chance, negative = the wrong way round.
+        auroc: 0.5 = chance.
+        augrc: lower = better.
+    """
+
+    prr: Interval
+    auroc: Interval
+    augrc: Interval
+
+    @property
+    def ranks(self) -> bool:
+        """Whether its PRR interval lies above zero."""
+        return self.prr.low > 0
+
+
+def rank_signals(
+    scores: Mapping[str, ArrayLike],
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    quality: ArrayLike | None = None,
+    resamples: int = RESAMPLES,
+) -> dict[str, Signal]:
+    """PRR, AUROC and AUGRC of signals on the same answers, by name.
+
+    Args:
+        scores: name -> (n,), higher = more uncertain.
+        wrong: (n,).
+        clusters: key of each row.
+        quality: (n,) of which PRR is taken, higher = better; None: right or wrong.
+
+    Raises:
+        ValueError: lengths differ, or values are not finite.
+    """
+    check_rows(clusters, wrong=wrong, **scores)
+    errors = binary(wrong=wrong)
+    worth = 1.0 - errors if quality is None else quality
+    prr, _ = prr_intervals(scores, worth, clusters, resamples=resamples)
+    found = {}
+    for name, values in scores.items():
+        score = np.asarray(values, dtype=float)
+
+        def area(rows: np.ndarray, score: np.ndarray = score) -> float:
+            return augrc(score[rows], errors[rows])
+
+        found[name] = Signal(
+            prr[name],
+            auroc_interval(score, errors, clusters, resamples),
+            cluster_interval(area, clusters, resamples),
+        )
+    return found
+
+
+def combination(
+    features: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED
+) -> np.ndarray:
+    """(n,) chance of an error by a logistic model of a few signals that never saw the row's fold.
+
+    Args:
+        features: (n, m).
+        wrong: (n,).
+        clusters: key of each row; folds keep clusters whole.
+
+    Raises:
+        ValueError: right or wrong answers in too few clusters for the folds.
+    """
+    from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
+
+    columns, errors = control_table(features), binary(wrong=wrong)
+    check_rows(clusters, features=columns, wrong=errors)
+    return error_probability(columns, errors, cluster_folds(errors, clusters, seed))
+
+
+def best_signal(
+    scores: Mapping[str, ArrayLike], wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED
+) -> str:
+    """The signal with the highest AUROC on the clusters that fix thresholds; at a tie the first.
+
+    Those of `risk_threshold` with the same seed: it tests on the others, so that the choice costs
+    its promise nothing.
+    """
+    check_rows(clusters, wrong=wrong, **scores)
+    rows = fixing_rows(clusters, seed)
+    errors = binary(wrong=wrong)[rows]
+
+    def worth(name: str) -> float:
+        found = auroc(np.asarray(scores[name], dtype=float)[rows], errors)
+        return 0.5 if np.isnan(found) else found
+
+    return max(scores, key=worth)
+
+
+def recommendation(
+    signals: Mapping[str, Signal],
+    scores: Mapping[str, ArrayLike],
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    own: str,
+    quality: ArrayLike | None = None,
+    resamples: int = RESAMPLES,
+) -> str:
+    """A plain sentence: which signal to use here, and how it compares with one's own.
+
+    Args:
+        signals: by name, of `rank_signals` on these answers.
+        scores, wrong, clusters, quality: as there.
+        own: name of the signal that is compared with the best.
+    """
+    ranking = [name for name, signal in signals.items() if signal.ranks]
+    if not ranking:
+        return (
+            "None of these signals is known to rank errors here: no PRR interval lies above zero. "
+            "Do not sort or refuse answers by them; more labelled answers may tell more."
+        )
+    best = max(ranking, key=lambda name: signals[name].prr.value)
+    said = f"{best} ranks errors best here (PRR {signals[best].prr})"
+    if best == own:
+        return f"{said}."
+    worth = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
+    pair = {name: scores[name] for name in (best, own)}
+    _, gaps = prr_intervals(pair, worth, clusters, [(best, own)], resamples)
+    gap = gaps[best, own]
+    kind = "ahead of" if gap.low > 0 else "not distinguishable from"
+    standing = "ranks them too" if signals[own].ranks else "is not known to rank them"
+    return f"{said}, {kind} {own} (difference {gap}), which {standing}."

@@ -1,0 +1,118 @@
+"""`polygraph_asmi calibrate`: from labelled answers to a threshold with a promise."""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lm_polygraph_asmi.commands.score import score
+
+SHARED = (
+    "model", "gguf_file", "dtype", "device_map", "chat", "variant", "depth", "scope", "num_masks",
+    "mask_rate", "mask_sampler", "top_k", "seed", "closing_token", "num_samples", "tau", "beta",
+    "stop",
+)  # fmt: skip
+"""Options that mean here what they mean to `score`, and must be the same there."""
+
+
+@click.command(params=[option for option in score.params if option.name in SHARED])
+@click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.option("--run", type=click.Path(exists=True), help="A finished benchmark run, for ROWS.")
+@click.option("--risk", type=float, required=True, help="Promised share of errors, such as 0.1.")
+@click.option("--confidence", default=0.95, show_default=True, help="Of the promise.")
+@click.option(
+    "--signal",
+    default="best",
+    show_default=True,
+    help="best (chosen on a fifth of the answers), score, asmi, sem, adapt, msp, perplexity or "
+    "entropy.",
+)
+@click.option(
+    "--right-from", default=0.5, show_default=True, help="Lowest quality of a right answer."
+)
+@click.option(
+    "--scored", type=click.Path(dir_okay=False), help="JSON lines; scores in it are kept."
+)
+@click.option("--figure", type=click.Path(dir_okay=False), help="Coverage against promised risk.")
+@click.option(
+    "--reliability", type=click.Path(dir_okay=False), help="Figure: rates by probability, held out."
+)
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
+def calibrate(
+    rows: str | None,
+    run: str | None,
+    risk: float,
+    confidence: float,
+    signal: str,
+    right_from: float,
+    scored: str | None,
+    figure: str | None,
+    reliability: str | None,
+    out: str,
+    model: str,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    chat: bool,
+    stop: tuple[str, ...],
+    **settings: Any,
+) -> None:
+    """Which answers may be shown: a threshold, from ROWS of labelled answers.
+
+    ROWS are JSON lines with `prompt` (text or messages), `answer`, and `correct` (true or false) or
+    `quality` (a number); rows over one passage are found by their prompts, or named by `cluster`.
+    What is written is for `score --reference`, with the same model and settings.
+    """
+    from rich.console import Console
+
+    console, errors = Console(), Console(stderr=True)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    if Path(out).suffix != ".json":
+        raise click.BadParameter("name a .json file: by that a saved reference is known")
+    if (rows is None) == (run is None):
+        raise click.UsageError("give ROWS of labelled answers, or a finished run with --run")
+    for file in filter(None, (out, scored, figure, reliability)):
+        if not Path(file).absolute().parent.is_dir():
+            raise click.BadParameter(f"{file} cannot be written: there is no such folder")
+    try:
+        for name, value in (("risk", risk), ("confidence", confidence)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
+        from lm_polygraph_asmi.scoring.calibration import calibrate_rows, calibrate_run
+        from lm_polygraph_asmi.scoring.loading import load
+        from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
+
+        given = [] if rows is None else read_rows(rows)
+        if chat:
+            in_chat(given)
+        unescaped = [text.replace("\\n", "\n") for text in stop]
+        with errors.status(f"Loading {model}"):
+            scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+        with errors.status("Scoring and calibrating"):
+            if run is None:
+                found = calibrate_rows(
+                    given, scorer, risk, confidence, signal=signal, right_from=right_from,
+                    name=Path(str(rows)).name, out=scored,
+                )  # fmt: skip
+            else:
+                found = calibrate_run(run, scorer, risk, confidence, signal=signal)
+        found.save(out)
+        if figure or reliability:
+            from lm_polygraph_asmi.report import figures
+
+            if figure:
+                figures.save(figures.promises(found.promised), figure)
+            if reliability:
+                diagram = found.diagram
+                if diagram is None:
+                    raise ValueError(
+                        f"{reliability} is not drawn: of so few answers none can be held out"
+                    )
+                figures.save(figures.reliability({found.name: diagram}), reliability)
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(str(error)) from error
+    console.print(found, highlight=False)
+    console.print(f"Reference: {out}", highlight=False, markup=False)

@@ -1,0 +1,102 @@
+"""Whole curves: what rejection leaves, and whether a probability of error is one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.calibration import (
+    DRAWS,
+    SMALLEST_STEP,
+    held_out_probability,
+    reliability,
+)
+from lm_polygraph_asmi.analysis.prr import normalised_prr, rejection_curve
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.exhibit import Items, frame
+from lm_polygraph_asmi.saved.cells import Cell, Unavailable
+
+SHOWN = (1.0, 0.9, 0.75, 0.5, 0.25)
+"""Shares of answers kept that the table has."""
+
+
+def rejection(cells: Sequence[Cell]) -> Items:
+    """The curve behind PRR: mean quality of the answers that are kept."""
+    title = "Rejection curves: what PRR is the area of"
+    panels: dict[str, Any] = {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        names = ("u_sem", "MSP", "entropy")
+        scores = dict(zip(names, cell.need("u_sem", "msp", "entropy"), strict=True))
+        prr = {name: normalised_prr(score, cell.quality) for name, score in scores.items()}
+        if np.isnan(prr["u_sem"]):
+            raise Unavailable("all answers are equally good")
+        curves = {n: rejection_curve(s, cell.quality, cell.clusters) for n, s in scores.items()}
+        everything = ["" for _ in cell.quality]  # the oracle needs no band
+        oracle = rejection_curve(-cell.quality, cell.quality, everything)
+        panels[cell.label] = curves, oracle
+        return [
+            {"cell": cell.label, "rejected by": name, "PRR": prr.get(name, 1.0)}
+            | {
+                f"{share:.0%} kept": float(np.interp(share, curve.coverages, curve.values))
+                for share in SHOWN
+            }
+            for name, curve in {**curves, "quality (oracle)": oracle}.items()
+        ]
+
+    notes = [
+        "Mean quality of the answers kept when the most uncertain are rejected. Figure: grey "
+        "dotted: rejection by quality itself (oracle); grey line: at random; simultaneous 95 % "
+        "bands over clusters (1,000 resamples): each holds its whole curve, so what they say holds "
+        "at all shares together. Overlapping bands are no test of a difference: see the paired "
+        "intervals."
+    ]
+    return frame(
+        "rejection", title, cells, compute, notes, lambda _: figures.rejection(panels), digits=3
+    )
+
+
+def reliable(cells: Sequence[Cell]) -> Items:
+    """Reliability diagram of the probability of error that a run makes of u_sem, held out."""
+    title = "Reliability of the probability of error"
+    panels: dict[str, Any] = {}
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        cell.need_errors()
+        (u_sem,) = cell.need("u_sem")
+        held_out = held_out_probability(u_sem, cell.wrong, cell.clusters)
+        if held_out is None:
+            raise Unavailable(
+                f"fewer than two clusters, or than {2 * SMALLEST_STEP} answers beside a fold"
+            )
+        chance, base = held_out
+        found = reliability(chance, cell.wrong, cell.clusters)
+        panels[cell.label] = found
+        return [
+            {
+                "cell": cell.label,
+                "n": len(cell),
+                "error rate": float(cell.wrong.mean()),
+                "Brier score": found.brier,
+                "of the error rate": float(np.mean((base - cell.wrong) ** 2)),
+                "miscalibration": found.miscalibration,
+                "discrimination": found.discrimination,
+                "uncertainty": found.uncertainty,
+                "p, calibrated": found.p_value,
+            }
+        ]
+
+    notes = [
+        "Probability of error by an isotonic fit of u_sem on the clusters of four folds, held "
+        "against the errors of the fifth (lower Brier score = better). Brier score = "
+        "miscalibration − discrimination + uncertainty; of the error rate: the Brier score of that "
+        "rate alone, held out too. Figure: the curve is an isotonic fit of the errors on the "
+        "probabilities, without bins; on the diagonal they are right; shaded: where the curve "
+        f"would lie in 95 % of {DRAWS:,} draws, point by point, if they were (consistency band, "
+        "signs of whole clusters tossed); bars: answers at each probability. p, "
+        "calibrated: of a miscalibration as large in such draws."
+    ]
+    return frame(
+        "reliability", title, cells, compute, notes, lambda _: figures.reliability(panels),
+        digits=3, p_values=("p, calibrated",),
+    )  # fmt: skip

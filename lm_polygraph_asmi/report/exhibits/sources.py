@@ -1,0 +1,151 @@
+"""Where the fragility comes from: scores by source, on the same answers and masks."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis.added import adds_information
+from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
+from lm_polygraph_asmi.analysis.redraws import rank_correlation
+from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.report.exhibit import Items, frame
+from lm_polygraph_asmi.saved.cells import Cell, Unavailable, Variant, same_depth, variant
+from lm_polygraph_asmi.saved.names import at_depth
+
+
+def apart_from_source(parsed: Variant) -> tuple[str, ...]:
+    """Symbol and settings but for the source: scores alike in these differ in it alone."""
+    parts = parsed.settings.split(", ")
+    return (parsed.symbol, *(part for part in parts if not part.startswith("source=")))
+
+
+CHEAPER = re.compile(r"^(Source-KL|Source-attention|Without-context) \(.*source=(\w+)")
+"""Names of scores that ask without random masks what an answer hangs on."""
+
+
+def _by_source(cell: Cell) -> Iterator[dict[str, str]]:
+    """Scores at the operating depth that differ in their source alone: source -> method."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for method in cell.scores:
+        parsed = variant(method)
+        if parsed is not None and same_depth(parsed.depth, cell.depth):
+            found.setdefault(apart_from_source(parsed), {})[parsed.source] = method
+    for methods in found.values():
+        if set(methods) - {"all"}:
+            yield methods
+
+
+def _tokens(cell: Cell, statistic: str, source: str) -> list[np.ndarray] | None:
+    """A statistic by source of the rows in use; None where no run of the cell saved it."""
+    name = at_depth(statistic, cell.depth, source)
+    saved = cell.saved(name)
+    return None if saved is None else [np.asarray(values, dtype=float) for values in saved]
+
+
+def _share(cell: Cell, method: str, of_all: str | None) -> float | None:
+    """Median over answers of a score's share of the MI behind that of all, mean over mean.
+
+    Both as the runs that made these scores saved them: another run of the cell, in the scope "all",
+    say, has another MI under the same name.
+    """
+    part = cell.mi_of(method)
+    whole = None if of_all is None else cell.mi_of(of_all)
+    if part is None or whole is None:
+        return None
+    shares = [a.mean() / b.mean() for a, b in zip(part, whole, strict=True) if b.mean() > 0]
+    return float(np.median(shares)) if shares else None
+
+
+def _attention(cell: Cell, source: str) -> float | None:
+    """Median over answers of the attention on a source."""
+    saved = _tokens(cell, "asmi_source_attention", source)
+    return None if saved is None else float(np.median([values.mean() for values in saved]))
+
+
+def sources(cells: Sequence[Cell]) -> Items:
+    """Scores whose masks take what comes from the context, or from elsewhere, beside the whole."""
+    title = "Where the fragility comes from: scores by source"
+
+    def compute(cell: Cell) -> list[dict[str, Any]]:
+        groups = list(_by_source(cell))
+        if not groups:
+            return []
+        cell.need_errors()
+        rows = []
+        for methods in groups:
+            parsed = variant(next(iter(methods.values())))
+            assert parsed is not None
+            rows += _rows(cell, {(parsed.symbol, source): m for source, m in methods.items()})
+        cheaper = {m: found for m in cell.baselines if (found := CHEAPER.match(m))}
+        return rows + _rows(cell, {(found[1], found[2]): m for m, found in cheaper.items()})
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        adjusted = table.groupby(["score", "source"])["p"].transform(holm)
+        table.insert(list(table).index("p") + 1, "p, Holm", adjusted)
+        return table
+
+    notes = [
+        "The same answers and masks; masked heads lose all they bring (all), or only what comes "
+        "from the context's tokens or from elsewhere. PRR and its difference from all: 95 % "
+        "intervals over clusters. z, p: two-sided test of added information beyond MSP, entropy "
+        "and length; Holm over the cells of a score and source; z above 0: wrong answers have "
+        "higher scores than the controls explain. Source-KL, Source-attention and Without-context "
+        "ask without random masks.",
+        "Share of MI: the source's MI over that of all, median over answers; shares need not add "
+        "up. Attention: on the source's tokens at the masked layer, median over answers. ρ: "
+        "Spearman correlations with the score of all and with length.",
+    ]
+    return frame(
+        "sources", title, cells, compute, notes, digits=3, resamples=10_000,
+        signed=("Δ all",), p_values=("p", "p, Holm"), finish=finish,
+        otherwise="no answers were scored by source (see asmi_sources)",
+    )  # fmt: skip
+
+
+def _rows(cell: Cell, methods: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
+    """A row for each (symbol, source) -> method."""
+    scores = {method: cell.score(method) for method in methods.values()}
+    whole = {key: methods.get((key[0], "all")) for key in methods if key[1] != "all"}
+    pairs = [(methods[key], method) for key, method in whole.items() if method is not None]
+    alone, paired = prr_intervals(scores, cell.quality, cell.clusters, pairs)
+    rows = []
+    for (symbol, source), method in methods.items():
+        values, of_all = scores[method], whole.get((symbol, source))
+        own = source != "all"
+        rows.append(
+            {
+                "cell": cell.label,
+                "score": symbol,
+                "source": source,
+                "PRR": alone[method],
+                "Δ all": None if of_all is None else paired[method, of_all],
+                "AUROC": auroc(values, cell.wrong),
+                **_beyond(cell, values),
+                "share of MI": _share(cell, method, of_all) if own else None,
+                "attention": _attention(cell, source) if own else None,
+                "ρ all": None if of_all is None else _rank(values, scores[of_all]),
+                "ρ length": _rank(values, cell.lengths),
+            }
+        )
+    return rows
+
+
+def _beyond(cell: Cell, values: np.ndarray) -> dict[str, Any]:
+    """The test of added information; nothing where its controls were not saved or it cannot be."""
+    try:
+        msp, entropy, lengths = cell.need("msp", "entropy", "lengths")
+        controls = np.column_stack([msp, entropy, lengths])
+        found = adds_information(values, controls, cell.wrong, cell.clusters)
+    except (Unavailable, ValueError):
+        return {"z": float("nan"), "p": float("nan")}
+    return {"z": found.statistic, "p": found.p_value}
+
+
+def _rank(values: np.ndarray, others: np.ndarray | None) -> float | None:
+    """Spearman's correlation; None without others, or where either is constant."""
+    if others is None or np.ptp(values) == 0 or np.ptp(others) == 0:
+        return None
+    return rank_correlation(values, others)

@@ -1,0 +1,396 @@
+"""From labelled answers to a reference that decides: by which signal, and with what promise."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.calibration import (
+    debiased_calibration_error,
+    held_out_probability,
+    reliability,
+)
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
+from lm_polygraph_asmi.analysis.guarantee import risk_threshold
+from lm_polygraph_asmi.analysis.signals import (
+    best_signal,
+    combination,
+    rank_signals,
+    recommendation,
+)
+from lm_polygraph_asmi.saved.runs import RIGHT
+from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
+from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
+from lm_polygraph_asmi.validation import VARIANTS, check_number
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.call import Scorer
+
+RISKS = (0.05, 0.1, 0.2)
+"""Promises of the table for people."""
+COMBINED = "combination"
+COMBINES = ("perplexity", "msp")
+"""What is put together with the score itself: few features, so that few answers do."""
+SHARED = 80
+"""Characters at the start of two prompts that may be a passage."""
+
+
+def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
+    """The label of a row: `correct`, or `quality`, right from a threshold on.
+
+    Raises:
+        ValueError: neither of them, both, or something else than a truth value or a number.
+    """
+    given = [name for name in ("correct", "quality") if content.get(name) is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f'wanted "correct" (true or false) or "quality" (a number), got {given or "neither"}'
+        )
+    value = content[given[0]]
+    if given == ["correct"]:
+        if value not in (True, False):  # 1 and 0 are these, too
+            raise ValueError(f"correct must be true or false, got {value!r}")
+        return not value
+    check_number("quality", value)
+    return bool(value < right_from)
+
+
+def context_clusters(prompts: Sequence[Any]) -> list[str]:
+    """Keys of prompts that share a passage: alike from the start for more than half of the longer.
+
+    What all prompts begin with is instruction and counts for nothing. Prompts in a form of the
+    paper's are read as such; of chat messages counts their text.
+    """
+    texts = [_text_of(prompt) for prompt in prompts]
+    known = text_clusters(texts)
+    if known != texts:
+        return known
+    distinct = sorted(set(texts))
+    if len(distinct) < 2:
+        return texts
+    start = _alike(distinct[0], distinct[-1])
+    key = {distinct[0]: distinct[0]}
+    for before, text in pairwise(distinct):
+        shared = _alike(before, text) - start
+        longer = max(len(before), len(text)) - start
+        same = shared >= SHARED and 2 * shared > longer
+        key[text] = key[before] if same else text
+    return [key[text] for text in texts]
+
+
+def _alike(one: str, other: str) -> int:
+    """Characters at the start that are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _text_of(prompt: Any) -> str:
+    """A prompt, or its passages, as one text."""
+    if isinstance(prompt, Mapping):
+        return str(prompt.get("content", ""))
+    return prompt if isinstance(prompt, str) else "\n".join(map(_text_of, prompt))
+
+
+def calibrate_rows(
+    rows: Iterable[Row | Mapping[str, Any]],
+    scorer: "Scorer",
+    risk: float,
+    confidence: float = 0.95,
+    *,
+    signal: str = "best",
+    right_from: float = RIGHT,
+    name: str = "labelled answers",
+    out: str | Path | None = None,
+    resamples: int = RESAMPLES,
+) -> Reference:
+    """A reference from labelled answers, with a threshold that keeps a promise.
+
+    Args:
+        rows: of `read_rows`, or plain dictionaries, those of `score --out` among them: `prompt`
+            (text or messages), `answer`, and `correct` or `quality`; `cluster` if prompts that look
+            different share something (default: `context_clusters`, unless every row has one).
+        scorer: model and settings; the reference refuses other ones.
+        risk: promised share of wrong answers among the accepted ones.
+        confidence: of the promise.
+        signal: a key of `SIGNALS` that the scorer gives; "score" is the scorer's own variant;
+            "best" the one with the highest AUROC on the fifth of the clusters that fix the
+            thresholds, which costs the promise nothing. Looking at the results and then choosing
+            does.
+        right_from: lowest quality of a right answer.
+        name: of the reference.
+        out: JSON lines of the scores, taken up again if there are any.
+
+    Raises:
+        ValueError: rows without an answer or a label, or that cannot be scored; nothing but right,
+            or wrong, answers; a signal that there is not.
+    """
+    if signal not in ("best", "score", *SIGNALS):
+        raise ValueError(f"signal must be best, score or one of {', '.join(SIGNALS)}: {signal!r}")
+    numbered = [
+        row if isinstance(row, Row) else Row(number, dict(row))
+        for number, row in enumerate(rows, start=1)
+    ]
+    # Lines that `score --out` wrote may be labelled as they are: they are scored anew.
+    given = [
+        Row(row.number, {name: row.content[name] for name in row.content if name not in RESERVED})
+        for row in numbered
+    ]
+    if not given:
+        raise ValueError("there is no row: at least two labelled answers are wanted")
+    labels = {}
+    for row in given:
+        try:
+            if "error" in row.content:
+                raise ValueError(row.content["error"])
+            if row.content.get("answer") is None and not _answered(row.content.get("prompt")):
+                raise ValueError('no "answer": a label is of an answer')
+            labels[row.number] = is_wrong(row.content, right_from)
+        except ValueError as error:
+            raise ValueError(f"row {row.number}: {error}") from error
+    found = _scored(given, scorer, None if out is None else Path(out))
+    prompts = [row.content.get("context") or row.content["prompt"] for row in given]
+    own: Sequence[Any] = [row.content.get("cluster") for row in given]
+    if any(key is None for key in own):
+        if not all(key is None for key in own):
+            raise ValueError('some rows have a "cluster", some have none: give all of them one')
+        own = context_clusters(prompts)
+    return _reference(
+        [found[row.number] for row in given],
+        np.array([labels[row.number] for row in given]),
+        [str(key) for key in own],
+        scorer, risk, confidence, signal, name, resamples,
+    )  # fmt: skip
+
+
+def _answered(prompt: Any) -> bool:
+    """Whether it is a chat that ends in the assistant's message."""
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and isinstance(prompt[-1], Mapping)
+        and prompt[-1].get("role") == "assistant"
+    )
+
+
+def _scored(rows: list[Row], scorer: "Scorer", out: Path | None) -> dict[int, Score]:
+    """Scores by number of the row, those that `out` had among them."""
+    rows_left(scorer, rows, out)  # refuses a file of something else
+    found = {}
+    if out is not None:
+        found = {number: Score.from_dict(line) for number, line in rows_done(out).items()}
+    for row, score, problem in score_rows(scorer, rows, out):
+        if score is None:
+            raise ValueError(
+                f"row {row.number} cannot be scored: {problem}. Leaving out what cannot be scored "
+                "would leave it out of the promise: mend or remove it"
+            )
+        found[row.number] = score
+    return found
+
+
+def _reference(
+    found: Sequence[Score],
+    wrong: np.ndarray,
+    clusters: list[str],
+    scorer: "Scorer",
+    risk: float,
+    confidence: float,
+    signal: str,
+    name: str,
+    resamples: int,
+) -> Reference:
+    columns = {
+        kind: np.array([score.signals[kind] for score in found]) for kind in found[0].signals
+    }
+    check_rows(clusters, wrong=wrong, **columns)
+    variant = scorer.variant
+    scores = columns[variant]
+    chosen = _chosen(signal, columns, variant, wrong, clusters)
+    made = Reference.fitted(
+        name,
+        scores,
+        wrong,
+        1.0 - wrong,
+        clusters,
+        columns["msp"],
+        name=name,
+        method=VARIANTS[variant],
+        model=found[0].model,
+        judged_by="their labels",
+        settings=_shared_settings(found) | {"variant": variant} | scorer.fingerprints(),
+        masking_response=float(np.mean([token.mi for score in found for token in score.tokens])),
+    )
+    usual = {
+        "prompt_tokens": sorted(float(score.prompt_tokens or 0) for score in found),
+        "score": made.scores,
+        "msp": np.sort(columns["msp"]).tolist(),
+    }
+    return replace(
+        with_decision(made, columns, wrong, clusters, risk, confidence, chosen, resamples),
+        usual=usual,
+    )
+
+
+def with_decision(
+    reference: Reference,
+    columns: Mapping[str, np.ndarray],
+    wrong: np.ndarray,
+    clusters: Sequence[str],
+    risk: float,
+    confidence: float,
+    chosen: str,
+    resamples: int = RESAMPLES,
+) -> Reference:
+    """The same with a threshold, and with what its signals are worth.
+
+    Args:
+        columns: signal -> (n,).
+        wrong, clusters: (n,).
+        chosen: signal of the threshold.
+    """
+    decision = Decision(chosen, risk_threshold(columns[chosen], wrong, clusters, risk, confidence))
+    named = {SIGNALS[kind]: values for kind, values in columns.items()}
+    own = SIGNALS[reference.settings["variant"]]
+    try:
+        features = [columns[reference.settings["variant"]], *(columns[k] for k in COMBINES)]
+        named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
+    except (ValueError, KeyError):
+        pass  # too few errors, or right answers, for its folds; or a run that saved too little
+    held_out = held_out_probability(columns[reference.settings["variant"]], wrong, clusters)
+    diagram, error = None, None
+    if held_out is not None:
+        found = reliability(held_out[0], wrong, clusters)
+        diagram = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(found).items()
+        }
+        error = debiased_calibration_error(held_out[0], wrong)
+    ranked = rank_signals(named, wrong, clusters, resamples=resamples)
+    promises = tuple(
+        Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
+        for kind, values in columns.items()
+        for of in RISKS
+    )
+    return replace(
+        reference,
+        decision=decision,
+        signals=ranked,
+        recommendation=recommendation(ranked, named, wrong, clusters, own, resamples=resamples),
+        promises=promises,
+        reliability=diagram,
+        calibration_error=error,
+    )
+
+
+def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
+    """Settings in force, those that all scores share; stop strings only texts have."""
+    shared = dict(found[0].settings)
+    for score in found[1:]:
+        shared = {
+            name: value
+            for name, value in shared.items()
+            if score.settings.get(name, math.nan) == value
+        }
+    return json.loads(json.dumps(shared))
+
+
+TRIED = 3
+"""Answers of a run that are scored anew, to see that it is the model's."""
+TOLERANCE = 0.02
+"""Relative difference of such a score that precision and batches explain."""
+
+
+def calibrate_run(
+    path: str | Path,
+    scorer: "Scorer",
+    risk: float,
+    confidence: float = 0.95,
+    *,
+    signal: str = "best",
+    resamples: int = RESAMPLES,
+) -> Reference:
+    """The same from a finished benchmark run, whose quality metric is the label.
+
+    A run does not record its weights. So some of its answers are scored anew: they must get the
+    scores they have, and the weights are then those of the scorer.
+
+    Args:
+        path: the run's manager file or folder; a pickle, so only one you trust.
+        scorer, risk, confidence, signal: as of `calibrate_rows`; the scorer with the settings of
+            the run.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Reference.from_run`; or the run is of another model or
+            other settings.
+    """
+    from lm_polygraph_asmi.saved.cells import load_cells
+
+    made = Reference.from_run(path, scorer.variant, scorer.depth)
+    (cell,) = load_cells([path], depth=scorer.depth)
+    prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
+    if prompts is None or ids is None:
+        raise ValueError(
+            f"{path} has saved no input_texts and greedy_tokens: no score can be tried"
+        )
+    scores = cell.score(made.method)
+    for row in range(min(TRIED, len(cell))):
+        again = scorer.score(prompts[row], [int(token) for token in ids[row]])
+        other = made.other_settings(
+            again.settings | {"variant": again.variant, "model": again.model}
+        )
+        if other:
+            raise ValueError(f"{path} is of another score: {'; '.join(other)}")
+        if not math.isclose(again.score, scores[row], rel_tol=TOLERANCE, abs_tol=1e-5):
+            raise ValueError(
+                f"row {row} of {path} has the score {scores[row]:.5f}, and {again.score:.5f} when "
+                "scored anew: the run is of other weights, or its prompts went through another "
+                "template. Give the model as the run had it"
+            )
+    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
+    columns: dict[str, np.ndarray | None] = {
+        scorer.variant: scores,
+        "asmi": cell.mi,
+        "sem": cell.u_sem,
+    }
+    if likelihoods is not None:
+        columns |= {
+            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
+            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
+        }
+    if entropies is not None:
+        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
+    known = {kind: values for kind, values in columns.items() if values is not None}
+    lengths = cell.saved("asmi_prompt_length")
+    usual = {"score": made.scores}
+    if "msp" in known:
+        usual["msp"] = np.sort(known["msp"]).tolist()
+    if lengths is not None:
+        usual["prompt_tokens"] = sorted(map(float, lengths))
+    made = replace(made, settings=made.settings | scorer.fingerprints(), usual=usual)
+    chosen = _chosen(signal, known, scorer.variant, cell.wrong, cell.clusters)
+    return with_decision(
+        made, known, cell.wrong, cell.clusters, risk, confidence, chosen, resamples
+    )
+
+
+def _chosen(
+    signal: str,
+    columns: Mapping[str, np.ndarray],
+    variant: str,
+    wrong: np.ndarray,
+    clusters: Sequence[str],
+) -> str:
+    """Name of the signal that decides."""
+    # The score itself comes first: where nothing can be told, that is what was asked for.
+    ordered = {variant: columns[variant], **columns}
+    chosen = {"best": best_signal(ordered, wrong, clusters), "score": variant}.get(signal, signal)
+    if chosen not in columns:
+        raise ValueError(f"these scores have no signal {chosen!r}, but {', '.join(columns)}")
+    return chosen

@@ -1,0 +1,65 @@
+"""Whether an answer may be shown: a threshold with its promise, and what it was made on."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
+
+SIGNALS = {
+    "asmi": "ASMI",
+    "sem": "Sem-ASMI",
+    "adapt": "Adapt-ASMI",
+    "msp": "MSP",
+    "perplexity": "perplexity",
+    "entropy": "mean entropy",
+}
+"""Signals that a scored answer has for free, by name in settings -> name in sentences."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Answers are accepted where a signal is at most a threshold.
+
+    Attributes:
+        signal: a key of `SIGNALS`.
+        found: the threshold, with its promise.
+    """
+
+    signal: str
+    found: RiskThreshold
+
+    def accepts(self, signals: Mapping[str, float]) -> bool | None:
+        """Of an answer with these signals; None where there is no threshold."""
+        if self.found.threshold is None:
+            return None
+        return bool(signals[self.signal] <= self.found.threshold)
+
+    def said(self, signals: Mapping[str, float]) -> str:
+        """The decision on an answer, and its ground."""
+        if self.found.threshold is None:
+            return f"No threshold: {self}."
+        value, kind = signals[self.signal], SIGNALS[self.signal]
+        accepted = bool(self.accepts(signals))
+        said = "Accepted" if accepted else "Refused"
+        return (
+            f"{said}: {kind} {value:.4g} is {'not ' * accepted}above {self.found.threshold:.4g}. "
+            f"The promise: of accepted answers at most {self.found.risk:.0%} are wrong, with "
+            f"confidence {self.found.confidence:.0%}."
+        )
+
+    def __str__(self) -> str:
+        return f"by {SIGNALS[self.signal]}, {self.found}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {"signal": self.signal} | asdict(self.found)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Decision":
+        """What `to_dict` gave."""
+        own = dict(content)
+        signal = own.pop("signal")
+        if signal not in SIGNALS:
+            raise ValueError(f"there is no signal {signal!r}, but {list(SIGNALS)}")
+        return cls(signal, RiskThreshold(**own))

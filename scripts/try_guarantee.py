@@ -1,0 +1,109 @@
+"""Is the promise of a threshold kept on other questions? From a SQuAD-format file, in three steps.
+
+    python scripts/try_guarantee.py ask xquad.en.json ask.jsonl
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 24 --prompt-file ask.jsonl --out said.jsonl
+    python scripts/try_guarantee.py label said.jsonl labelled.jsonl held_out.jsonl --labelled 400
+    polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out reference.json
+    polygraph_asmi score --model MODEL --stop '\\n' --prompt-file held_out.jsonl --reference reference.json --out decided.jsonl
+    python scripts/try_guarantee.py check decided.jsonl
+
+An answer is right if a reference answer stands in it. The passages of the held-out questions are
+not among those of the labelled ones.
+"""  # noqa: E501
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from lm_polygraph_asmi.analysis import wilson_interval
+from lm_polygraph_asmi.host.quality import reference_in_answer
+from lm_polygraph_asmi.runs.squad import PROMPTS, Question
+
+IN = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUT = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    click.echo(f"{len(rows)} rows in {path}")
+
+
+@main.command()
+@click.argument("source", type=IN)
+@click.argument("out", type=OUT)
+@click.option("--style", type=click.Choice(["paper", "demo"]), default="demo", show_default=True)
+def ask(source: Path, out: Path, style: str) -> None:
+    """Prompts of all questions of SOURCE, with the reference answers and the passage's number."""
+    paragraphs = [p for a in json.loads(source.read_text("utf-8"))["data"] for p in a["paragraphs"]]
+    rows = []
+    for number, paragraph in enumerate(paragraphs):
+        for asked in paragraph["qas"]:
+            gold = [answer["text"] for answer in asked["answers"]]
+            question = Question(asked["id"], paragraph["context"], asked["question"], gold[0])
+            prompt = PROMPTS[style, False](question)
+            rows.append({"prompt": prompt, "id": asked["id"], "cluster": number, "gold": gold})
+    _write(out, rows)
+
+
+@main.command()
+@click.argument("said", type=IN)
+@click.argument("labelled", type=OUT)
+@click.argument("held_out", type=OUT)
+@click.option("--labelled", "size", default=400, show_default=True, help="Answers to label.")
+@click.option("--per-passage", default=2, show_default=True, help="Of them over one passage.")
+@click.option("--seed", default=0, show_default=True, help="Of the draw of passages.")
+def label(
+    said: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int
+) -> None:
+    """Answers with their labels: some to calibrate on, those over other passages held out."""
+    rows = [
+        {name: row[name] for name in ("prompt", "answer", "id", "cluster")}
+        | {"correct": any(reference_in_answer(row["answer"], gold) for gold in row["gold"])}
+        for row in _rows(said)
+        if row["answered"]
+    ]
+    passages = sorted({row["cluster"] for row in rows})
+    chosen: list[dict[str, Any]] = []
+    taken = set()
+    for place in np.random.default_rng(seed).permutation(len(passages)):
+        if len(chosen) >= size:
+            break
+        taken.add(passages[place])
+        own = [row for row in rows if row["cluster"] == passages[place]]
+        chosen += own[:per_passage]
+    _write(labelled, chosen[:size])
+    _write(held_out, [row for row in rows if row["cluster"] not in taken])
+
+
+@main.command()
+@click.argument("decided", type=IN)
+def check(decided: Path) -> None:
+    """Errors among the accepted answers of DECIDED, and among the refused ones."""
+    rows = _rows(decided)
+    for accept, name in ((True, "accepted"), (False, "refused"), (None, "undecided")):
+        own = [row for row in rows if row["accept"] is accept]
+        if own:
+            wrong = sum(not row["correct"] for row in own)
+            rate = wilson_interval(wrong, len(own))
+            click.echo(
+                f"{name}: {len(own)} of {len(rows)}, {wrong} wrong: {rate.value:.3f} "
+                f"[{rate.low:.3f}, {rate.high:.3f}]"
+            )
+    for reason in sorted({row["accept_reason"] for row in rows if row["accept"] is None}):
+        click.echo(reason)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Calibration by isotonic fits, and whether its probabilities hold what they say."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.isotonic import IsotonicRegression
+
+from lm_polygraph_asmi.analysis.calibration import (
+    SMALLEST_STEP,
+    Step,
+    calibrate,
+    debiased_calibration_error,
+    held_out_brier,
+    held_out_probability,
+    probability_at,
+    reliability,
+)
+from tests.analysis.simulation import keys, monte_carlo_error, shared
+
+
+def noisy(n, slope=0.0, seed=0):
+    """Scores, and errors of which a few more have high ones."""
+    draw = np.random.default_rng(seed)
+    scores = draw.random(n).round(2)
+    return scores, draw.random(n) < 0.4 + slope * (scores - 0.5)
+
+
+@pytest.mark.parametrize(("n", "slope"), [(10, 0), (49, 0.5), (60, 0), (300, 0.3), (999, 0.8)])
+def test_steps_are_those_of_isotonic_regression_joined(n, slope):
+    scores, wrong = noisy(n, slope)
+    steps = calibrate(scores, wrong)
+    assert sum(step.n for step in steps) == n
+    assert all(step.n >= min(n, SMALLEST_STEP) for step in steps)
+    rates = [step.errors / step.n for step in steps]
+    assert rates == sorted(set(rates))
+    # Each holds whole steps of the fit, and no answer of a score lies on two.
+    starts = [step.start for step in steps]
+    for start, end, step in zip(starts, [*starts[1:], np.inf], steps, strict=True):
+        inside = (scores >= start) & (scores < end)
+        assert (inside.sum(), wrong[inside].sum()) == (step.n, step.errors)
+    fitted = IsotonicRegression().fit_transform(scores, wrong)
+    for start in starts[1:]:
+        assert fitted[scores < start].max() < fitted[scores >= start].min()
+
+
+def test_steps_that_are_large_enough_stay():
+    scores = np.repeat([0.1, 0.2, 0.3], 40)
+    wrong = np.concatenate([np.arange(40) < errors for errors in (4, 20, 30)])
+    assert calibrate(scores, wrong) == [(0.1, 40, 4), (0.2, 40, 20), (0.3, 40, 30)]
+    wrong = np.concatenate([np.arange(40) < errors for errors in (20, 4, 30)])  # not increasing
+    assert calibrate(scores, wrong) == [(0.1, 80, 24), (0.3, 40, 30)]
+
+
+def test_scores_apart_by_rounding_alone():
+    scores = np.r_[np.linspace(0, 0.5, 60), np.full(40, np.nextafter(0.5, 1))]
+    wrong = np.arange(100) % 2 == 0
+    assert sum(step.n for step in calibrate(scores, wrong)) == 100
+    scores = np.r_[np.zeros(30), -1e-17 * np.arange(30), np.full(40, 1e-3)]
+    for wrong in (np.arange(100) >= 30, np.arange(100) < 30):
+        rates = [step.errors / step.n for step in calibrate(scores, wrong)]
+        assert rates == sorted(set(rates))
+
+
+def test_no_probability_is_certain():
+    """Where all answers of a step are wrong, another one may be right."""
+    steps = calibrate(np.arange(100.0), np.arange(100) >= 50)
+    assert steps == [(0.0, 50, 0), (50.0, 50, 50)]
+    found = [probability_at(steps, score) for score in (-5, 0, 49.9, 50, 1e9)]
+    assert found == pytest.approx([0.5 / 51] * 3 + [50.5 / 51] * 2)
+    # Many right answers are near to certain: one answer more is all that is added.
+    assert probability_at([Step(0.0, 500, 0), Step(1.0, 500, 500)], 0) == pytest.approx(0.5 / 501)
+    (one,) = calibrate(np.array([0.1, 0.9]), np.array([False, True]))
+    assert probability_at([one], 0.9) == 0.5
+
+
+def test_nan_has_no_place_in_a_calibration():
+    with pytest.raises(ValueError, match="scores has values that are not finite"):
+        calibrate(np.array([0.1, np.nan]), np.array([True, False]))
+    with pytest.raises(ValueError, match="score has values that are not finite"):
+        probability_at([Step(0.0, 30, 10)], float("nan"))
+
+
+def test_worth_of_the_probability_is_measured_on_other_clusters():
+    scores, wrong = noisy(600, 0.8)
+    clusters = [f"{i // 2}" for i in range(600)]
+    own, base = held_out_brier(scores, wrong, clusters)
+    assert own < base
+    # Of noise nothing is learnt, though a fit on the same answers seems to know something.
+    scores, wrong = noisy(200)
+    own, base = held_out_brier(scores, wrong, clusters[:200])
+    steps = calibrate(scores, wrong)
+    fitted = np.mean([(probability_at(steps, s) - w) ** 2 for s, w in zip(scores, wrong)])  # noqa: B905
+    assert own > base > fitted
+    assert base == pytest.approx(wrong.mean() * (1 - wrong.mean()), abs=0.01)
+    assert held_out_brier(scores, wrong, ["one"] * 200) is None
+    assert held_out_brier(scores[:62], wrong[:62], clusters[:62]) is None
+    assert held_out_brier(scores[:64], wrong[:64], clusters[:64]) is not None
+    # Clusters stay whole: an answer is told from its twin in another fold, not in its own.
+    twins = np.repeat(np.random.default_rng(0).random(100), 2)
+    outcome = np.repeat(np.random.default_rng(1).random(100) < 0.5, 2)
+    together, _ = held_out_brier(twins, outcome, [str(i // 2) for i in range(200)])
+    apart, _ = held_out_brier(twins, outcome, [str(i) for i in range(200)])
+    assert together > apart
+
+
+def test_a_held_out_probability_never_saw_its_cluster():
+    scores, wrong = noisy(300, 0.8)
+    clusters = keys(100, 3)
+    chance, base = held_out_probability(scores, wrong, clusters)
+    # Other outcomes of one cluster change the probabilities of its fold's others, not its own.
+    changed = wrong.copy()
+    changed[:3] = ~changed[:3]
+    again, other = held_out_probability(scores, changed, clusters)
+    assert (again[:3] == chance[:3]).all()
+    assert (other[:3] == base[:3]).all()
+    assert (again != chance).any()
+
+
+def pool_adjacent(rates, sizes):
+    """Isotonic regression as it is described: neighbours in the wrong order are pooled."""
+    blocks = []
+    for rate, size in zip(rates, sizes, strict=True):
+        blocks.append([rate, size, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, m, i), (b, n, j) = blocks[-2:]
+            blocks[-2:] = [[(a * m + b * n) / (m + n), m + n, i + j]]
+    return [rate for rate, _, points in blocks for _ in range(points)]
+
+
+CHANCES = np.linspace(0.1, 0.8, 8)
+
+
+def outcomes(rng, clusters=40, size=6, truth=lambda chance: chance):
+    """Probabilities and errors that go together within a cluster."""
+    chance = rng.choice(CHANCES, clusters * size)
+    wrong = norm.cdf(shared(rng, clusters, size, 0.5)) < truth(chance)
+    return chance, wrong, keys(clusters, size)
+
+
+def test_a_reliability_diagram_against_plain_loops():
+    chance, wrong, clusters = outcomes(np.random.default_rng(0), truth=lambda c: 0.6 - 0.4 * c)
+    found = reliability(chance, wrong, clusters, draws=50)
+    n = [int((chance == c).sum()) for c in CHANCES]
+    fitted = pool_adjacent([wrong[chance == c].mean() for c in CHANCES], n)
+    assert (found.chance.tolist(), found.n.tolist()) == (CHANCES.tolist(), n)
+    assert found.rate == pytest.approx(fitted)
+    of_row = dict(zip(CHANCES, fitted, strict=True))
+    brier = np.mean((chance - wrong) ** 2)
+    recalibrated = np.mean([(of_row[c] - w) ** 2 for c, w in zip(chance, wrong, strict=True)])
+    overall = np.mean((wrong - wrong.mean()) ** 2)
+    assert found.brier == pytest.approx(brier)
+    assert found.miscalibration == pytest.approx(brier - recalibrated)
+    assert found.discrimination == pytest.approx(overall - recalibrated)
+    assert found.uncertainty == pytest.approx(overall)
+    # The draws, by hand: distances keep their size, whole clusters their sign.
+    rng, drawn = np.random.default_rng(1), []
+    signs = rng.choice([-1.0, 1.0], size=(50, 40))
+    by_hand = reliability(chance, wrong, clusters, draws=50, seed=1)
+    order = sorted(set(clusters))
+    for toss in signs:
+        y = [
+            c + toss[order.index(k)] * (w - c)
+            for c, w, k in zip(chance, wrong, clusters, strict=True)
+        ]
+        drawn.append(pool_adjacent([np.mean(np.array(y)[chance == c]) for c in CHANCES], n))
+    low, high = np.clip(np.percentile(drawn, [2.5, 97.5], axis=0), 0, 1)
+    np.testing.assert_allclose(by_hand.band, [low, high])
+
+
+def test_right_probabilities_stay_in_their_band():
+    """120 simulations of errors that go wrong together: the level of the test, and the band."""
+    rng, p_values, inside = np.random.default_rng(2), [], []
+    for _ in range(120):
+        found = reliability(*outcomes(rng), draws=100)
+        p_values.append(found.p_value)
+        low, high = found.band
+        inside.append(((low <= found.rate) & (found.rate <= high)).mean())
+    assert np.mean(np.array(p_values) < 0.05) <= 0.05 + 3 * monte_carlo_error(0.05, 120)
+    assert np.mean(inside) == pytest.approx(0.93, abs=0.04)  # 0.92 with 40 clusters, 0.95 with 200
+
+
+def test_wrong_probabilities_leave_it():
+    found = reliability(*outcomes(np.random.default_rng(3), 60, truth=lambda c: 0.5 * c))
+    assert found.p_value < 0.01
+    assert (found.rate < found.band[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("chance", "clusters", "message"),
+    [([0.5, 1.2], "ab", "must lie in"), ([0.5, 0.4], "aa", "needs two of them, got one")],
+)
+def test_what_is_no_probability(chance, clusters, message):
+    with pytest.raises(ValueError, match=message):
+        reliability(chance, [True, False], list(clusters))
+
+
+def test_calibration_error_without_what_chance_makes():
+    rng = np.random.default_rng(0)
+    chance = rng.random(60)
+    wrong = rng.random(60) < chance
+    order = sorted(range(60), key=lambda row: chance[row])
+    total = 0
+    for start in range(0, 60, 6):
+        rows = order[start : start + 6]
+        rate = sum(wrong[row] for row in rows) / 6
+        said = sum(chance[row] for row in rows) / 6
+        total += (said - rate) ** 2 - rate * (1 - rate) / 5
+    expected = math.sqrt(max(0, total / 10))
+    assert debiased_calibration_error(chance, wrong) == pytest.approx(expected)
+
+
+def test_calibration_error_is_right_on_average():
+    """Of right probabilities nothing is left, of shifted ones the shift, whatever their number."""
+    rng = np.random.default_rng(1)
+    for n in (100, 1000):
+        squares = {0.0: [], 0.1: []}
+        for _ in range(200):
+            chance = rng.uniform(0.1, 0.8, n)
+            for shift, found in squares.items():
+                wrong = rng.random(n) < chance + shift
+                found.append(debiased_calibration_error(chance, wrong) ** 2)
+        assert np.mean(squares[0.1]) == pytest.approx(0.01, abs=0.004)
+        assert np.mean(squares[0.0]) < 0.6 / n  # what is below zero counts as none
+    assert debiased_calibration_error([0.5, 0.5], [True, False]) == 0

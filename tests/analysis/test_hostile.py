@@ -1,0 +1,290 @@
+"""Every public statistic on inputs that break statistics: a clear refusal or a right number.
+
+A refusal is a ValueError that this package words itself. A number is finite, but for the corners in
+`UNDEFINED`, where a docstring says that there is none.
+"""
+
+import dataclasses
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import lm_polygraph_asmi
+from lm_polygraph_asmi import analysis
+from lm_polygraph_asmi.analysis import Sweep
+from lm_polygraph_asmi.analysis.calibration import Step
+
+PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
+N, FEW = 120, 20
+
+
+def sound():
+    """Columns without any fault: scores of answers, and tokens behind them."""
+    rng = np.random.default_rng(0)
+    difficulty = np.repeat(rng.normal(size=N // 2), 2) + rng.normal(size=N)
+    quality = 1 / (1 + np.exp(difficulty + rng.normal(size=N)))
+    lengths = rng.integers(1, 5, N)
+    return {
+        "score": np.exp(difficulty + rng.normal(size=N)),
+        "other": np.exp(difficulty + rng.normal(size=N)),
+        "quality": quality,
+        "chance": 1 / (1 + np.exp(-difficulty)),
+        "wrong": quality < 0.5,
+        "clusters": [f"passage {i // 2}" for i in range(N)],
+        "tokens": [np.exp(rng.normal(size=t)) for t in lengths],
+    }
+
+
+def table(c):
+    return np.column_stack([c["other"], np.arange(len(c["other"]))])
+
+
+def masses(c):
+    return [np.full((len(own), 7), 0.9) for own in c["tokens"]]
+
+
+CALLS = {
+    "adds_information": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"]),
+    "stacked_gain": lambda f, c: f(
+        c["score"], table(c), c["wrong"], c["clusters"], c["quality"], resamples=4
+    ),
+    "distinct_signal": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"], FEW),
+    "calibrate": lambda f, c: f(c["score"], c["wrong"]),
+    "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),
+    "held_out_probability": lambda f, c: f(c["score"], c["wrong"], c["clusters"]),
+    "held_out_brier": lambda f, c: f(c["score"], c["wrong"], c["clusters"]),
+    "reliability": lambda f, c: f(
+        c["chance"], c["wrong"], c["clusters"], FEW
+    ),
+    "cluster_draws": lambda f, c: list(f(c["clusters"], FEW)),
+    "simultaneous_band": lambda f, c: f(c["score"], np.add.outer(np.arange(5), c["other"])),
+    "augrc": lambda f, c: f(c["score"], c["wrong"]),
+    "auroc": lambda f, c: f(c["score"], c["wrong"]),
+    "auroc_interval": lambda f, c: f(c["score"], c["wrong"], c["clusters"], FEW),
+    "difference_interval": lambda f, c: f(
+        analysis.auroc, c["score"], c["other"], c["wrong"], c["clusters"], FEW
+    ),
+    "auroc_difference": lambda f, c: f(
+        c["score"], c["other"], c["wrong"], c["clusters"], FEW
+    ),
+    "aurc_difference": lambda f, c: f(c["score"], c["other"], c["wrong"], c["clusters"], FEW),
+    "mcnemar": lambda f, c: f(c["score"], c["other"], c["wrong"], 10),
+    "prr_intervals": lambda f, c: f(
+        {"a": c["score"], "b": c["other"]}, c["quality"], c["clusters"], [("a", "b")], FEW
+    ),
+    "prr_comparisons": lambda f, c: f(
+        {"a": c["score"], "b": c["other"]}, c["quality"], c["clusters"], [("a", "b")], FEW
+    ),
+    "coverage_by_band": lambda f, c: f(
+        np.concatenate([*c["tokens"], np.empty(0)]), np.concatenate([*masses(c), np.empty((0, 7))])
+    ),
+    "coverage_intervals": lambda f, c: f(c["tokens"], masses(c), c["clusters"], FEW),
+    "tail_entropy_bound": lambda f, c: f(c["score"]),
+    "depth_selection": lambda f, c: f(
+        [Sweep([c["score"], c["other"]], c["quality"], c["clusters"])], FEW
+    ),
+    "auroc_by_judge": lambda f, c: f({"a": c["score"]}, {"AlignScore": c["quality"]}),
+    "strata": lambda f, c: f(c["score"]),
+    "error_separation": lambda f, c: f(
+        c["tokens"], {"a": c["score"]}, c["wrong"], c["clusters"], FEW
+    ),
+    "masking_response": lambda f, c: f(c["tokens"]),
+    "normalised_prr": lambda f, c: f(c["score"], c["quality"]),
+    "prr_draws": lambda f, c: f([c["score"]], c["quality"], c["clusters"], FEW),
+    "prr_with_error": lambda f, c: f(c["score"], c["quality"], FEW),
+    "rejection_curve": lambda f, c: f(c["score"], c["quality"], c["clusters"], resamples=FEW),
+    "rank_correlation": lambda f, c: f(c["score"], c["other"]),
+    "rank_correlations": lambda f, c: f([c["score"], c["other"]]),
+    "redraw_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
+    "aurc": lambda f, c: f(c["score"], c["wrong"]),
+    "risk_coverage": lambda f, c: f(c["score"], c["wrong"]),
+    "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
+    "rank_signals": lambda f, c: f({"a": c["score"]}, c["wrong"], c["clusters"], resamples=FEW),
+    "combination": lambda f, c: f(table(c), c["wrong"], c["clusters"]),
+    "debiased_calibration_error": lambda f, c: f(c["chance"], c["wrong"]),
+    "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
+    "confident_but_fragile": lambda f, c: f(
+        c["other"], c["score"], c["wrong"], c["clusters"], FEW
+    ),
+    "confident_filter": lambda f, c: f(
+        c["other"], c["score"], c["other"], c["wrong"], c["clusters"], resamples=FEW
+    ),
+    "filter_curve": lambda f, c: f(c["other"], c["score"], c["wrong"], [0.0, 0.5]),
+    "global_selector": lambda f, c: f(
+        table(c), c["score"], c["wrong"], c["clusters"], resamples=FEW
+    ),
+    "token_null": lambda f, c: f(c["other"], c["tokens"], c["wrong"], c["clusters"], FEW),
+}  # fmt: skip
+OTHERS = {
+    # Of intervals, p-values, counts, texts or seconds, not of answers: see their own tests.
+    "cluster_band", "cluster_interval",  # of a function of the caller's
+    "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
+    "best_signal", "drifts", "recommendation", "risk_p_value",
+    "same_order", "sample_size", "tally", "text_clusters", "votes", "wilson_interval",
+    "equivalence_size", "verdicts",
+    # Of masks and what they do to tokens: see the tests of heads, coupling, probe and falsifier.
+    "arm_comparisons", "chance_of_hitting", "concentration", "corrected_correlation",
+    "criticality_coupling", "double_dissociation", "flip_differences", "flip_rates",
+    "head_criticality", "high_stratum", "permutation_null", "redrawn_masks", "redrawn_null",
+    "sharpening", "split_half",
+}  # fmt: skip
+
+
+def test_every_public_statistic_is_tried():
+    public = {n for n in analysis.__all__ if not isinstance(getattr(analysis, n), type)}
+    assert public == {*CALLS, *OTHERS}
+
+
+def with_first(value):
+    def change(c):
+        return c | {
+            "score": np.r_[value, c["score"][1:]],
+            "chance": np.r_[value, c["chance"][1:]],
+            "tokens": [np.full(3, value), *c["tokens"][1:]],
+        }
+
+    return change
+
+
+def tied(c):
+    """All but one answer in a hundred have the same score."""
+    rare = np.arange(N) % 100 == 7
+    return c | {
+        "score": np.where(rare, c["score"], 0.0),
+        "tokens": [own * float(r) for own, r in zip(c["tokens"], rare, strict=True)],
+    }
+
+
+def all_of(wrong):
+    return lambda c: c | {"wrong": np.full(N, wrong), "quality": np.full(N, 0.0 if wrong else 1.0)}
+
+
+CORNERS = {
+    "a NaN": with_first(np.nan),
+    "an infinite score": with_first(np.inf),
+    "NaN in the labels": lambda c: (
+        c | {"quality": np.r_[np.nan, c["quality"][1:]], "wrong": np.r_[np.nan, c["wrong"][1:]]}
+    ),
+    "a quality for a label": lambda c: c | {"wrong": c["quality"]},
+    "one score": lambda c: (
+        c | {"score": np.full(N, 0.3), "tokens": [np.full_like(own, 0.3) for own in c["tokens"]]}
+    ),
+    "ties of 99 %": tied,
+    "one cluster": lambda c: c | {"clusters": ["one"] * N},
+    "two clusters": lambda c: c | {"clusters": ["one"] * 60 + ["two"] * 60},
+    "all right": all_of(False),
+    "all wrong": all_of(True),
+    "one error": lambda c: (
+        c | {"wrong": np.arange(N) == 5, "quality": np.where(np.arange(N) == 5, 0.0, 1.0)}
+    ),
+    "no answers": lambda c: {name: values[:0] for name, values in c.items()},
+    "one answer": lambda c: {name: values[:1] for name, values in c.items()},
+    "a score less": lambda c: (
+        c | {"score": c["score"][1:], "chance": c["chance"][1:], "tokens": c["tokens"][1:]}
+    ),
+    "a label less": lambda c: c | {"wrong": c["wrong"][1:], "quality": c["quality"][1:]},
+    "a cluster less": lambda c: c | {"clusters": c["clusters"][1:]},
+    "texts for scores": lambda c: (
+        c
+        | {
+            "score": ["high"] * N,
+            "chance": ["high"] * N,
+            "tokens": [["high"] * len(own) for own in c["tokens"]],
+        }
+    ),
+    "an answer without a token": lambda c: c | {"tokens": [np.empty(0), *c["tokens"][1:]]},
+}
+NO_CONTRAST = {"all right", "all wrong", "one answer"}
+"""Corners in which answers are equally good."""
+UNDEFINED = {
+    # No interval over one cluster, none of what is undefined.
+    "rejection_curve": {"one cluster", "one answer"},
+    "coverage_intervals": {"one cluster", "one answer"},
+    "auroc_interval": {"one cluster", *NO_CONTRAST},
+    "difference_interval": {"one cluster", *NO_CONTRAST},
+    "rank_signals": {"one cluster", *NO_CONTRAST},
+    "auroc_difference": {"one cluster", *NO_CONTRAST},
+    "aurc_difference": {"one cluster", "one answer"},
+    "error_separation": {"one cluster", *NO_CONTRAST},
+    "prr_intervals": {"one cluster", *NO_CONTRAST},
+    "prr_comparisons": {"one cluster", *NO_CONTRAST},
+    "confident_filter": {"one cluster", "one answer"},
+    # No PRR, no AUROC where all answers are alike, no order where all scores are.
+    "normalised_prr": NO_CONTRAST,
+    "prr_draws": {"one error", *NO_CONTRAST},
+    "prr_with_error": NO_CONTRAST,
+    "redraw_stability": {"one score", *NO_CONTRAST},
+    "auroc": NO_CONTRAST,
+    "rank_correlation": {"one score", "one answer"},
+    "rank_correlations": {"one score", "one answer"},
+    "confident_but_fragile": {"one cluster", "one score", "one error", *NO_CONTRAST},
+    "token_null": {"one cluster", "one score", "ties of 99 %", "one error", *NO_CONTRAST},
+}
+
+
+def numbers(found):
+    """All numbers of a result, however it is packed."""
+    if found is None or isinstance(found, str | bool):
+        return []
+    if dataclasses.is_dataclass(found):
+        found = [getattr(found, field.name) for field in dataclasses.fields(found)]
+    if isinstance(found, pd.DataFrame):
+        found = found.to_numpy(dtype=float)
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, np.ndarray):
+        return found.astype(float).ravel().tolist()
+    if isinstance(found, list | tuple):
+        return [number for one in found for number in numbers(one)]
+    return [float(found)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_sound_columns_have_a_number(name):
+    found = numbers(CALLS[name](getattr(analysis, name), sound()))
+    assert found
+    assert np.isfinite(found).all()
+
+
+def tried(name, columns):
+    """What a statistic makes of columns, and what it raised."""
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        try:
+            return CALLS[name](getattr(analysis, name), columns), None
+        except ValueError as error:
+            return None, error
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_clear_refusal_or_a_right_number(name, corner):
+    found, error = tried(name, CORNERS[corner](sound()))
+    if error is not None:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        assert last.filename.startswith(PACKAGE), f"raised at {last.filename}:{last.lineno}"
+        assert len(str(error)) > 15
+    elif corner not in UNDEFINED.get(name, ()):
+        assert np.isfinite(numbers(found)).all(), found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_keys_of_clusters_may_be_texts_or_numbers(name):
+    """The same clusters under other names of the same order: the same numbers."""
+    keys = np.repeat(np.arange(100, 100 + N // 2), 2)
+    named = [[f"passage {key}" for key in keys], [str(key) for key in keys], keys.tolist()]
+    found = [
+        numbers(CALLS[name](getattr(analysis, name), sound() | {"clusters": clusters}))
+        for clusters in named
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_is_of_a_callers_function_needs_rows():
+    for statistic in (analysis.cluster_interval, analysis.cluster_band):
+        with pytest.raises(ValueError, match="there is no row"):
+            statistic(lambda rows: rows, [])

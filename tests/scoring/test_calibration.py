@@ -1,0 +1,445 @@
+"""From labelled answers to a reference that decides, and that refuses what it is not of."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from sklearn.metrics import roc_auc_score
+
+from lm_polygraph_asmi.analysis import (
+    debiased_calibration_error,
+    held_out_probability,
+    risk_threshold,
+    wilson_interval,
+)
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows
+from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wrong
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.comparing import compare_files
+from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
+from lm_polygraph_asmi.scoring.page import render, standing
+from lm_polygraph_asmi.scoring.reference import FORMAT
+from tests import tiny_lm
+from tests.report import runs
+from tests.scoring.conftest import PROMPT
+from tests.scoring.test_page import Elements
+from tests.scoring.test_result import printed
+
+SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
+WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
+
+
+def labelled(n=90):
+    """Two answers to each prompt; the label has nothing to do with anything."""
+    draw = np.random.default_rng(0)
+    return [
+        {
+            "prompt": f"Question {i // 2}: {PROMPT}",
+            "answer": f" {draw.choice(WORDS)} {draw.choice(WORDS)}",
+            "correct": bool(draw.random() < 0.7),
+            "cluster": i // 2,
+            "id": f"q{i}",
+        }
+        for i in range(n)
+    ]
+
+
+@pytest.fixture(scope="module")
+def scorer(model, tokenizer):
+    return Scorer(model, tokenizer, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def scored(scorer, tmp_path_factory):
+    """A file of scored rows: scored once for all tests."""
+    out = tmp_path_factory.mktemp("scored") / "scored.jsonl"
+    calibrate_rows(labelled(), scorer, 0.4, 0.8, out=out, resamples=20)
+    return out
+
+
+@pytest.fixture(scope="module")
+def reference(scorer, scored):
+    return calibrate_rows(labelled(), scorer, 0.4, 0.8, signal="perplexity", out=scored,
+                          resamples=50)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scores(scored):
+    return [Score.from_dict(json.loads(line)) for line in scored.read_text().splitlines()]
+
+
+def test_signals_are_those_of_the_tokens(scores):
+    for one in scores[:5]:
+        tokens = one.tokens[: one.counted]
+        likelihood = [token.log_likelihood for token in tokens]
+        assert one.signals == pytest.approx(
+            {
+                "asmi": sum(token.mi for token in tokens) / len(tokens),
+                "sem": float(one),
+                "msp": -sum(likelihood),
+                "perplexity": -sum(likelihood) / len(tokens),
+                "entropy": sum(token.entropy for token in tokens) / len(tokens),
+            }
+        )
+
+
+def test_what_is_made_of_labels(reference, scores, scorer):
+    wrong = np.array([not row["correct"] for row in labelled()])
+    clusters = [str(row["cluster"]) for row in labelled()]
+    assert reference.scores == sorted(map(float, scores))
+    assert (reference.n, reference.clusters, reference.errors) == (90, 45, wrong.sum())
+    values = [one.signals["perplexity"] for one in scores]
+    expected = risk_threshold(values, wrong, clusters, 0.4, 0.8)
+    assert reference.decision == Decision("perplexity", expected)
+    for kind in scores[0].signals:
+        found = reference.signals[SIGNALS[kind]]
+        values = [one.signals[kind] for one in scores]
+        assert found.auroc.value == pytest.approx(roc_auc_score(wrong, values))
+        assert found.prr.low <= found.prr.value <= found.prr.high
+        assert found.augrc.low <= found.augrc.value <= found.augrc.high
+    assert "combination" in reference.signals
+    assert reference.recommendation
+    tried = [(one.signal, one.found.risk) for one in reference.promises]
+    assert tried == [(kind, risk) for kind in scores[0].signals for risk in RISKS]
+    assert len(reference.promised) == len(tried)
+    assert reference.settings.items() >= scorer.fingerprints().items()
+    held_out, _ = held_out_probability([*map(float, scores)], wrong, clusters)
+    assert reference.calibration_error == debiased_calibration_error(held_out, wrong)
+    assert reference.reliability["brier"] == pytest.approx(np.mean((held_out - wrong) ** 2))
+    for row, step in zip(reference.steps.itertuples(), reference.calibration, strict=True):
+        assert (row.start, row.n, row.errors) == step
+        assert (row.rate, row.low, row.high) == wilson_interval(step.errors, step.n)
+    assert reference.usual["prompt_tokens"] == sorted(one.prompt_tokens for one in scores)
+
+
+def test_saved_and_loaded(reference, tmp_path):
+    reference.save(tmp_path / "reference.json")
+    text = (tmp_path / "reference.json").read_text()
+    json.loads(text, parse_constant=pytest.fail)
+    found = Reference.load(tmp_path / "reference.json")
+    found.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == text
+    assert found == reference
+    content = json.loads(text)
+    for other in (1, FORMAT + 1):
+        (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
+        with pytest.raises(ValueError, match=r"of the format 2: make a new one with .*calibrate"):
+            Reference.load(tmp_path / "old.json")
+    # One that an earlier release saved has all but what decides.
+    for name in ("decision", "signals", "recommendation", "promises", "usual"):
+        del content[name]
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    old = Reference.load(tmp_path / "old.json")
+    assert old.decision is None
+    assert old.calibration == reference.calibration
+
+
+def deciding(reference, score, threshold, signal="perplexity"):
+    found = replace(reference.decision.found, threshold=threshold, coverage=0.5, error_rate=0.1)
+    return replace(score, reference=replace(reference, decision=Decision(signal, found)))
+
+
+@pytest.fixture(scope="module")
+def again(reference, model, tokenizer):
+    return Scorer(model, tokenizer, **SETTINGS, reference=reference).score(PROMPT, " Brask")
+
+
+def test_accept(reference, again):
+    for signal, value in again.signals.items():
+        one = deciding(reference, again, value, signal)
+        assert one.accept is True
+        assert one.accept_reason.startswith(f"Accepted: {SIGNALS[signal]} {value:.4g} is not above")
+        assert "of accepted answers at most 40% are wrong, with confidence 80%" in one.accept_reason
+        assert one.accept_reason in one.verdict
+        other = deciding(reference, again, np.nextafter(value, -1), signal)
+        assert other.accept is False
+        assert other.accept_reason.startswith(f"Refused: {SIGNALS[signal]} {value:.4g} is above")
+    nothing = deciding(reference, again, None)
+    assert nothing.accept is None
+    assert nothing.accept_reason.startswith("No threshold: by perplexity, not attainable with")
+    for one, said in (
+        (replace(again, reference=None), "without a reference nothing is known"),
+        (replace(again, answered=False), "the model answered nothing"),
+        (replace(again, reference=replace(reference, decision=None)), "polygraph_asmi calibrate"),
+    ):
+        assert one.accept is None
+        assert one.accept_reason.startswith("No decision: ")
+        assert said in one.accept_reason
+    for limit, word in ((1e9, "accepted"), (-1, "refused")):
+        one = deciding(reference, again, limit)
+        shown = Elements(render([one, one], "Answers")).text
+        assert one.accept_reason in shown
+        assert word in standing(one)
+        assert standing(one) in shown
+        assert one.accept_reason in " ".join(printed(one, width=300).split())
+    content = json.loads(json.dumps(deciding(reference, again, 1e9).to_dict(), allow_nan=False))
+    assert content["accept"] is True
+    assert content["accept_reason"].startswith("Accepted")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"scope": "response"}, "scope all there, response here"),
+        ({"mask_sampler": "balanced"}, "mask_sampler bernoulli there, balanced here"),
+        ({"num_masks": 5}, "num_masks 4 there, 5 here"),
+        ({"mask_rate": 0.2}, "mask_rate 0.3 there, 0.2 here"),
+        ({"top_k": 9}, "top_k 8 there, 9 here"),
+        ({"depth": 0.4}, "depth 0.6 there, 0.4 here"),
+        ({"closing_token": False}, "closing_token True there, False here"),
+        ({"stop": "?"}, r"stop ['\n'] there, ['?'] here"),
+        ({"variant": "asmi"}, "variant sem there, asmi here"),
+    ],
+    ids=str,
+)
+def test_another_score_is_refused_by_name(reference, model, tokenizer, other, said):
+    one = Scorer(model, tokenizer, **SETTINGS | other, reference=reference).score(PROMPT, " Brask")
+    assert one.accept is one.probability_of_error is one.error_probability is None
+    assert said in one.accept_reason
+    assert any(said in line for line in one.verdict)
+
+
+def test_other_weights_tokenizer_and_model_are_refused_by_name(reference, model, tokenizer):
+    def reason(some_model, some_tokenizer):
+        made = Scorer(some_model, some_tokenizer, **SETTINGS, reference=reference)
+        one = made.score(PROMPT, " Brask")
+        assert not one.accept_reason.startswith("No decision") or one.accept is None
+        return one.accept_reason
+
+    assert "No decision" not in reason(copy.deepcopy(model), tokenizer)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] += 1
+    assert "other weights there, or another precision of them" in reason(other, tokenizer)
+    assert "other weights" in reason(copy.deepcopy(model).bfloat16(), tokenizer)
+    turned = copy.deepcopy(tokenizer)
+    turned.chat_template = "{{ messages[0]['content'] }}"
+    assert "another tokenizer or chat template there" in reason(model, turned)
+    named = replace(reference, model="some/model")
+    one = replace(Scorer(model, tokenizer, **SETTINGS, reference=named).score(PROMPT, " Brask"),
+                  model="another")  # fmt: skip
+    assert "model model there, another here" in one.accept_reason
+
+
+@pytest.mark.parametrize(
+    "missing", ["variant", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler"]
+)
+def test_a_reference_that_knows_not_what_it_is_of(reference, again, missing):
+    known = {name: value for name, value in reference.settings.items() if name != missing}
+    one = replace(again, reference=replace(reference, settings=known))
+    assert one.accept is one.error_probability is None
+    assert f"{missing} not recorded there: make a new one with" in one.accept_reason
+
+
+def test_a_run_that_knows_neither_model_nor_settings(again, tmp_path):
+    """As the README's recipe for a config of one's own makes it."""
+    saved = runs.content()
+    for name in [name for name in saved["stats"] if name.startswith("asmi_settings")]:
+        del saved["stats"][name]
+    found = Reference.from_run(runs.save(tmp_path / "run", saved, about={}))
+    (reason,) = found.other_settings(again.settings | {"variant": "sem", "model": "some/model"})
+    assert reason.startswith("depth, num_masks, mask_rate, top_k, mask_sampler, scope, model not ")
+    one = replace(again, model="some/model", reference=found)
+    assert one.accept is one.error_probability is one.percentile is None
+    assert any(line.startswith("No verdict") and "calibrate" in line for line in one.verdict)
+
+
+def test_read_back_sorted_and_formatted(scores, again, reference):
+    content = json.loads(json.dumps(again.to_dict()))
+    assert Score.from_dict(content) == replace(again, reference=None)
+    assert Score.from_dict(content | {"row": 3, "mine": 1}, reference) == again
+    assert Score.from_dict(content, reference).verdict == again.verdict
+    assert [*map(float, sorted(scores))] == sorted(map(float, scores))
+    assert f"{again:.4f}" == f"{again.score:.4f}"
+    assert f"{again}" == repr(again)
+    parts = again.with_spans([[1, 4]])
+    assert Score.from_dict(json.loads(json.dumps(parts.to_dict()))).offsets == ((1, 4),)
+    with pytest.raises(ValueError, match="this is no saved score"):
+        Score.from_dict({"score": 1.0})
+    with pytest.raises(TypeError):
+        again < "text"  # noqa: B015
+
+
+def test_probability_of_error_has_its_interval(reference, again):
+    ranking = replace(reference, prr=reference.prr._replace(low=0.1))
+    one = replace(again, reference=ranking)
+    found = one.probability_of_error
+    assert found.value == one.error_probability
+    assert 0 <= found.low < found.high <= 1
+    assert replace(again, reference=replace(ranking, prr=-ranking.prr)).probability_of_error is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, 'wanted "correct" .* got neither'),
+        ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
+        ({"correct": "yes"}, "correct must be true or false, got 'yes'"),
+        ({"quality": "good"}, "quality must be a number"),
+        ({"quality": math.nan}, "quality must be a number"),
+    ],
+)
+def test_labels_that_are_none(content, message):
+    with pytest.raises(ValueError, match=message):
+        is_wrong(content)
+
+
+def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, reference, tmp_path):
+    lines = [json.loads(line) for line in scored.read_text().splitlines()]
+    out = tmp_path / "again.jsonl"
+    assert "score" in lines[0]
+    found = calibrate_rows(lines[:12], scorer, 0.4, 0.8, out=out, resamples=20)
+    assert set(found.scores) <= set(reference.scores)
+    assert found.n == len(out.read_text().splitlines()) == 12
+
+
+def test_labels():
+    assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
+    assert [is_wrong({"quality": value}) for value in (0.49, 0.5, 1)] == [True, False, False]
+    assert is_wrong({"quality": 0.6}, 0.7)
+
+
+def test_rows_that_cannot_be_used(scorer):
+    rows = labelled(4)
+    for number, changed, message in (
+        (0, {"correct": None}, "row 1: wanted"),
+        (1, {"answer": None}, 'row 2: no "answer"'),
+        (2, {"cluster": None}, "some rows have a"),
+        (3, {"prompt": PROMPT * 100}, "row 4 cannot be scored"),
+    ):
+        some = [row | changed if i == number else row for i, row in enumerate(rows)]
+        with pytest.raises(ValueError, match=message):
+            calibrate_rows(some, scorer, 0.1)
+    for same in (True, False):
+        with pytest.raises(ValueError, match="nothing can be learnt"):
+            calibrate_rows([row | {"correct": same} for row in rows], scorer, 0.1)
+    with pytest.raises(ValueError, match="signal must be best, score or one of"):
+        calibrate_rows(rows, scorer, 0.1, signal="magic")
+    with pytest.raises(ValueError, match="there is no row"):
+        calibrate_rows([], scorer, 0.1)
+
+
+def test_passages_are_found_by_their_prompts():
+    passages = [
+        "The ferry Ondine was built in Brask in 1931 by three brothers. " * 3,
+        "Kites are flown in Sorell every spring, the blue ones first of all. " * 3,
+    ]
+    prompts = [
+        f"Answer from the passage.\n{passage}\nQuestion: {question}\nAnswer:"
+        for passage in passages
+        for question in ("Who?", "When was that, and where?", "Why?")
+    ]
+    assert [key == context_clusters(prompts)[0] for key in context_clusters(prompts)] == (
+        [True] * 3 + [False] * 3
+    )
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    assert len(set(context_clusters(chats))) == 2
+    apart = [f"Question: who was the {word}?" for word in WORDS]
+    assert len(set(context_clusters(apart))) == len(WORDS)
+    assert len(set(context_clusters(["same"] * 3))) == 1
+
+
+def test_drift_is_told_without_labels(reference, scores):
+    assert reference.drifts(scores) == []
+    moved = [replace(one, msp=one.msp + 100, prompt_tokens=500) for one in scores]
+    found = {drift.name: str(drift) for drift in reference.drifts(moved)}
+    assert set(found) == {"msp", "prompt_tokens"}
+    assert found["msp"].startswith("msp is distributed otherwise than in the reference: median")
+    assert reference.drifts(moved[:10]) == []
+
+
+def test_an_answer_unlike_all_of_the_reference(reference, again):
+    for name, said in (("prompt_tokens", "The number of the prompt's tokens 900 lies beyond"),
+                       ("msp", "The answer's MSP 900 lies beyond")):  # fmt: skip
+        one = replace(again, reference=reference, **{name: 900})
+        assert any(line.startswith(said) for line in one.verdict)
+    usual = {name: values[3] for name, values in reference.usual.items() if name != "score"}
+    known = replace(again, **usual)
+    assert not any("lies beyond" in line for line in known.verdict)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("command")
+    tiny_lm.save(place / "model")
+    rows = "".join(json.dumps(row) + "\n" for row in labelled())
+    (place / "rows.jsonl").write_text(rows)
+    return place
+
+
+def run(*arguments):
+    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return found.exit_code, " ".join(found.output.split())
+
+
+OPTIONS = ("--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n")
+
+
+def test_from_rows_to_decisions_by_command(folder):
+    model = folder / "model"
+    code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 0.4,
+                     "--confidence", 0.8, "--out", folder / "reference.json", *OPTIONS,
+                     "--figure", folder / "promises.svg",
+                     "--reliability", folder / "reliability.svg")  # fmt: skip
+    assert code == 0, said
+    found = Reference.load(folder / "reference.json")
+    assert f"Decision {found.decision}." in said
+    assert found.recommendation in said
+    assert (folder / "promises.svg").stat().st_size > 1000
+    assert (folder / "reliability.svg").stat().st_size > 1000
+    files = ("--reference", folder / "reference.json", "--out", folder / "out.jsonl")
+    given = ("--model", model, "--prompt-file", folder / "rows.jsonl")
+    code, said = run("score", *given, *OPTIONS, *files)
+    assert code == 0, said
+    lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    accepted = [line["accept"] for line in lines]
+    for answer, name in ((True, "accepted"), (False, "refused"), (None, "undecided")):
+        number = accepted.count(answer)
+        assert (f"{number} {name}" in said) == bool(number)
+    bare = folder / "bare.jsonl"  # the same, where nothing was wanted of tokens
+    bare.write_text("".join(json.dumps(line | {"tokens": None}) + "\n" for line in lines))
+    code, again = run("score", *given, *OPTIONS, *files[:3], bare, "--tokens", "none")
+    assert code == 0, again
+    assert f"{accepted.count(True)} accepted" in again or not any(accepted)
+    limit = found.decision.found.threshold
+    if limit is not None:
+        values = [line["signals"][found.decision.signal] for line in lines]
+        assert accepted == [value <= limit for value in values]
+    code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 1.4,
+                     "--out", folder / "reference.json")  # fmt: skip
+    assert code != 0
+    assert "risk must lie strictly between 0 and 1, got 1.4" in said
+
+
+def test_two_settings_on_the_same_rows(scored, tmp_path):
+    same = compare_files(scored, scored, resamples=20)
+    assert (same.rows, same.clusters, same.left_out) == (90, 45, 0)
+    for differences in (same.means, same.auroc, same.prr):
+        assert len(differences) == 5
+        assert all(tuple(one) == (0, 0, 0) for one in differences.values())
+    assert same.error_rate == (0, 0, 0)
+    assert same.settings == ()
+    lines = [json.loads(line) for line in scored.read_text().splitlines()]
+    for line in lines:
+        line["msp"] += 1
+        line["settings"]["num_masks"] = 9
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
+    found = compare_files(scored, other, resamples=20)
+    assert (found.rows, found.left_out) == (89, 1)
+    assert found.means["msp"] == pytest.approx((1, 1, 1))
+    assert found.means["sem"] == (0, 0, 0)
+    assert found.settings == ("num_masks 4 and 9",)
+    lines[0]["prompt"] = "Another?"
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match="row 1 has another prompt"):
+        compare_files(scored, other)
+    code, said = run("compare", scored, scored)
+    assert code == 0
+    assert "90 rows that both have, 45 clusters" in said

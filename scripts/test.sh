@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up an environment, then checks format, lint and types and runs the tests in two processes.
+# Sets up an environment, then checks format and lint, and types while the tests run in two processes.
 # Arguments go to pytest: `scripts/test.sh --slow` runs also what takes minutes, `-k NAME` a part,
 # `-n 0` all in one process.
 set -euo pipefail
@@ -7,5 +7,6 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh dev
 ruff format --check .
 ruff check .
-mypy
+mypy &
 pytest -n 2 --dist worksteal "$@"
+wait $! # the types

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import forked, polygraph_eval_here
 
-ROWS = 24
+ROWS = 16
 ENTRIES_PER_ROW = 3  # unmasked pass, masked passes, sampled answers
 
 
@@ -49,14 +49,14 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     killed = forked(*overrides, "cache_path=.", "hydra.run.dir=killed")
     killed.start()
     deadline = time.monotonic() + 120
-    while entries(journal) < 5 * ENTRIES_PER_ROW and killed.is_alive():
+    while entries(journal) < 3 * ENTRIES_PER_ROW and killed.is_alive():
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.02)
     killed.kill()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL, "the run was too quick to be killed"
     kept = entries(journal)
-    assert 5 * ENTRIES_PER_ROW <= kept < ROWS * ENTRIES_PER_ROW
+    assert 3 * ENTRIES_PER_ROW <= kept < ROWS * ENTRIES_PER_ROW
     assert not (tmp_path / "killed" / "ue_manager_seed1").exists()
     assert read_manifest(tmp_path / "killed" / "ue_manager_seed1")["status"] == "running"
 

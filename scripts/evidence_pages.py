@@ -27,7 +27,7 @@ from lm_polygraph_asmi.analysis import (
     rank_correlation,
     stacked_gain,
 )
-from lm_polygraph_asmi.analysis.clusters import percentile_interval
+from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
 from lm_polygraph_asmi.analysis.prr import normalised_prr
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
@@ -118,14 +118,6 @@ def prr(
     drawn = prr_draws(list(scores.values()), quality, evidence.clusters, RESAMPLES)
     values = {name: normalised_prr(own, quality) for name, own in scores.items()}
     return values, {name: drawn[:, i] for i, name in enumerate(scores)}
-
-
-def two_sided(drawn: np.ndarray) -> float:
-    """Twice the smaller share of resamples on either side of zero, ends counted."""
-    known = drawn[np.isfinite(drawn)]
-    if not len(known):
-        return float("nan")
-    return float(min(1, 2 * (1 + min((known <= 0).sum(), (known >= 0).sum())) / (1 + len(known))))
 
 
 def table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> str:

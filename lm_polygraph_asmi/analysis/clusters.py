@@ -190,6 +190,17 @@ def percentile_interval(
     return Interval(float(value), float(low), float(high))
 
 
+def two_sided(drawn: np.ndarray) -> float:
+    """p-value of zero: twice the smaller share of resamples on either side of it, ends counted.
+
+    Below .05 just where the 95 % percentile interval excludes zero; NaN where nothing is finite.
+    """
+    known = drawn[np.isfinite(drawn)]
+    if not len(known):
+        return float("nan")
+    return float(min(1, 2 * (1 + min((known <= 0).sum(), (known >= 0).sum())) / (1 + len(known))))
+
+
 def wilson_interval(count: int, n: int) -> Interval:
     """95 % interval of a rate, from `count` of `n` independent answers.
 

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, percentile_interval
+from lm_polygraph_asmi.analysis.clusters import (
+    RESAMPLES,
+    SEED,
+    Interval,
+    percentile_interval,
+    two_sided,
+)
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 from lm_polygraph_asmi.analysis.coupling import correlations, interval
 from lm_polygraph_asmi.analysis.power import equivalence_size, sample_size
@@ -94,21 +100,14 @@ def arm_comparisons(
             alone["heads"],
             alone[f"arm {name}"],
             percentile_interval(gap, gaps),
-            _two_sided(gaps) if gap > 0 else 1.0,
-            _two_sided(gaps) if gap < 0 else 1.0,
+            two_sided(gaps) if gap > 0 else 1.0,
+            two_sided(gaps) if gap < 0 else 1.0,
             equivalence(gaps, margin),
             error,
             sample_size(abs(gap), error, *sizes).questions if gap and error else None,
             equivalence_size(margin, error, *sizes) if error else sizes[1],
         )
     return found
-
-
-def _two_sided(drawn: np.ndarray) -> float:
-    """p-value of zero: below .05 just where the 95 % percentile interval excludes it."""
-    known = drawn[np.isfinite(drawn)]
-    below, above = (known <= 0).sum(), (known >= 0).sum()
-    return float(min(1, 2 * (1 + min(below, above)) / (1 + len(known))))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ written since each subnetwork has its own. What comes after each step are final 
 scope "response" for the finished answer.
 """
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +34,7 @@ from lm_polygraph_asmi.model.perturbation import (
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of
 from lm_polygraph_asmi.model.subnetworks import Subnetworks
-from lm_polygraph_asmi.model.suffix import Way
+from lm_polygraph_asmi.model.suffix import Way, cache_of_rows
 from lm_polygraph_asmi.model.unmasked import (
     Memory,
     UnmaskedPass,
@@ -178,10 +177,7 @@ class RowsOfBatch:
         if first and len(tokens) > 1:
             prompt = torch.tensor([tokens[:-1]], device=device)
             output = trunk(self.model)(input_ids=prompt, use_cache=True)
-            self.cache = copy.deepcopy(output.past_key_values)
-            if self.cache is None:
-                raise NotImplementedError("the model keeps no cache")
-            self.cache.reorder_cache(torch.zeros(rows, dtype=torch.long, device=device))
+            self.cache = cache_of_rows(output.past_key_values, rows, device)
         ids = torch.tensor(tokens[-1:], device=device).expand(rows, 1)
         given = {"input_ids": ids, "past_key_values": self.cache, "use_cache": True}
         if self.masks is None:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -154,6 +155,19 @@ def whole_passes(
     return states_of(output)[:, unmasked.predicting]
 
 
+def cache_of_rows(cache: Any, rows: int, device: torch.device) -> Any:
+    """A copy of what a model kept of a single sequence, the same for each row of a batch.
+
+    Raises:
+        NotImplementedError: the model kept nothing.
+    """
+    if cache is None:
+        raise NotImplementedError("the model keeps no cache")
+    copied = copy.deepcopy(cache)
+    copied.reorder_cache(torch.zeros(rows, dtype=torch.long, device=device))
+    return copied
+
+
 def _behind_prompt(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
@@ -177,10 +191,7 @@ def _behind_prompt(
         unmasked.prompt_caches.append(output.past_key_values)
     cache = None
     if unmasked.before.stop:
-        cache = copy.deepcopy(unmasked.prompt_caches[0])
-        if cache is None:
-            raise NotImplementedError("the model keeps no cache")
-        cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=device))
+        cache = cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
     rows = tokens.expand(len(masks), -1)
     states = []
     for start in range(unmasked.predicting.start, unmasked.predicting.stop, at_once):

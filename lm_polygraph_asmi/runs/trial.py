@@ -25,7 +25,7 @@ HINTS = {
     "single row: the quality metric gave NaN for the other, as ROUGE does for a reference without "
     "words. With more than two rows that need not happen",
     r"Cant find stat calculator for: asmi_": "add `- stat_calculators: asmi` to the defaults list, "
-    "and the depth that the estimators read to asmi.calculator.depths",
+    "and what the estimators read to asmi.calculator.depths, source and without_context",
     r"Cant find stat calculator": "stat_calculators needs `auto`, or an entry that lists it",
     r"len\(expected_tokens\) == 1": "PTrue needs 'True' to be one token, and the model's tokenizer "
     "splits it; leave out PTrue and PTrueSampling",

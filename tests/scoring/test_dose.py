@@ -66,6 +66,32 @@ def test_doses_match_the_effect_of_heads_to_a_thousandth(search, matched):
     assert max(abs(found["kl"] / wanted - 1) for found in matched.values()) > 0.1
 
 
+def test_a_search_asks_once_for_a_dose_and_seldom(search, monkeypatch):
+    asked = []
+
+    def effect(own, arm, dose=None):
+        asked.append((arm, dose))
+        return room.DoseSearch.measured(own, arm, dose)
+
+    monkeypatch.setattr(DoseSearch, "measured", DoseSearch.effect, raising=False)
+    monkeypatch.setattr(DoseSearch, "effect", effect)
+    search.matched(["mlp", "isotropic"])
+    assert asked.count(("heads", None)) == 1
+    assert len(set(asked)) == len(asked) <= 1 + 2 * 6
+
+
+def test_the_order_of_the_answers_does_not_matter(tiny):
+    """The longest goes first, since what was checked of it holds for the others."""
+    run = scored_run(tiny, QUESTIONS[2:], **SCORED)
+    used, answers = run.stats["asmi_settings_d60"][0], answers_of(run, tokenizer())
+    one, other = (DoseSearch(tiny, order, used) for order in (answers, answers[::-1]))
+    for search in (one, other):
+        lengths = [len(example.unmasked.input_ids) for example in search.examples]
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[0] > lengths[-1]
+    assert one.effect("mlp", 0.7) == pytest.approx(other.effect("mlp", 0.7), rel=1e-6)
+
+
 def each(run):
     """Masks and tokens of every answer, drawn again."""
     used = run.stats["asmi_settings_d60"][0]

@@ -34,7 +34,6 @@ from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.validation import PERTURBATIONS
 
-
 SAME_DOSE = 1e-5
 """Relative: what lies nearer is not asked for again."""
 

@@ -9,7 +9,11 @@
 # CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence.py). A finished shard is not run again, a cut off one goes
 # on where its journal ends. ROWS=200 asks fewer rows of every cell, SHARDS=20 makes shards smaller.
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
-# run, whose answers the others take), `baselines`, `whole` (masks at every position), `paper` (p = 0.15 and S = 40).
+# run, whose answers the others take), `baselines`, `whole` (masks at every position), `paper` (p = 0.15 and S = 40),
+# `heads` (300 masks, two depths), and the arms of the falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`,
+# `mlp_noise`, at the effect of heads; their doses are found on other rows and kept in CELL.doses.json. `exhibits`
+# comes last: all finished shards joined, the causal probe where there are `heads` (TOKENS=200 of each group), and the
+# report's tables in CELL.exhibits/.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=$1 data=$(realpath "$2") out=$(realpath -m "$3")
@@ -17,11 +21,11 @@ shift 3
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 case $model in
-  smollm2) options=(model=asmi_smollm2) ;;
+  smollm2) options=(model=asmi_smollm2) named=(--model smollm2) ;;
   *)
-    options=(model=asmi_local "model.path=$(realpath "$model")")
+    options=(model=asmi_local "model.path=$(realpath "$model")") named=(--model "$(realpath "$model")")
     for file in "$model"/*.gguf; do
-      [ -e "$file" ] && options+=("model.gguf_file=$(basename "$file")")
+      [ -e "$file" ] && options+=("model.gguf_file=$(basename "$file")") named+=(--gguf-file "$(basename "$file")")
     done
     ;;
 esac
@@ -42,6 +46,36 @@ cell() {
   esac
 }
 
+# Doses of a cell's arms, found once, on rows that no shard asks.
+doses() {
+  local spare=$out/runs/$1/held-out rest
+  [ -e "$out/$1.doses.json" ] && return
+  case $1 in # the 150 that `unseen` leaves out; those that a cell's own limit does
+    babi) rest=(data.except_limit="${ROWS:-300}" data.limit=20) ;;
+    *) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
+  esac
+  # shellcheck disable=SC2046
+  [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
+    $(cell "$1") "${rest[@]}" asmi.calculator.scope=response estimators=asmi_only \
+    output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare"
+  polygraph_asmi dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
+}
+
+# Joined shards of a cell, probed and reported.
+exhibits() {
+  local joined=$out/runs/$1/joined kind runs=()
+  rm -rf "$joined" # made of finished shards alone, and of more of them each time
+  for kind in sources pseudo_heads foreign isotropic mlp mlp_noise heads; do
+    compgen -G "$out/runs/$1/$kind/*/ue_manager_seed1" >/dev/null || continue
+    polygraph_asmi merge "$out/runs/$1/$kind"/*/ --out "$joined/$kind"
+    runs+=("$joined/$kind")
+  done
+  if [ -e "$joined/heads" ]; then
+    polygraph_asmi probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --journal "$out/journal"
+  fi
+  polygraph_asmi report "${runs[@]}" --out "$out/$1.exhibits"
+}
+
 # One shard of one run of a cell: run SHARD CELL RUN OVERRIDE ...
 run() {
   local shard=$1 name=$2 kind=$3 folder
@@ -58,6 +92,10 @@ run() {
 
 for name in "${@:-open}"; do
   cell "$name" >/dev/null
+  if [[ ${RUNS:-} == exhibits ]]; then
+    exhibits "$name"
+    continue
+  fi
   for ((shard = 0; shard < ${SHARDS:-10}; shard++)); do
     for kind in ${RUNS:-sources}; do
       again=asmi.answers=$out/runs/$name/sources/$shard
@@ -68,7 +106,13 @@ for name in "${@:-open}"; do
         baselines) options_of_run=("$again") ;;
         whole) options_of_run=("$again" "${lean[@]}" asmi.calculator.scope=all) ;;
         paper) options_of_run=("$again" "${lean[@]}" asmi.calculator.{mask_rate=0.15,num_masks=40}) ;;
-        *) echo "no run $kind: sources, baselines, whole, paper" >&2 && exit 1 ;;
+        heads) options_of_run=("$again" "${lean[@]}" asmi.calculator.{num_masks=300,details=true}
+          "asmi.calculator.depths=[0.6,0.9]") ;;
+        pseudo_heads | foreign | isotropic | mlp | mlp_noise)
+          doses "$name" "${again#*=}"
+          options_of_run=("$again" "${lean[@]}" "asmi.calculator.perturbation=$kind"
+            "asmi.calculator.dose=$out/$name.doses.json") ;;
+        *) echo "no run $kind: sources, baselines, whole, paper, heads, an arm, exhibits" >&2 && exit 1 ;;
       esac
       [[ $name == closed* && $kind == sources ]] && # no passage, no source
         options_of_run=(estimators=asmi_free output_attentions=false)

@@ -28,7 +28,7 @@ from lm_polygraph_asmi.model import (
     scoring_session,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.saved.doses import FORMAT
+from lm_polygraph_asmi.saved.doses import FORMAT, other_than
 from lm_polygraph_asmi.saved.names import perturbed_by
 from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
@@ -190,12 +190,20 @@ def doses_for(
 
     Raises:
         OSError: no such run or model.
-        ValueError: runs that share a row, another model than theirs, or no row at all.
+        ValueError: runs that share a row, or are of two models or data sets; another model than
+            theirs; or no row at all.
     """
     evaluated, spare = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
     if perturbed_by(used):
         raise ValueError(f"{run} is a run of an arm itself: name the run of heads")
+    ours = {name: evaluated.recorded(name) for name in ("model", "dataset")}
+    other = other_than(ours, spare.recorded("model"), spare.recorded("dataset"))
+    if other is not None:
+        raise ValueError(
+            f"{run} has {other} in {held_out}: doses are found on other rows of the same model and "
+            "data set"
+        )
     shared = set(evaluated.stats["input_texts"]) & set(spare.stats["input_texts"])
     if shared:
         raise ValueError(
@@ -212,6 +220,7 @@ def doses_for(
     return {
         "format": FORMAT,
         "model": evaluated.recorded("model") or {"path": model},
+        "dataset": evaluated.recorded("dataset"),
         "evaluation": str(run),
         "held_out": str(held_out),
         "settings": used,

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_polygraph_asmi.analysis.heads import SHUFFLES, permutation_null
+from lm_polygraph_asmi.analysis.heads import permutation_null
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.saved.runs import Run, load_run
 
@@ -67,13 +67,13 @@ def _majority(top_tokens: np.ndarray) -> np.ndarray:
 
 def _heads_of(run: Run, name: str) -> dict[str, list[np.ndarray]]:
     """Per token, how few heads carry its disagreement; the masks themselves are large."""
-    masks, seeds = run.stats[name.replace("kl", "masks")], run.stats["asmi_mask_seed" + name[7:]]
+    depth = name.removeprefix("asmi_kl")
+    saved = (run.stats[stat + depth] for stat in ("asmi_kl", "asmi_masks", "asmi_mask_seed"))
     nulls = [
-        permutation_null(*own)
-        for own in zip(run.stats[name], masks, [SHUFFLES] * len(masks), seeds, strict=True)
+        permutation_null(kl, masks, seed=int(seed)) for kl, masks, seed in zip(*saved, strict=True)
     ]
     return {
-        f"{part}{name[7:]}": [np.asarray(getattr(null, part), dtype=np.float32) for null in nulls]
+        part + depth: [np.asarray(getattr(null, part), dtype=np.float32) for null in nulls]
         for part in ("z", "p", "effective_heads", "null_effective_heads")
     }
 

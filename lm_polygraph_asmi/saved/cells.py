@@ -537,10 +537,11 @@ def load_cells(
         if i in wholes:
             continue
         parts = [(run, _arm(run)) for j in wholes if wholes[j] is group for run in groups[j]]
+        cell = _cell(group, metric, depth)
         cells.append(
             replace(
-                _cell(group, metric, depth),
-                parts=tuple(run for run, arm in parts if arm is None),
+                cell,
+                parts=(*cell.parts, *(run for run, arm in parts if arm is None)),
                 arm_parts=tuple(arm for _, arm in parts if arm is not None),
             )
         )
@@ -557,7 +558,7 @@ def load_cells(
 
 def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
     """The runs that some runs with masks were made of, by answering more rows alike; None: none."""
-    if not all(any(name.startswith("asmi_masks") for name in run.stats) for run in group):
+    if not all(map(_keeps_masks, group)):
         return None
     own = _answers(group[0])
     for other in groups:
@@ -565,6 +566,10 @@ def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | Non
         if same and len(other[0].scores) > len(group[0].scores) and own <= _answers(other[0]):
             return other
     return None
+
+
+def _keeps_masks(run: Run) -> bool:
+    return any(name.startswith("asmi_masks") for name in run.stats)
 
 
 def _answers(run: Run) -> set[tuple[str, str]]:
@@ -606,8 +611,13 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
             f"{group[0].path} is a run of {arms[0].arm}, an arm of the falsifier: give the run of "
             "heads over these answers as well"
         )
+    # More masks than a score has, kept, serve the analysis of heads and are no other method.
+    fewest = min(map(_most_masks, own))
+    parts = [run for run in own if _keeps_masks(run) and _most_masks(run) > fewest]
+    parts = [run for run in parts if all(map(variant, run.scores))]
+    own = [run for run in own if not any(run is part for part in parts)]
     # The run with the most methods first: the others only add theirs, those of the falsifier what
-    # was no arm of it. More masks than a score has serve the analysis of heads.
+    # was no arm of it.
     runs = sorted(own, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
     plain = [
         replace(a.run, scores=a.run.scores[[name for name in a.run.scores if not variant(name)]])
@@ -649,8 +659,9 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
     model, dataset = _names(run)
     rows = np.flatnonzero(finite)
     return Cell(
-        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes), tuple(arms)
-    )
+        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes), tuple(arms),
+        parts=tuple(parts),
+    )  # fmt: skip
 
 
 def _arm(run: Run) -> ArmRun | None:

@@ -124,8 +124,8 @@ for name in "${asked[@]:-open}"; do
       again=asmi.answers=$out/runs/$name/sources/$shard
       lean=(estimators=asmi_only output_attentions=false)
       case $kind in
-        sources) options_of_run=(estimators=asmi_sources output_attentions=false
-          "asmi.calculator.source=[all,context,elsewhere]" asmi.calculator.without_context=true) ;;
+        sources) options_of_run=(estimators=asmi_context output_attentions=false
+          "asmi.calculator.source=[all,context]" asmi.calculator.without_context=true) ;;
         baselines) options_of_run=() ;; # RAUQ reads attention as the answer is made: made again
         sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
         whole) options_of_run=("$again" "${lean[@]}" asmi.calculator.scope=all) ;;

@@ -88,6 +88,17 @@ SHORT = ("max_new_tokens=3", "~generation_params.stop_strings")
 """A random model would have to hit a line break."""
 
 
+OTHERS = {
+    "baselines": (),
+    "sampled": ("estimators=asmi_sampled",),
+    "whole": ("asmi.calculator.scope=all",),
+    "paper": ("asmi.calculator.mask_rate=0.15", "asmi.calculator.num_masks=40"),
+    "depths": ("asmi.calculator.depths=[0.6,0.7,0.8,0.9]",),
+    "balanced": ("asmi.calculator.mask_sampler=balanced",),
+}
+"""Runs over the answers of another, and what makes them."""
+
+
 def settings_of(file: Path, name: str = "asmi_settings_d60") -> dict:
     return json.loads(pq.read_schema(file).metadata[b"run"])["settings"][name]
 
@@ -103,6 +114,19 @@ def test_what_is_run_of_a_model(noted, folders):
     assert all(call[-2:] == [*SHORT] for call in runs)
     assert [("instruct=true" in call) for call in runs] == [False] * 4 + [True] * 4
     assert f"asmi.answers={out}/runs/open-chat/sources/0" in runs[5]
+    # Each run over the answers of the first, but the one that reads attention as answers are made.
+    kinds = ("sources", *OTHERS)
+    several = noted(*folders, "closed", "--", *SHORT, SHARDS="1", RUNS=" ".join(kinds))
+    runs = [call for call in several if call[0] == "polygraph_eval"]
+    found = [f"asmi.answers={out}/runs/closed/sources/0" in call for call in runs]
+    assert dict(zip(kinds, found, strict=True)) == dict.fromkeys(kinds, True) | {
+        "sources": False,
+        "baselines": False,
+    }
+    for call, kind in zip(runs, kinds, strict=True):
+        assert set(OTHERS.get(kind, ())) <= set(call)
+        scopes = [word.split("=")[1] for word in call if word.startswith("asmi.calculator.scope=")]
+        assert scopes[-1] == ("all" if kind == "whole" else "response")
     # What is there is not run again: a second start only joins the tables.
     for call in calls:
         if call[0] == "python" and "/shards/" in call[-1]:
@@ -112,20 +136,23 @@ def test_what_is_run_of_a_model(noted, folders):
 
 
 @pytest.mark.parametrize(
-    "shards", ["1", pytest.param("2", marks=pytest.mark.slow)], ids="in {} shards".format
+    ("shards", "kinds"),
+    [("1", ("sources",)), pytest.param("2", ("sources", "depths"), marks=pytest.mark.slow)],
+    ids=["one run", "two runs in shards"],
 )
-def test_a_chat_cell_and_its_depths(noted, folders, shards):
+def test_a_chat_cell(noted, folders, shards, kinds):
     _, _, out = folders
     calls = noted(*folders, "open-chat", "--", *SHORT, SHARDS=shards, ROWS="4",
-                  RUNS="sources depths")  # fmt: skip
+                  RUNS=" ".join(kinds))  # fmt: skip
     replayed(calls)
-    files = [Path(out) / f"open-chat.{kind}.parquet" for kind in ("sources", "depths")]
-    first, swept = map(pd.read_parquet, files)
+    files = [Path(out) / f"open-chat.{kind}.parquet" for kind in kinds]
+    first, *others = map(pd.read_parquet, files)
     assert len(set(first["id"])) == len(first) == 4
-    assert list(swept["id"]) == list(first["id"])
-    for one, other in zip(first["asmi_mi_d60"], swept["asmi_mi_d60"], strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-    assert {f"asmi_mi_d{depth}" for depth in (60, 70, 80, 90)} <= set(swept)
+    for swept in others:
+        assert list(swept["id"]) == list(first["id"])
+        for one, other in zip(first["asmi_mi_d60"], swept["asmi_mi_d60"], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+        assert {f"asmi_mi_d{depth}" for depth in (60, 70, 80, 90)} <= set(swept)
     about = json.loads(pq.read_schema(files[0]).metadata[b"run"])
     assert about["data"]["except_limit"] == 150
     assert settings_of(files[0], "asmi_settings_d60_context")["source"] == "context"
@@ -144,13 +171,9 @@ def asked(out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [
-        ("baselines",),
-        pytest.param(("sources", "sampled", "whole", "paper", "balanced"), marks=pytest.mark.slow),
-    ],
-    ids=len,
+    "kinds", [("baselines",), ("sources", "sampled", "whole", "paper", "balanced")], ids=len
 )
+@pytest.mark.slow
 def test_other_runs(noted, folders, kinds):
     """Over the answers of the first; the one whose baselines read attention answers by itself."""
     _, _, out = folders

@@ -31,7 +31,7 @@ myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True  # what notebooks write is thrown away
-nb_execution_timeout = 300  # seconds a cell
+nb_execution_timeout = 900  # seconds a cell, on a busy machine
 nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 

@@ -7,6 +7,8 @@ The files themselves are included when the site is built; the page only names th
 
 from pathlib import Path
 
+import click
+
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs/reference/config-files.rst"
 HEAD = """\
@@ -43,5 +45,11 @@ def page() -> str:
     return "".join(parts)
 
 
-if __name__ == "__main__":
+@click.command()
+def main() -> None:
+    """Write the page."""
     PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -63,8 +63,8 @@ for name in "${@:-open}"; do
       again=asmi.answers=$out/runs/$name/sources/$shard
       lean=(estimators=asmi_only output_attentions=false)
       case $kind in
-        sources) options_of_run=(estimators=asmi_sources output_attentions=false
-          "asmi.calculator.source=[all,context,elsewhere]" asmi.calculator.without_context=true) ;;
+        sources) options_of_run=(estimators=asmi_context output_attentions=false
+          "asmi.calculator.source=[all,context]" asmi.calculator.without_context=true) ;;
         baselines) options_of_run=("$again") ;;
         whole) options_of_run=("$again" "${lean[@]}" asmi.calculator.scope=all) ;;
         paper) options_of_run=("$again" "${lean[@]}" asmi.calculator.{mask_rate=0.15,num_masks=40}) ;;

@@ -39,6 +39,7 @@ from lm_polygraph_asmi.model import (
     structure_of,
     subnetwork_log_probs,
 )
+from lm_polygraph_asmi.model.check import ways_seen_right
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.suffix import WAYS
@@ -281,14 +282,8 @@ class Talk:
 
     def _note_ways(self, scope: str) -> None:
         """The dearest way that was needed."""
-        made = known(self.model)["checks"]
-        needed = {
-            key[2]
-            for key, reached in made.items()
-            if key[0] != "refused" and len(key) == 5 and key[1] == scope and reached
-        }
         order = [way.name for way in WAYS if way.scope == scope]
-        needed |= {self.verdict.ways.get(scope, order[0])}
+        needed = ways_seen_right(self.model, scope) | {self.verdict.ways.get(scope, order[0])}
         self.verdict.ways[scope] = max(needed, key=order.index)
 
 

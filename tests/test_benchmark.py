@@ -163,9 +163,11 @@ def test_every_group_of_estimators(group):
     # A sweep's depths, and sources, are asked for by their own configs.
     own = {
         "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
-        "asmi_sources": ["asmi.calculator.scope=response",
-                         "asmi.calculator.source=[all,context,elsewhere]",
-                         "asmi.calculator.without_context=true"],
+        **dict.fromkeys(("asmi_sources", "asmi_context", "asmi_elsewhere"), [
+            "asmi.calculator.scope=response",
+            "asmi.calculator.source=[all,context,elsewhere]",
+            "asmi.calculator.without_context=true",
+        ]),
     }  # fmt: skip
     config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
     names = names_of(config)

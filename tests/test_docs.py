@@ -1,5 +1,6 @@
 """What README and pages show works; YAML entries are run in test_plugin."""
 
+import ast
 import doctest
 import importlib
 import re
@@ -378,3 +379,24 @@ def test_the_site_is_built(tmp_path):
 
 def test_the_readme_is_a_screen():
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 130
+
+
+def test_errors_that_the_page_names_are_raised():
+    """Each phrase of the first column stands in a message of the package."""
+    texts = []
+    for file in (REPOSITORY / "lm_polygraph_asmi").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [v.value if isinstance(v, ast.Constant) else "{}" for v in node.values]
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    rows = (
+        (REPOSITORY / "docs/errors.md")
+        .read_text()
+        .split("| --- | --- | --- |\n")[1]
+        .split("\n\n")[0]
+    )
+    for row in rows.splitlines():
+        for phrase in re.split(r";|\.\.\.", row.split("|")[1]):
+            assert any(phrase.strip() in text for text in texts), phrase

@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -209,16 +209,36 @@ def extent_of(
     )
 
 
+class WayChecked(NamedTuple):
+    """What was compared with whole passes: one way to run the masks of a layer."""
+
+    layer: int
+    scope: str
+    way: str
+    kind: tuple[str, ...]
+    known_start: bool
+
+
+def ways_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
+    """Names of the ways that served the model as it is now, in a scope."""
+    checks = known(model).get("checks", {})
+    return {
+        what.way
+        for (what, _), reached in checks.items()
+        if isinstance(what, WayChecked) and what.scope == scope and reached
+    }
+
+
 def _unless_known(
     model: PreTrainedModel,
-    what: tuple[Hashable, ...],
+    what: Hashable,
     extent: Extent,
     compare: Callable[[], str | None],
 ) -> str | None:
     """What `compare` says is wrong with something; None if nothing is, now or at an extent before
     that covers this one, under the attention in use."""
     checks = known(model).setdefault("checks", {})
-    reached = checks.setdefault((*what, attention_of(model)), [])
+    reached = checks.setdefault((what, attention_of(model)), [])
     if any(before.covers(extent) for before in reached):
         return None
     wrong = compare()
@@ -320,14 +340,14 @@ def right_way(
     possible = list(ways(model, unmasked, layer))
     for way in possible:
         refusals = checks.setdefault(
-            ("refused", unmasked.scope, attention, way.name, change.kind, known_start), []
+            (("refused", unmasked.scope, way.name, change.kind, known_start), attention), []
         )
         extent = _extent(model, unmasked, way.packed, min(together[way.name], len(masks)))
         refused = next((why for at, why in refusals if at.resembles(extent)), None)
         if refused is None:
             refused = _unless_known(
                 model,
-                (layer, unmasked.scope, way.name, change.kind, known_start),
+                WayChecked(layer, unmasked.scope, way.name, change.kind, known_start),
                 extent,
                 partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
             )

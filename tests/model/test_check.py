@@ -24,7 +24,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     suffix,
 )
-from lm_polygraph_asmi.model.check import limit, total_variation
+from lm_polygraph_asmi.model.check import limit, total_variation, ways_seen_right
 from lm_polygraph_asmi.model.memory import default_budget
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
@@ -158,6 +158,18 @@ def test_the_second_copy_of_a_pack_is_seen_after_a_pack_of_one():
             unmasked = run_unmasked(model, ids, prompt, [1], "response")
             expected = readout(model, whole_passes(model, unmasked, 1, kept[:number]))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_which_ways_were_right():
+    """GPT-Neo's local layers count positions themselves: masks packed into a sequence are wrong."""
+    for name, way in (("LlamaForCausalLM", "one sequence"), ("GPTNeoForCausalLM", "rows behind")):
+        model = tiny_class(name)
+        masks = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]])
+        assert ways_seen_right(model, "response") == set()
+        subnetwork_log_probs(model, torch.arange(5, 30), 15, 1, masks, scope="response")
+        (found,) = ways_seen_right(model, "response")
+        assert found.startswith(way)
+        assert ways_seen_right(model, "all") == set()
 
 
 def test_it_is_made_for_every_layer_scope_and_attention(whole):

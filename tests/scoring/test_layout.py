@@ -3,10 +3,12 @@
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.scoring import page
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.scoring.conftest import PROMPT
 from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
@@ -83,6 +85,14 @@ def test_an_answer(scores, measured, name, width):
     first, second = found["direction"]
     assert (first > second) == (name == "arabic")
     assert any(found["fonts"]) == (name == "code")
+
+
+def test_every_table_has_a_narrow_shape():
+    """One that does not say in how many columns stacks its cells at 400 px."""
+    template = Path(page.__file__).with_name("page.html.jinja").read_text()
+    tables = re.findall(r"<table[^>]*>", template)
+    assert len(tables) >= 3
+    assert all("--columns: " in table for table in tables)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

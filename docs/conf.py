@@ -44,7 +44,7 @@ napoleon_custom_sections = [("Attributes", "params_style")]  # fields, told in o
 maximum_signature_line_length = 88
 
 html_theme = "furo"
-html_title = f"lm_polygraph_asmi {release}"
+html_title = f"ASMI {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
@@ -69,5 +69,12 @@ def order_pages(_: "Sphinx", page: str, source: list[str]) -> None:
         source[0] += "\n" + toctrees(source[0])
 
 
+def is_alias(_: "Sphinx", kind: str, name: str, member: object, *__: object) -> bool | None:
+    """Fields of a NamedTuple stand in its signature, and in its docstring if there is more to say."""
+    doc = getattr(member, "__doc__", None) or ""
+    return True if doc.startswith("Alias for field number") else None
+
+
 def setup(app: "Sphinx") -> None:
     app.connect("source-read", order_pages)
+    app.connect("autodoc-skip-member", is_alias)

@@ -374,7 +374,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     ]
     for v in sorted(asked, key=lambda v: (v.scopes["all"] != "right", v.name)):
         cells = [_cell(v, scope) for scope in ("all", "response")]
-        if cells[0] == cells[1] and cells[0] != "right":
+        if cells[0] == cells[1] and v.scopes["all"] != "right":  # one reason, said once
             cells[1] = "the same"
         lines.append(f"| `{v.name}` | {cells[0]} | {cells[1]} | {v.note} |")
     left = [v for v in verdicts if not v.scopes]

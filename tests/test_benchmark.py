@@ -161,14 +161,17 @@ def test_the_paper_benchmark_has_all_methods():
 @pytest.mark.parametrize("group", shipped("estimators"))
 def test_every_group_of_estimators(group):
     # A sweep's depths, and sources, are asked for by their own configs.
+    by_source = [
+        "asmi.calculator.scope=response",
+        "asmi.calculator.source=[all,context,elsewhere]",
+        "asmi.calculator.without_context=true",
+    ]
     own = {
         "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
-        **dict.fromkeys(("asmi_sources", "asmi_context", "asmi_elsewhere"), [
-            "asmi.calculator.scope=response",
-            "asmi.calculator.source=[all,context,elsewhere]",
-            "asmi.calculator.without_context=true",
-        ]),
-    }  # fmt: skip
+        "asmi_sources": by_source,
+        "asmi_context": by_source,
+        "asmi_elsewhere": by_source,
+    }
     config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
     names = names_of(config)
     assert len(set(names)) == len(names)

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.model.layers import (
     output_projection,
     trunk,
 )
-from lm_polygraph_asmi.model.notes import has_foreign_code
+from lm_polygraph_asmi.model.notes import has_foreign_code, state_in_session
 from lm_polygraph_asmi.model.notes import known as notes
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
@@ -105,10 +105,13 @@ class Memory:
     Attributes:
         input_ids: the tokens they are of.
         layers: keys and values of each layer, from the first to the last.
+        state: that of the model that made them (`state_in_session`); to another, or one whose
+            weights have changed, they are as if not known.
     """
 
     input_ids: list[int] = field(default_factory=list)
     layers: list[KeysValues] = field(default_factory=list)
+    state: int | None = None
 
     @staticmethod
     def serves(model: PreTrainedModel) -> bool:
@@ -131,8 +134,10 @@ class Memory:
         """Have `serves` say no from now on: what came of it was wrong."""
         notes(model)[NO_MEMORY] = True
 
-    def common(self, input_ids: Sequence[int]) -> int:
+    def common(self, model: PreTrainedModel, input_ids: Sequence[int]) -> int:
         """How many tokens from the first on are the same and known."""
+        if self.state != state_in_session(model):
+            return 0
         pairs = enumerate(zip(self.input_ids, input_ids, strict=False))
         end = min(len(self.input_ids), len(input_ids))
         return next((i for i, (own, other) in pairs if own != other), end)
@@ -145,14 +150,21 @@ class Memory:
                 cache.update(key[:, :, :length], value[:, :, :length], index)
         return cache
 
-    def take(self, input_ids: Sequence[int], cache: DynamicCache) -> None:
+    def keep(
+        self, model: PreTrainedModel, input_ids: Sequence[int], layers: Sequence[KeysValues]
+    ) -> None:
+        """Know a sequence, and no other."""
+        self.input_ids, self.layers = list(input_ids), list(layers)
+        self.state = state_in_session(model)
+
+    def take(self, model: PreTrainedModel, input_ids: Sequence[int], cache: DynamicCache) -> None:
         """Keep what a cache holds of a sequence; nothing where it does not hold all layers."""
-        self.input_ids, self.layers = [], []
+        self.keep(model, [], [])
         layers: list[Any] = cache.layers  # of a kind that keeps keys and values
         found = [(layer.keys, layer.values) for layer in layers]
         lengths = {0 if key is None else key.shape[-2] for key, _ in found}
         if len(lengths) == 1:
-            self.input_ids, self.layers = list(input_ids)[: lengths.pop()], found
+            self.keep(model, list(input_ids)[: lengths.pop()], found)
 
 
 NO_MEMORY = "passes over known keys and values were wrong"
@@ -237,7 +249,7 @@ def run_unmasked(
     first = targets[0] if targets else total
     start, kept = 0, []
     if memory is not None and scope == "response":
-        start, kept = memory.common(input_ids[: prompt_length - 1].tolist()), memory.layers
+        start, kept = memory.common(model, input_ids[: prompt_length - 1].tolist()), memory.layers
     hidden: dict[int, Tensor] = {}
     heads: dict[int, Tensor] = {}
     calls: dict[int, LayerCall] = {}
@@ -305,7 +317,7 @@ def run_unmasked(
     if memory is not None and len(every) < total:
         Memory.refuse(model)  # layers share keys, or keep them where nobody sees
     elif memory is not None:
-        memory.input_ids, memory.layers = input_ids[:-1].tolist(), [every[i] for i in range(total)]
+        memory.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,

@@ -475,7 +475,7 @@ class Scorer:
         if not self.engine.remembers(self.model):
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
-            cache = memory.cache(memory.common(prompt_ids[:-1].tolist()))
+            cache = memory.cache(memory.common(self.model, prompt_ids[:-1].tolist()))
         try:
             (ids,) = self._generate(
                 prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
@@ -486,7 +486,7 @@ class Scorer:
             (ids,) = self._generate(prompt_ids, self.max_new_tokens, do_sample=False)
             Memory.refuse(self.model)
             return ids
-        memory.take([*prompt_ids.tolist(), *ids], cache)
+        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache)
         return ids
 
     def _room(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:

@@ -8,7 +8,7 @@ from lm_polygraph_asmi.model import Memory
 from lm_polygraph_asmi.model import unmasked as unmasked_module
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests.families import CONFIGS
+from tests.families import CONFIGS, tiny_model
 from tests.model.test_kinds import KINDS, sequence
 from tests.registry import tiny_class
 from tests.scoring.conftest import PROMPT
@@ -77,7 +77,7 @@ def test_sequences_of_every_kind(kind):
     memory, first = Memory(), sequence(14)
     other = torch.cat([first[:4], sequence(9, seed=8)])
     for ids, prompt in ((first, 9), (sequence(20), 17), (other, 7), (other, 12)):
-        known = memory.common(ids[: prompt - 1].tolist()) if engine.remembers(model) else 0
+        known = memory.common(model, ids[: prompt - 1].tolist()) if engine.remembers(model) else 0
         given = (model, ids[:prompt], ids[prompt:].tolist())
         found, expected = engine.score(*given, memory=memory), engine.score(*given)
         (mi,) = (name for name in found if name.startswith("asmi_mi_"))
@@ -98,3 +98,19 @@ def test_wrong_keys_are_not_believed(caplog):
     np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
     assert "known keys are not reused" in caplog.text
     assert not engine.remembers(tiny)
+
+
+def test_another_model_knows_nothing():
+    """Nor does the same one with other weights: what it kept is forgotten, not mended."""
+    tiny, ids = tiny_model("llama"), sequence(14)
+    engine, memory = Engine(**SETTINGS), Memory()
+    given = ids[:9], ids[9:].tolist()
+    engine.score(tiny, *given, memory=memory)
+    assert memory.common(tiny, ids[:8].tolist()) == 8
+    assert memory.common(tiny_model("llama"), ids[:8].tolist()) == 0
+    with torch.no_grad():
+        tiny.get_input_embeddings().weight.mul_(1.5)
+    assert memory.common(tiny, ids[:8].tolist()) == 0
+    found, expected = engine.score(tiny, *given, memory=memory), engine.score(tiny, *given)
+    np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
+    assert engine.remembers(tiny)

@@ -1,0 +1,138 @@
+"""Turn questions in SQuAD's layout into ones whose passage says something else.
+
+    python scripts/build_counterfactual.py xquad.en.json FOLDER
+    python scripts/build_counterfactual.py xquad.en.json FOLDER --change passage
+    polygraph_eval --config-name asmi_offline benchmark=asmi_squad data.source=FOLDER
+
+`--change answer`: the reference answer is replaced in the passage, wherever it stands, by one of
+its kind from another article; that one is then the reference. A right answer follows the passage;
+whoever answers as before goes by memory (or did not read). Of its kind: the same sequence of word
+shapes (year, number, capitalised, other). Questions without such an answer, or that name theirs,
+are left out.
+
+`--change passage`: each question with a passage of another article, where its answer does not
+stand; the reference stays. No answer can come from the passage any more.
+
+Ids and clusters are those of the unchanged questions, so that rows can be held against them.
+"""
+
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from datasets import Dataset
+
+from lm_polygraph_asmi.runs.rows import Row, cluster_key, spread
+from lm_polygraph_asmi.runs.squad import Question, prompt_of, read_squad
+
+SEED = 0
+
+
+def articles_of(file: Path, questions: list[Question]) -> list[int]:
+    """The number of each question's article in the file."""
+    articles = json.loads(file.read_text(encoding="utf-8"))["data"]
+    number = {p["context"]: i for i, article in enumerate(articles) for p in article["paragraphs"]}
+    return [number[question.passage] for question in questions]
+
+
+def shape(answer: str) -> tuple[str, ...]:
+    """What kind of words an answer is made of, in their order."""
+    return tuple(_kind(word) for word in answer.split())
+
+
+def _kind(word: str) -> str:
+    bare = word.strip(".,;:%$£€()\"'")
+    if re.fullmatch(r"1\d{3}|20\d{2}", bare):
+        return "year"
+    if re.fullmatch(r"\d[\d.,]*", bare):
+        return "number"
+    return "capitalised" if bare[:1].isupper() else "other"
+
+
+def stands(answer: str, text: str) -> bool:
+    """Whether an answer is a run of whole words of a text."""
+    return _whole(answer).search(text) is not None
+
+
+def _whole(answer: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
+
+
+def other_answers(questions: list[Question], articles: list[int]) -> Iterator[tuple[int, Question]]:
+    """By number, the questions whose passage can say something else, and as it says it."""
+    by_shape = defaultdict(list)
+    for question, article in zip(questions, articles, strict=True):
+        by_shape[shape(question.answer)].append((article, question.answer))
+    rng = random.Random(SEED)
+    for number, (question, article) in enumerate(zip(questions, articles, strict=True)):
+        known = f"{question.passage} {question.question}"
+        others = sorted(
+            {
+                answer
+                for of, answer in by_shape[shape(question.answer)]
+                if of != article and not stands(answer, known)
+            }
+        )
+        if not others or stands(question.answer, question.question):
+            continue
+        new = rng.choice(others)
+        passage, times = _whole(question.answer).subn(lambda _, new=new: new, question.passage)
+        if times:
+            yield number, question._replace(passage=passage, answer=new)
+
+
+def other_passages(
+    questions: list[Question], articles: list[int]
+) -> Iterator[tuple[int, Question]]:
+    """By number, each question with a passage of another article that does not hold its answer."""
+    passages = sorted(
+        {(article, q.passage) for q, article in zip(questions, articles, strict=True)}
+    )
+    rng = random.Random(SEED)
+    for number, (question, article) in enumerate(zip(questions, articles, strict=True)):
+        others = [p for of, p in passages if of != article and not stands(question.answer, p)]
+        if others:
+            yield number, question._replace(passage=rng.choice(others))
+
+
+CHANGES = {"answer": other_answers, "passage": other_passages}
+
+
+@click.command(help=__doc__)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--change", type=click.Choice(sorted(CHANGES)), default="answer", show_default=True)
+@click.option("--prompt-style", default="paper", show_default=True, help="As data.prompt_style.")
+@click.option("--limit", type=click.IntRange(1), help="Questions, evenly spaced over the file.")
+@click.option(
+    "--except-limit", type=click.IntRange(1), help="None of those that this limit would take."
+)
+def main(
+    file: Path,
+    folder: Path,
+    change: str,
+    prompt_style: str,
+    limit: int | None,
+    except_limit: int | None,
+) -> None:
+    questions = read_squad(file)
+    prompt = prompt_of(prompt_style, closed_book=False)
+    left_out = set(spread(list(range(len(questions))), except_limit)) if except_limit else set()
+    rows = [
+        Row(changed.id, cluster_key(questions[number].passage), prompt(changed), changed.answer)
+        for number, changed in CHANGES[change](questions, articles_of(file, questions))
+        if number not in left_out
+    ]
+    rows = spread(rows, limit)
+    if not rows:
+        raise click.ClickException(f"{file} has no question that could be changed")
+    Dataset.from_list([row._asdict() for row in rows]).save_to_disk(folder)
+    click.echo(f"{len(rows)} of {len(questions)} questions in {folder}")
+
+
+if __name__ == "__main__":
+    main()

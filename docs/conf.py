@@ -69,12 +69,13 @@ def order_pages(_: "Sphinx", page: str, source: list[str]) -> None:
         source[0] += "\n" + toctrees(source[0])
 
 
-def is_alias(_: "Sphinx", kind: str, name: str, member: object, *__: object) -> bool | None:
-    """Fields of a NamedTuple stand in its signature, and in its docstring if there is more to say."""
-    doc = getattr(member, "__doc__", None) or ""
-    return True if doc.startswith("Alias for field number") else None
+def says_nothing(*given: object) -> bool | None:
+    """Fields of a NamedTuple stand in its signature, and what there is to say in its docstring."""
+    _, _, _, member, *_ = given
+    told = member.__doc__ or ""
+    return True if told.startswith("Alias for field number") else None
 
 
 def setup(app: "Sphinx") -> None:
     app.connect("source-read", order_pages)
-    app.connect("autodoc-skip-member", is_alias)
+    app.connect("autodoc-skip-member", says_nothing)

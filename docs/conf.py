@@ -48,6 +48,7 @@ html_title = f"ASMI {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_show_copyright = False  # the licence stands in the repository
 html_copy_source = False
 
 KIND = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

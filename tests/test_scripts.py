@@ -287,10 +287,10 @@ def test_promise_on_other_questions(tmp_path):
 
 
 def test_evidence_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):
-    saved = saved_runs.content(6)
+    saved = saved_runs.content(12)
     saved_runs.dissect(saved)
-    saved["stats"]["asmi_mask_seed_d60"] = list(range(6))
-    run = load_run(saved_runs.save(tmp_path / "run", saved, saved_runs.manifest(6)))
+    saved["stats"]["asmi_mask_seed_d60"] = list(range(12))
+    run = load_run(saved_runs.save(tmp_path / "run", saved, saved_runs.manifest(12)))
     run_here("evidence.py", str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
     kept = pd.read_parquet(tmp_path / "kept.parquet")
     assert not [name for name in kept if "kl" in name or "masks" in name]

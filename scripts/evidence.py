@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lm_polygraph_asmi.analysis.heads import permutation_null
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.saved.runs import Run, load_run
 
@@ -52,6 +53,8 @@ def answers_of(run: Run) -> pd.DataFrame:
         elif name.startswith("asmi_top_token"):
             # Share of the masks that agree with most of them on the most likely token.
             kept[name.replace("top_token", "majority")] = [_majority(own) for own in values]
+        elif name.startswith("asmi_kl"):
+            kept |= _heads_of(run, name)
         elif name.startswith("seconds_") or name == "asmi_seconds":
             kept[name] = values
     return pd.DataFrame(kept)
@@ -60,6 +63,19 @@ def answers_of(run: Run) -> pd.DataFrame:
 def _majority(top_tokens: np.ndarray) -> np.ndarray:
     counts = [np.unique(own, return_counts=True)[1] for own in np.asarray(top_tokens).T]
     return np.array([found.max() / found.sum() for found in counts], dtype=np.float32)
+
+
+def _heads_of(run: Run, name: str) -> dict[str, list[np.ndarray]]:
+    """Per token, how few heads carry its disagreement; the masks themselves are large."""
+    depth = name.removeprefix("asmi_kl")
+    saved = (run.stats[stat + depth] for stat in ("asmi_kl", "asmi_masks", "asmi_mask_seed"))
+    nulls = [
+        permutation_null(kl, masks, seed=int(seed)) for kl, masks, seed in zip(*saved, strict=True)
+    ]
+    return {
+        part + depth: [np.asarray(getattr(null, part), dtype=np.float32) for null in nulls]
+        for part in ("z", "p", "effective_heads", "null_effective_heads")
+    }
 
 
 def table_of(run: Run) -> pa.Table:

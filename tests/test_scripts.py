@@ -15,7 +15,7 @@ from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
-from lm_polygraph_asmi.analysis import normalised_prr
+from lm_polygraph_asmi.analysis import normalised_prr, permutation_null
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.runs.rows import cluster_key
 from lm_polygraph_asmi.saved.runs import load_run
@@ -23,6 +23,7 @@ from tests import tiny_lm
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 from tests.polygraph import polygraph_eval_here
+from tests.report import runs as saved_runs
 from tests.runs.test_squad import QUESTION, write
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -283,3 +284,17 @@ def test_promise_on_other_questions(tmp_path):
     wrong = sum(not row["correct"] for row in rest[:5])
     shown = run_here("try_guarantee.py", "check", files["rest"])
     assert f"accepted: 5 of {len(rest)}, {wrong} wrong: {wrong / 5:.3f} [" in shown
+
+
+def test_evidence_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):
+    saved = saved_runs.content(6)
+    saved_runs.dissect(saved)
+    saved["stats"]["asmi_mask_seed_d60"] = list(range(6))
+    run = load_run(saved_runs.save(tmp_path / "run", saved, saved_runs.manifest(6)))
+    run_here("evidence.py", str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
+    kept = pd.read_parquet(tmp_path / "kept.parquet")
+    assert not [name for name in kept if "kl" in name or "masks" in name]
+    kl, masks = (run.stats[f"asmi_{name}_d60"][3] for name in ("kl", "masks"))
+    null = permutation_null(kl, masks, seed=3)
+    for name in ("z", "p", "effective_heads", "null_effective_heads"):
+        np.testing.assert_allclose(kept[f"{name}_d60"][3], getattr(null, name), rtol=1e-6)

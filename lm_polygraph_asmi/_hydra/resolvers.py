@@ -111,6 +111,7 @@ def _dose(
     _root_: DictConfig,
 ) -> float | None:
     from lm_polygraph_asmi.saved.doses import matched_dose
+    from lm_polygraph_asmi.saved.manifest import model_of
 
     if file is None:
         return None if times == 1 else times
@@ -120,7 +121,11 @@ def _dose(
     }
     depths = OmegaConf.select(_root_, "asmi.calculator.depths") or [None]
     several = ({"depth": depth, **used} for depth in depths)
-    return matched_dose(file, perturbation, matching, times, *several)
+    model, data = (container(_root_.get(name) or DictConfig({})) for name in ("model", "data"))
+    return matched_dose(
+        file, perturbation, matching, times, *several,
+        model=model_of(model) if model else {}, dataset=data,
+    )  # fmt: skip
 
 
 def _smollm2() -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 SEED = 20260711
 """Of all resampling, as in the paper."""
@@ -190,15 +190,28 @@ def percentile_interval(
     return Interval(float(value), float(low), float(high))
 
 
-def two_sided(drawn: np.ndarray) -> float:
-    """p-value of zero: twice the smaller share of resamples on either side of it, ends counted.
+def tail(share: float, clusters: int | None = None) -> float:
+    """One-sided p-value of which a bootstrap over so many clusters has this share beyond.
 
-    Below .05 just where the 95 % percentile interval excludes zero; NaN where nothing is finite.
+    The inverse of `percentiles`: it is .025 for the share that is the end of a 95 % interval. None:
+    of very many clusters, where it is the share itself.
+    """
+    if clusters is None or clusters < 2:
+        return float(share)
+    return float(stdtr(clusters - 1, math.sqrt((clusters - 1) / clusters) * ndtri(share)))
+
+
+def two_sided(drawn: np.ndarray, clusters: int | None = None) -> float:
+    """p-value of zero: twice the `tail` on the smaller side of it, ends counted.
+
+    Below .05 just where the 95 % interval of as many clusters excludes zero; NaN where nothing is
+    finite.
     """
     known = drawn[np.isfinite(drawn)]
     if not len(known):
         return float("nan")
-    return float(min(1, 2 * (1 + min((known <= 0).sum(), (known >= 0).sum())) / (1 + len(known))))
+    share = (1 + min((known <= 0).sum(), (known >= 0).sum())) / (1 + len(known))
+    return min(1.0, 2 * tail(min(share, 0.5), clusters))
 
 
 def wilson_interval(count: int, n: int) -> Interval:

@@ -71,13 +71,14 @@ def criticality_coupling(
     if controls is not None:
         columns += [c for c in np.asarray(controls, dtype=float).T if np.ptp(finite(control=c))]
     found = correlations(columns, units, resamples, seed)
+    total = len(set(units))
     return Coupling(
-        interval(found[:, 0, 2]),
-        interval(found[:, 1, 2]),
-        interval(found[:, 0, 2] - found[:, 1, 2]),
-        interval(_partial(found)),
+        interval(found[:, 0, 2], total),
+        interval(found[:, 1, 2], total),
+        interval(found[:, 0, 2] - found[:, 1, 2], total),
+        interval(_partial(found), total),
         len(units),
-        len(set(units)),
+        total,
     )
 
 
@@ -98,7 +99,7 @@ def sharpening(
         ValueError: as `coupling`.
     """
     found = correlations([*shallow, *deep], units, resamples, seed)
-    return interval(found[:, 2, 3] - found[:, 0, 1])
+    return interval(found[:, 2, 3] - found[:, 0, 1], len(set(units)))
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
@@ -133,11 +134,11 @@ def correlations(
     return np.concatenate(found)
 
 
-def interval(values: np.ndarray) -> Interval:
-    """95 % interval of a statistic (1 + B,): its value, then on resamples."""
+def interval(values: np.ndarray, units: int) -> Interval:
+    """95 % interval of a statistic (1 + B,): its value, then on resamples of so many units."""
     if len(values) < 2:
         return Interval(float(values[0]), float("nan"), float("nan"))
-    return percentile_interval(float(values[0]), values[1:])
+    return percentile_interval(float(values[0]), values[1:], units)
 
 
 class _Ranks:

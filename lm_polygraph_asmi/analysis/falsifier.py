@@ -90,7 +90,7 @@ def arm_comparisons(
     if np.isnan(list(value.values())).any() or np.isnan(drawn["heads"]).all():
         raise ValueError("PRR is undefined: all answers equally good, or fewer than two clusters")
     sizes = len(set(clusters)), len(clusters)
-    alone = {name: percentile_interval(value[name], drawn[name]) for name in scores}
+    alone = {name: percentile_interval(value[name], drawn[name], sizes[0]) for name in scores}
     found = {}
     for name in arms:
         gap = value["heads"] - value[f"arm {name}"]
@@ -99,10 +99,10 @@ def arm_comparisons(
         found[name] = ArmComparison(
             alone["heads"],
             alone[f"arm {name}"],
-            percentile_interval(gap, gaps),
-            two_sided(gaps) if gap > 0 else 1.0,
-            two_sided(gaps) if gap < 0 else 1.0,
-            equivalence(gaps, margin),
+            percentile_interval(gap, gaps, sizes[0]),
+            two_sided(gaps, sizes[0]) if gap > 0 else 1.0,
+            two_sided(gaps, sizes[0]) if gap < 0 else 1.0,
+            equivalence(gaps, margin, sizes[0]),
             error,
             sample_size(abs(gap), error, *sizes).questions if gap and error else None,
             equivalence_size(margin, error, *sizes) if error else sizes[1],
@@ -212,7 +212,7 @@ def double_dissociation(
         own, resampled = drawn_prr(scores, quality, clusters, resamples, seed)
         value.append(own["heads"] - own["arm"])
         drawn.append(resampled["heads"] - resampled["arm"])
-    return percentile_interval(value[0] - value[1], drawn[0] - drawn[1])
+    return percentile_interval(value[0] - value[1], drawn[0] - drawn[1], len(set(clusters)))
 
 
 def corrected_correlation(
@@ -241,4 +241,5 @@ def corrected_correlation(
     reliability = found[:, 0, 2] * found[:, 1, 3]
     known = (found[:, 0, 2] > 0) & (found[:, 1, 3] > 0)
     root = np.sqrt(np.where(known, reliability, np.nan))
-    return interval(found[:, 0, 1]), interval(found[:, 0, 1] / root)
+    total = len(set(clusters))
+    return interval(found[:, 0, 1], total), interval(found[:, 0, 1] / root, total)

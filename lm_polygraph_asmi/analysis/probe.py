@@ -78,7 +78,7 @@ def flip_differences(
         )
     drawn[:, np.ptp(table, axis=0) == 0] = np.nan
     return [
-        percentile_interval(float(column.mean()), values)
+        percentile_interval(float(column.mean()), values, len(set(units)))
         for column, values in zip(table.T, drawn.T, strict=True)
     ]
 

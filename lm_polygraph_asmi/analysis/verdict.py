@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, Interval, percentile_interval
+from lm_polygraph_asmi.analysis.clusters import SEED, Interval, percentile_interval, tail
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 
 MARGIN = 0.02
@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
         return "equivalent" if self.p_equivalent < LEVEL else "undecided"
 
 
-def romano_wolf(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
+def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None) -> np.ndarray:
     """Two-sided p-values of values being zero, adjusted for being looked at together.
 
     A value is held against the largest of its family on the same resamples, step by step, so that
@@ -48,6 +48,8 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     Args:
         values: (m,) estimates.
         drawn: (B, m) the same on B resamples; rows with NaN are left out.
+        clusters: how many were resampled; with few, p-values rise as intervals widen
+            (`clusters.tail`, for either side). None: very many.
 
     Returns:
         (m,), all NaN where no resample is defined.
@@ -64,7 +66,7 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     for place, i in enumerate(order):
         largest = null[:, order[place:]].max(1)
         least = max(least, (1 + (largest >= sizes[i] - 1e-12).sum()) / (1 + len(resampled)))
-        adjusted[i] = least
+        adjusted[i] = min(1.0, 2 * tail(least / 2, clusters))
     return adjusted
 
 
@@ -85,21 +87,22 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     return adjusted
 
 
-def equivalence(drawn: ArrayLike, margin: float = MARGIN) -> float:
+def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None = None) -> float:
     """p-value of a difference of at least `margin` in size: the larger of two one-sided tests.
 
-    Source: Schuirmann (1987), two one-sided tests; below 0.05 just where the 90 % percentile
-    interval lies within the margin.
+    Source: Schuirmann (1987), two one-sided tests; below 0.05 just where the 90 % interval, as wide
+    as for so many clusters, lies within the margin.
 
     Args:
         drawn: (B,) the difference on B resamples; NaN are left out.
+        clusters: how many were resampled; None: very many.
     """
     known = np.asarray(drawn, dtype=float)
     known = known[np.isfinite(known)]
     if not len(known):
         return float("nan")
     above, below = (known >= margin).sum(), (known <= -margin).sum()
-    return float((1 + max(above, below)) / (1 + len(known)))
+    return tail((1 + max(above, below)) / (1 + len(known)), clusters)
 
 
 def prr_comparisons(
@@ -133,8 +136,10 @@ def prr_comparisons(
     alone = {name: percentile_interval(value[name], column[name], groups) for name in scores}
     gaps = [value[a] - value[b] for a, b in pairs]
     drawn = [column[a] - column[b] for a, b in pairs]
-    adjusted = romano_wolf(gaps, np.array(drawn).T) if pairs else np.array([])
+    adjusted = romano_wolf(gaps, np.array(drawn).T, groups) if pairs else np.array([])
     return alone, {
-        pair: Comparison(percentile_interval(gap, d, groups), float(p), equivalence(d, margin))
+        pair: Comparison(
+            percentile_interval(gap, d, groups), float(p), equivalence(d, margin, groups)
+        )
         for pair, gap, d, p in zip(pairs, gaps, drawn, adjusted, strict=True)
     }

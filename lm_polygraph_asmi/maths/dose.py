@@ -12,6 +12,8 @@ TOLERANCE = 1e-3
 """Relative, of an effect that is matched."""
 LARGEST = 2.0**10
 """A dose above this, or below its inverse, is not looked for."""
+SECANTS = 6
+"""Steps of the search for one, before it is bracketed."""
 
 
 def relative_change(
@@ -29,11 +31,13 @@ def relative_change(
 def matching_dose(effect: Callable[[float], float], wanted: float, start: float) -> float | None:
     """The dose at which an effect is the wanted one, to `TOLERANCE`; None where there is none.
 
-    The effect is taken to grow with the dose, as a divergence does near its square; doses are
-    bracketed from `start` by doubling, and the crossing found by Brent's method in logarithms.
+    The effect is taken to grow with the dose, nearly as a power of it: a divergence does with its
+    square. So a few secants in logarithms meet it; where they do not, doses are bracketed by
+    doubling, and the crossing found by Brent's method.
 
     Args:
-        effect: of a dose above 0; at least 0.
+        effect: of a dose above 0; at least 0. What it costs is all that the search costs, so it is
+            asked once for a dose.
         wanted: above 0.
         start: first dose tried.
 
@@ -45,26 +49,34 @@ def matching_dose(effect: Callable[[float], float], wanted: float, start: float)
     known: dict[float, float] = {}
 
     def excess(log_dose: float) -> float:
+        """Above 0 for too high a dose, and exactly 0 for one that is near enough."""
         if log_dose not in known:
-            found = effect(math.exp(log_dose))
-            known[log_dose] = math.log(max(found, 1e-300) / wanted)
+            apart = math.log(max(effect(math.exp(log_dose)), 1e-300) / wanted)
+            known[log_dose] = 0.0 if abs(apart) <= TOLERANCE / 2 else apart
         return known[log_dose]
 
-    def enough() -> float | None:
-        best = min(known, key=lambda log_dose: abs(known[log_dose]))
-        return math.exp(best) if abs(known[best]) <= TOLERANCE / 2 else None
+    def found() -> float | None:
+        return next((math.exp(log_dose) for log_dose, apart in known.items() if not apart), None)
 
-    low = high = math.log(start)
-    while excess(low) > 0 and enough() is None:
+    low = high = here = math.log(start)
+    before, power = here, 2.0
+    for _ in range(SECANTS):
+        if not excess(here) or abs(excess(here)) > math.log(LARGEST):
+            break
+        if here != before:
+            power = (excess(here) - excess(before)) / (here - before)
+        if not 0.2 < power < 5:  # no power of the dose here
+            break
+        before, here = here, here - excess(here) / power
+    while excess(low) > 0 and found() is None:
         low -= math.log(2)
         if low < -math.log(LARGEST):
             return None
-    while excess(high) < 0 and enough() is None:
+    while excess(high) < 0 and found() is None:
         high += math.log(2)
         if high > math.log(LARGEST):
             return None
     for tolerance in (1e-4, 1e-6, 1e-8):
-        if (found := enough()) is not None:
-            return found
-        brentq(excess, low, high, xtol=tolerance, rtol=1e-14)
-    return enough()
+        if found() is None:
+            brentq(excess, low, high, xtol=tolerance, rtol=1e-14)
+    return found()

@@ -166,23 +166,21 @@ def with_noise(values: Float[Tensor, "B n W"], at: Masking) -> Float[Tensor, "B 
 
 
 def foreign_positions(at: Masking) -> Int[Tensor, "B n"]:
-    """For each mask and position another one of the prompt, all of them equally likely.
+    """For each mask and position an earlier one of the prompt, all of them equally likely.
 
-    A prompt of one token has no other: it stands for itself there.
+    Never a later one: no position is told what the model could not have seen there. The first
+    position has none before it and stands for itself.
     """
-    prompt, every = at.unmasked.prompt_length, len(at.unmasked.input_ids) - 1
-    places = torch.arange(every)
-    others = (prompt - (places < prompt).long()).clamp_min(1)
+    earlier = torch.arange(len(at.unmasked.input_ids) - 1).clamp_max(at.unmasked.prompt_length)
     found = []
     for own in at.generators():
-        drawn = (torch.rand(every, generator=own, dtype=torch.float64) * others).long()
-        drawn += (places < prompt) & (drawn >= places)
-        found.append(drawn.clamp_max(prompt - 1)[at.positions])
+        drawn = torch.rand(len(earlier), generator=own, dtype=torch.float64) * earlier
+        found.append(drawn.long()[at.positions])
     return torch.stack(found)
 
 
 def from_elsewhere(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
-    """Masked heads say what they say, unmasked, at another position of the prompt."""
+    """Masked heads say what they say, unmasked, at an earlier position of the prompt."""
     kept = _by_head(heads, at.masks)
     elsewhere = at.unmasked.targets[at.layer].heads[0].to(heads.device)[foreign_positions(at)]
     return heads * kept + elsewhere * (1 - kept)

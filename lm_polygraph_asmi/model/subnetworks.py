@@ -178,7 +178,8 @@ def subnetwork_log_probs(
         scope: positions at which heads are masked, "all" or "response".
         source: what a masked head loses there: "all" its output, or only what of it comes from the
             tokens of the "context", or from "elsewhere"; these two in the scope "response".
-        context: positions of those tokens, (start, end) with the end behind the last, or several.
+        context: positions of those tokens, (start, end) with the end behind the last, or several;
+            the source "all" takes none and asks for none.
         perturbation: what a mask changes in the layer: "heads", the method's own, or another arm
             of the falsifier (`perturbation.ARMS`).
         dose: multiplies the change of what the layer returns; None leaves it as it is.
@@ -198,10 +199,11 @@ def subnetwork_log_probs(
     model = plain_model(model)
     check_scope(scope)
     check_source(source, scope, perturbation)
-    spans = [] if source == "all" else check_spans(context, len(input_ids))
+    given = source != "all" or context is not None
+    spans = check_spans(context, len(input_ids)) if given else []
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
-        if spans:
+        if source != "all":
             *inside, elsewhere = head_parts(model, unmasked, layer, spans)
             part = together(inside) if source == "context" else elsewhere
             change = replace(change, edit=without_part(part.heads))

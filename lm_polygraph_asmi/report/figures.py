@@ -536,6 +536,8 @@ def coupling(table: pd.DataFrame) -> Figure:
                    markersize=4, color=colour, label=label)  # fmt: skip
         for x, i in zip(at, found, strict=True):
             right.plot([x, x], [i.low, i.high], color=colour, linewidth=0.8)
+            right.plot(x, i.value, marks[number % len(marks)], markersize=4, color=colour,
+                       markerfacecolor=colour if i.excludes(0) else "white")  # fmt: skip
     right.set_xticks(range(len(depths)), depths)
     right.set_xlim(-0.5, len(depths) - 0.5)
     right.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)

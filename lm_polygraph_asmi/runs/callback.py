@@ -92,11 +92,6 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _revision(model: dict[str, Any]) -> str | None:
-    """Of a hub, as a config asks for it; None for the newest."""
-    return (model.get("load_model_args") or {}).get("revision")
-
-
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     """What is known of a run before it starts, for every manager file it will write."""
     from lm_polygraph_asmi.runs.rows import row_identities
@@ -118,11 +113,7 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
                 for override in hydra.overrides.task
                 if without_secrets({override.partition("=")[0].rpartition(".")[2].lstrip("+"): 0})
             ],
-            "model": {
-                "name": choices.get("model"),
-                "path": model["path"],
-                "revision": manifest.model_revision(model["path"], _revision(model)),
-            },
+            "model": {"name": choices.get("model"), **manifest.model_of(model)},
             "dataset": {"name": choices.get("benchmark"), "path": job["dataset"], **data},
             "seeds": {
                 "run": seed,
@@ -155,7 +146,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     import numpy as np
     import torch
 
-    from lm_polygraph_asmi.saved.manifest import asmi_settings, model_revision, seconds_per_phase
+    from lm_polygraph_asmi.saved.manifest import asmi_settings, model_of, seconds_per_phase
 
     content = torch.load(manager, weights_only=False)
     stats = content["stats"]
@@ -163,8 +154,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
         manifest["status"] = "completed"
         manifest.pop("error", None)
     # A model of the hub is in the cache only now, if this run was its first.
-    model = manifest["model"]
-    model["revision"] = model_revision(model["path"], _revision(manifest["config"]["model"]))
+    manifest["model"] |= model_of(manifest["config"]["model"])
     manifest["asmi"] = asmi_settings(stats)
     for used in manifest["asmi"]:
         manifest["seeds"]["masks"] = used["seed"]

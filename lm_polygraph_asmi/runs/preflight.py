@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.host.context import unmatched
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
+from lm_polygraph_asmi.saved.doses import matched_dose
+from lm_polygraph_asmi.saved.manifest import model_of
 from lm_polygraph_asmi.saved.names import sources_of
 from lm_polygraph_asmi.validation import check_context_regex
 
@@ -73,6 +75,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             )
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
+    yield from _check_doses(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
             "several seeds: answers, masks and samples do not follow from LM-Polygraph's seed, so "
@@ -84,6 +87,19 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             "ignore_exceptions is true: an estimator that fails on one batch loses all its scores",
             fatal=False,
         )
+
+
+def _check_doses(config: DictConfig) -> Iterator[Finding]:
+    """Whether a file of doses, given as the dose itself, is for this model and data set."""
+    given = OmegaConf.select(config, "asmi.calculator.dose")
+    if not isinstance(given, str):
+        return  # the resolver `asmi_dose` looks itself
+    arm = OmegaConf.select(config, "asmi.calculator.perturbation")
+    model, data = (container(config.get(name) or DictConfig({})) for name in ("model", "data"))
+    try:
+        matched_dose(given, arm, model=model_of(model), dataset=data)
+    except (OSError, ValueError) as error:
+        yield Finding(str(error), fatal=True)
 
 
 def _missing(config: DictConfig) -> list[str]:

@@ -34,6 +34,38 @@ def read_doses(path: str | Path) -> dict[str, Any]:
     return dict(content)
 
 
+SAME_DATA = ("source", "split", "prompt_style", "closed_book")
+"""What of a manifest's data set makes it another one, besides which rows are asked."""
+
+
+def other_than(
+    found: Mapping[str, Any], model: Mapping[str, Any], dataset: Mapping[str, Any]
+) -> str | None:
+    """In what a model or a data set is another than that of doses, or of a run; None: in nothing
+    that is known of both.
+
+    Models are told apart by revision, which for a folder is a digest, else by name; data sets by
+    `SAME_DATA`, files by their names, since folders move.
+
+    Args:
+        found: with "model" and "dataset", as a manifest has them.
+        model, dataset: as in a manifest.
+    """
+    there, data = found.get("model") or {}, found.get("dataset") or {}
+    for by in ("revision", "path"):
+        one, other = there.get(by), model.get(by)
+        if None in (one, other) or "unknown" in (one, other):
+            continue
+        if Path(str(one)).name != Path(str(other)).name:
+            return f"model {there.get('path')} ({one}), here it is {model.get('path')} ({other})"
+        break
+    for name in SAME_DATA:
+        one, other = data.get(name), dataset.get(name)
+        if None not in (one, other) and Path(str(one)).name != Path(str(other)).name:
+            return f"data.{name} {one}, here it is {other}"
+    return None
+
+
 MATCHED_AT = ("depth", "scope", "mask_rate")
 """Settings that move what masked heads do, and with it every dose."""
 
@@ -44,6 +76,8 @@ def matched_dose(
     matching: str = "effect",
     times: float = 1.0,
     *used: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+    dataset: Mapping[str, Any] | None = None,
 ) -> float | None:
     """The dose of an arm in a file; None for heads, which all others are matched to.
 
@@ -51,10 +85,11 @@ def matched_dose(
         matching: one of `MATCHINGS`.
         times: what it is multiplied with, for a sweep; of heads too.
         used: settings it is to be used with; of each what is known of `MATCHED_AT`.
+        model, dataset: what it is to be used on, see `other_than`; None: not known.
 
     Raises:
         FileNotFoundError, ValueError: as `read_doses`; or no such matching, no dose of that arm, or
-            doses that were found for other settings.
+            doses that were found for other settings, another model or another data set.
     """
     check_one_of("matching", matching, MATCHINGS)
     check_dose(times)
@@ -65,6 +100,12 @@ def matched_dose(
     if found.get(matching) is None:
         reason = found.get("refused") or f"it has {', '.join(found) or 'nothing'} for it"
         raise ValueError(f"{path} has no dose of {perturbation!r} matched by {matching}: {reason}")
+    other = other_than(content, model or {}, dataset or {})
+    if other is not None:
+        raise ValueError(
+            f"the doses in {path} were found for {other}: one number serves one model and data "
+            "set. Run `polygraph_asmi dose` for a run of these"
+        )
     there = content.get("settings", {})
     for here in used:
         for name in MATCHED_AT:

@@ -103,6 +103,13 @@ def model_revision(path: str, revision: str | None) -> str:
     return Path(cached).parent.name if isinstance(cached, str) else "unknown"
 
 
+def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Which model a config's node `model` names: path and revision."""
+    asked = (node.get("load_model_args") or {}).get("revision")  # of a hub; None for the newest
+    path = node.get("path")
+    return {"path": path, "revision": model_revision(str(path), asked)}
+
+
 def without_secrets(node: Any) -> Any:
     """A config without tokens and keys, since manifests are passed on."""
     if isinstance(node, dict):

@@ -4,6 +4,7 @@ Found on answers held out from the evaluation, without a label, one number for a
 data set. Never one for each answer: how much masks do to an answer nearly is its score.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +28,14 @@ from lm_polygraph_asmi.model import (
     scoring_session,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.saved.doses import FORMAT
+from lm_polygraph_asmi.saved.doses import FORMAT, other_than
 from lm_polygraph_asmi.saved.names import perturbed_by
 from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.validation import PERTURBATIONS
+
+SAME_DOSE = 1e-5
+"""Relative: what lies nearer is not asked for again."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,10 @@ class DoseSearch:
     ) -> None:
         self.model, self.used, self.memory_budget = model, used, memory_budget
         self.examples = []
+        # The longest first: what was checked of a sequence (`model.check`) holds for shorter ones.
+        longest = sorted(answers, key=lambda answer: len(answer.input_ids), reverse=True)
         with self._session():
-            for answer in answers:
+            for answer in longest:
                 unmasked = run_unmasked(
                     model, answer.input_ids, answer.prompt_length, [used["layer"]], used["scope"]
                 )
@@ -145,17 +151,19 @@ class DoseSearch:
         known: dict[float, float] = {}
 
         def at(dose: float) -> float:
-            known[dose] = self.effect(arm, dose)
+            same = next((d for d in known if math.isclose(d, dose, rel_tol=SAME_DOSE)), None)
+            known[dose] = self.effect(arm, dose) if same is None else known[same]
             return known[dose]
 
+        as_it_is = at(1.0)
         by_effect = maths.matching_dose(at, effect, by_norm or 1.0)
         return {
             "norm": by_norm,
             "effect": by_effect,
             "relative_change": own,
-            "kl": self.effect(arm),
+            "kl": as_it_is,
             "kl_at_norm": None if by_norm is None else at(by_norm),
-            "kl_at_effect": None if by_effect is None else known[by_effect],
+            "kl_at_effect": None if by_effect is None else at(by_effect),
         }
 
 
@@ -182,12 +190,20 @@ def doses_for(
 
     Raises:
         OSError: no such run or model.
-        ValueError: runs that share a row, another model than theirs, or no row at all.
+        ValueError: runs that share a row, or are of two models or data sets; another model than
+            theirs; or no row at all.
     """
     evaluated, spare = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
     if perturbed_by(used):
         raise ValueError(f"{run} is a run of an arm itself: name the run of heads")
+    ours = {name: evaluated.recorded(name) for name in ("model", "dataset")}
+    other = other_than(ours, spare.recorded("model"), spare.recorded("dataset"))
+    if other is not None:
+        raise ValueError(
+            f"{run} has {other} in {held_out}: doses are found on other rows of the same model and "
+            "data set"
+        )
     shared = set(evaluated.stats["input_texts"]) & set(spare.stats["input_texts"])
     if shared:
         raise ValueError(
@@ -204,6 +220,7 @@ def doses_for(
     return {
         "format": FORMAT,
         "model": evaluated.recorded("model") or {"path": model},
+        "dataset": evaluated.recorded("dataset"),
         "evaluation": str(run),
         "held_out": str(held_out),
         "settings": used,

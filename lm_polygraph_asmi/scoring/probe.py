@@ -7,7 +7,7 @@ masks by construction, so random heads are ablated too.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class Tokens:
         columns: (n,) each, see `saved.probe.Probe`.
         criticality: (n, H) of all masks, of the first and of the second half of them.
         halves: (n,) mean divergence from the ensemble mean over the first and the second half.
+        confident: (n,) whether the model is known to give its most likely token `CONFIDENT` or
+            more; from a run alone where that is the answer's, see `with_confidence`.
     """
 
     row: np.ndarray
@@ -72,6 +74,7 @@ class Tokens:
     columns: dict[str, np.ndarray]
     criticality: dict[str, np.ndarray]
     halves: dict[str, np.ndarray]
+    confident: np.ndarray
 
     @classmethod
     def of(cls, run: Run, depth: float) -> "Tokens":
@@ -117,16 +120,43 @@ class Tokens:
             {name: joined[name] for name in columns},
             {name: joined[name] for name in ("all", "first", "second")},
             {name: joined[f"kl_{name}"] for name in ("first", "second")},
+            joined["log_likelihood"] >= np.log(CONFIDENT),
         )
+
+    def with_confidence(
+        self, model: PreTrainedModel, used: Mapping[str, Any], answers: Mapping[int, Answer]
+    ) -> "Tokens":
+        """The same, knowing too where the model's most likely token is another than the answer's.
+
+        The model is asked where that can be: the answer's token has no more than `CONFIDENT` leaves
+        it, and the entropy is none that only a flatter distribution has.
+
+        Raises:
+            ValueError: another model than the run's.
+        """
+        left, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
+        flattest = -CONFIDENT * np.log(CONFIDENT) - left * np.log(left / others)
+        possible = self.columns["log_likelihood"] <= np.log(left)
+        possible &= self.columns["entropy"] <= flattest + 1e-3
+        found = self.confident.copy()
+        for row in np.unique(self.row[possible]).tolist():
+            at, answer = np.flatnonzero(possible & (self.row == row)), answers[row]
+            with scoring_session(model, used["attention"]):
+                unmasked = run_unmasked(
+                    model, answer.input_ids, answer.prompt_length, [used["layer"]], used["scope"]
+                )
+                answer.check_model(model, unmasked)
+                log_probs = readout(model, unmasked.final_hidden[self.position[at]])
+            found[at] = log_probs.max(-1).values.cpu().numpy() >= np.log(CONFIDENT)
+        return replace(self, confident=found)
 
     def groups(self, count: int = COUNT) -> dict[str, np.ndarray]:
         """Tokens to be probed, by name of the group; see `saved.probe`."""
         mi, entropy = self.columns["mi"], self.columns["entropy"]
-        sure = self.columns["log_likelihood"] >= np.log(CONFIDENT)
         chosen = {
             "": extremes(mi, count),
             "_matched": matched_pairs(mi, entropy, count),
-            "_confident": extremes(mi, count, sure),
+            "_confident": extremes(mi, count, self.confident),
             "_first": extremes(self.halves["first"], count),
             "_second": extremes(self.halves["second"], count),
         }
@@ -391,4 +421,5 @@ def probe_of(
     used, tokens = settings_of(finished, depth), Tokens.of(finished, depth)
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
     answers = {answer.row: answer for answer in answers_of(finished, tokenizer)}
-    return CausalProbe(loaded, used, tokens, **settings), answers
+    known = tokens.with_confidence(loaded, used, answers)
+    return CausalProbe(loaded, used, known, **settings), answers

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis import (
     normalised_prr,
     verdicts,
 )
+from lm_polygraph_asmi.analysis.clusters import percentiles, tail
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 from lm_polygraph_asmi.analysis.falsifier import questions_to_decide
 from lm_polygraph_asmi.analysis.verdict import equivalence
@@ -59,12 +60,12 @@ def test_comparisons_are_paired_differences():
     gaps, one = drawn["h"] - drawn["a"], found["mlp"]
     twin = normalised_prr(heads, quality) - normalised_prr(arms["mlp"], quality)
     assert one.difference.value == pytest.approx(twin)
-    low_high = np.percentile(gaps, [2.5, 97.5])
+    low_high = np.percentile(gaps, percentiles(150))
     assert [one.difference.low, one.difference.high] == pytest.approx(low_high)
     assert one.standard_error == pytest.approx(gaps.std(ddof=1))
-    assert one.p_above == pytest.approx(2 * (1 + (gaps <= 0).sum()) / (1 + DRAWS))
+    assert one.p_above == pytest.approx(2 * tail((1 + (gaps <= 0).sum()) / (1 + DRAWS), 150))
     assert one.p_below == 1
-    assert one.p_equivalent == equivalence(gaps)
+    assert one.p_equivalent == equivalence(gaps, clusters=150)
     assert one.heads.value - one.arm.value == pytest.approx(one.difference.value)
     swapped = arm_comparisons(arms["mlp"], {"h": heads}, quality, clusters, resamples=DRAWS)["h"]
     assert swapped.difference == pytest.approx(-one.difference)

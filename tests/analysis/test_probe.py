@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis import (
     flip_rates,
     wilson_interval,
 )
-from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.clusters import cluster_draws, percentiles
 from tests.analysis.simulation import coverage, keys
 
 
@@ -22,7 +22,7 @@ def test_rates_are_means_with_intervals_over_examples():
     rows = [np.repeat(np.arange(40), c) for c in np.concatenate([*cluster_draws(keys(10, 4), 200)])]
     for k, rate in enumerate(found):
         assert rate.value == flips[:, k].mean()
-        twin = np.percentile([flips[own, k].mean() for own in rows], [2.5, 97.5])
+        twin = np.percentile([flips[own, k].mean() for own in rows], percentiles(10))
         assert [rate.low, rate.high] == pytest.approx(twin)
 
 

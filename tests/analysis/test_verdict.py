@@ -75,6 +75,20 @@ def test_the_family_keeps_its_level():
     assert rejected / 300 <= 0.06 + 3 * monte_carlo_error(0.06, 300)
 
 
+def test_few_clusters_make_p_values_larger():
+    """A family keeps its level over eight clusters, which plain resamples of eight do not."""
+    rng, plain, widened = np.random.default_rng(6), 0, 0
+    for _ in range(300):
+        data = rng.normal(size=(8, 3)) + rng.normal(size=(8, 1))
+        counts = rng.multinomial(8, np.full(8, 1 / 8), size=400)
+        given = data.mean(0), counts @ data / 8
+        plain += romano_wolf(*given).min() < 0.05
+        widened += romano_wolf(*given, clusters=8).min() < 0.05
+    assert widened / 300 <= 0.06 + 3 * monte_carlo_error(0.06, 300) < plain / 300
+    drawn = np.random.default_rng(5).normal(0.0, 0.0115, 10_000)
+    assert equivalence(drawn, 0.02) < 0.05 < equivalence(drawn, 0.02, clusters=8)
+
+
 def test_equivalence_is_the_90_percent_interval():
     rng = np.random.default_rng(5)
     for spread in (0.005, 0.0115, 0.0119, 0.0125, 0.013, 0.03):

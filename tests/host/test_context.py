@@ -24,6 +24,9 @@ PROMPTS = {
     ("asmi_squad", "data.source=x"): (
         prompt_of("paper", False)(QUESTION._replace(passage=PASSAGE)), PASSAGE,
     ),
+    ("asmi_squad", "data.source=x", "data.prompt_style=demo"): (
+        prompt_of("demo", False)(QUESTION._replace(passage=PASSAGE)), PASSAGE,
+    ),
     ("asmi_demo",): (prompt_of("demo", False)(QUESTION._replace(passage=PASSAGE)), PASSAGE),
     ("asmi_coqa", "benchmark=asmi_babiqa"): (babi_prompt(MOVES, "Where is Mary?"), MOVES),
 }  # fmt: skip

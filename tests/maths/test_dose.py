@@ -43,7 +43,15 @@ def test_an_effect_that_is_never_reached():
         matching_dose(lambda d: d, 0.0, 1.0)
 
 
-def test_few_tries_are_needed():
+@pytest.mark.parametrize(
+    ("effect", "most"),
+    [(lambda d: d**2, 2), (lambda d: d**1.6 / (1 + 0.1 * d), 5), (lambda d: d if d > 3 else 0, 40)],
+)
+def test_few_tries_are_needed(effect, most):
+    """All that a search costs: two where the effect is the dose squared, as near zero. One that is
+    no power of it is bracketed."""
     tried = []
-    matching_dose(lambda d: tried.append(d) or d**2, 0.5, 1.0)
-    assert len(tried) < 10
+    found = matching_dose(lambda d: tried.append(d) or effect(d), 5.0, 0.7)
+    assert effect(found) == pytest.approx(5, rel=1e-3)
+    assert len(tried) <= most
+    assert len(set(tried)) == len(tried)

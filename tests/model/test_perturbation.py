@@ -226,16 +226,20 @@ def at(model, kept: torch.Tensor, seed: int = 0, length: int = 13, prompt: int =
     return Masking(kept, torch.arange(length - 1), unmasked, LAYER, seed)
 
 
-def test_other_positions_are_of_the_prompt_and_others(llama):
+def test_other_positions_are_earlier_ones_of_the_prompt(llama):
     many = (torch.rand(300, 4, generator=torch.Generator().manual_seed(0)) > 0.5).float()
     masking = at(llama, torch.cat([many, torch.rand(1, 4).round()]))
     found = perturbation.foreign_positions(masking)
     assert found.min() == 0
     assert found.max() == PROMPT - 1
-    assert not (found == torch.arange(12)).any()
+    places = torch.arange(12)
+    assert (found[:, 1:] < places[1:]).all()  # the first has none before it
+    # All equally likely: on the average from the middle. (Four heads have sixteen masks.)
+    earlier = places.clamp_max(PROMPT)
+    assert ((found + 0.5) / earlier)[:, 3:].mean() == pytest.approx(0.5, abs=0.05)
     distinct = [bytes(row.tolist()) for row in found]
     assert len(set(distinct)) == len(many.unique(dim=0))  # equal masks, equal positions
-    # A prompt of one token has no other; and positions of the answer have that one.
+    # Of a prompt of one token there is no other than that.
     assert (perturbation.foreign_positions(at(llama, many[:2], prompt=1)) == 0).all()
 
 

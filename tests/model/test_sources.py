@@ -307,6 +307,11 @@ def test_contexts_that_are_none(context, message):
         check_spans(context, 17)
 
 
+def test_a_context_that_is_none_is_refused_though_nothing_asks_for_it(llama, input_ids):
+    with pytest.raises(ValueError, match="must lie within the"):
+        subnetwork_log_probs(llama, input_ids, 5, LAYER, torch.ones(1, 4), context=(3, 400))
+
+
 def test_a_source_needs_a_context(llama, input_ids):
     with pytest.raises(ValueError, match="needs to know the context"):
         subnetwork_log_probs(

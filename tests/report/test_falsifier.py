@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
@@ -155,6 +156,33 @@ def test_heads_alone_are_special_and_few_questions_undecided(tmp_path):
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["verdict"] == "undecided"
     assert row["questions to decide"] > 20
+
+
+def test_planted_cells_get_the_verdicts_they_were_planted_with(tmp_path):
+    """Judged together: heads alone read the errors; noise in the MLP reads them as heads do; all
+    read them, each with noise of its own, and the questions are few."""
+    alone = dict.fromkeys(("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise"))
+    planted = {
+        "squad": (N, alone, "special"),
+        "coqa": (N, alone | {"mlp_noise": 0.001}, "reproduced"),
+        "babiqa": (16, dict.fromkeys(alone, 0.8), "undecided"),
+    }
+    paths = []
+    for name, (n, noise, _) in planted.items():
+        paths += save_arms(tmp_path / name, content(n), manifest(n, f"asmi_{name}"), noise)
+    cells = load_cells(paths)
+    (item,) = falsifier_verdicts(cells)
+    table = item.table[item.table["score"] == "Sem-ASMI"].set_index("cell")
+    for name, (n, _, verdict) in planted.items():
+        row = table.loc[f"tiny model, {name}"]
+        assert (row["verdict"], row["questions"]) == (verdict, n), name
+        assert row["arms"] == ", ".join(alone)
+        assert pd.isna(row["not run"])
+    assert table.loc["tiny model, coqa", "by"] == "mlp_noise"
+    assert table.loc["tiny model, babiqa", "questions to decide"] > 16
+    named = [line for line in findings(cells) if "Not special" in line and "Sem-ASMI" in line]
+    assert len(named) == 1
+    assert "tiny model, coqa.** mlp_noise at matched effect" in named[0]
 
 
 def test_arms_at_no_matched_effect_have_no_verdict(tmp_path):

@@ -140,19 +140,24 @@ def test_masks_that_move_nothing_are_a_gap(tmp_path):
 
 
 def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
-    """And the score of fewer masks stays the operating one, in whichever order they come."""
+    """And the score of fewer masks stays the operating one, in whichever order they come; that of
+    a run which is there for its masks is no method of the cell."""
     plain, fewer, more = content(20), content(20), content(20)
     dissect(fewer, masks=100)
     dissect(more, masks=120)
     more["estimations"] = {
         (level, name.replace("K=64", "K=64, S=120")): values
         for (level, name), values in more["estimations"].items()
+        if "ASMI" in name
     }
     for name, saved in (("more", more), ("fewer", fewer), ("plain", plain)):
         save(tmp_path / name, saved)
     (cell,) = load_cells([tmp_path / name for name in ("more", "fewer", "plain")])
     assert cell.dissected(0.6).path.parent.name == "more"
     assert cell.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
+    assert not any("S=120" in method for method in cell.scores)
+    assert [run.path.parent.name for run in cell.parts] == ["more"]
+    assert cell.places(cell.parts[0]) == [(i, i) for i in range(20)]
     assert cell.dissected(0.9) is None
     assert cell.dissected_depths == [0.6]
 

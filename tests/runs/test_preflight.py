@@ -1,11 +1,14 @@
 """What is found before a model is loaded."""
 
+import json
 import logging
 
 import pytest
 from datasets import Dataset
 from hydra import compose, initialize
+from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.runs import preflight
 from lm_polygraph_asmi.runs.preflight import check_config, check_data, count_rows
 from tests.runs.test_squad import QUESTION, write
 
@@ -192,6 +195,24 @@ def test_repeated_prompts_are_said_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         assert of_data(source) == []
     assert caplog.text.count("repeat an earlier prompt") == 1
+
+
+def test_a_file_of_doses_is_of_this_model(tmp_path):
+    """Given as the dose itself; that of the falsifier's own node is looked at where it is read."""
+    file, arms = tmp_path / "doses.json", {"mlp": {"effect": 0.8}}
+    about = {"path": "another/model", "revision": "unknown"}
+    file.write_text(json.dumps({"format": 1, "model": about, "arms": arms}))
+    config = OmegaConf.create(
+        {"model": {"path": "this/one"},
+         "asmi": {"calculator": {"perturbation": "mlp", "dose": str(file)}}}
+    )  # fmt: skip
+    (finding,) = preflight._check_doses(config)
+    assert finding.fatal
+    assert "found for model another/model" in finding.text
+    config.model.path = "elsewhere/model"
+    assert not list(preflight._check_doses(config))
+    config.asmi.calculator.dose = 0.8
+    assert not list(preflight._check_doses(config))
 
 
 def test_rows_without_a_context_are_named(tmp_path):

@@ -1,6 +1,7 @@
 """Doses at which an arm changes, or does, as much as masked heads."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,6 +65,32 @@ def test_doses_match_the_effect_of_heads_to_a_thousandth(search, matched):
             assert found["kl"] == pytest.approx(search.effect(arm), rel=1e-6)
     # The test could not fail if all arms did as much as they are.
     assert max(abs(found["kl"] / wanted - 1) for found in matched.values()) > 0.1
+
+
+def test_a_search_asks_once_for_a_dose_and_seldom(search, monkeypatch):
+    asked = []
+
+    def effect(own, arm, dose=None):
+        asked.append((arm, dose))
+        return room.DoseSearch.measured(own, arm, dose)
+
+    monkeypatch.setattr(DoseSearch, "measured", DoseSearch.effect, raising=False)
+    monkeypatch.setattr(DoseSearch, "effect", effect)
+    search.matched(["mlp", "isotropic"])
+    assert asked.count(("heads", None)) == 1
+    assert len(set(asked)) == len(asked) <= 1 + 2 * 6
+
+
+def test_the_order_of_the_answers_does_not_matter(tiny):
+    """The longest goes first, since what was checked of it holds for the others."""
+    run = scored_run(tiny, QUESTIONS[2:], **SCORED)
+    used, answers = run.stats["asmi_settings_d60"][0], answers_of(run, tokenizer())
+    one, other = (DoseSearch(tiny, order, used) for order in (answers, answers[::-1]))
+    for search in (one, other):
+        lengths = [len(example.unmasked.input_ids) for example in search.examples]
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[0] > lengths[-1]
+    assert one.effect("mlp", 0.7) == pytest.approx(other.effect("mlp", 0.7), rel=1e-6)
 
 
 def each(run):
@@ -182,6 +209,50 @@ def test_doses_are_for_the_settings_they_were_matched_at(tmp_path):
         _ = config.dose
     config.asmi.calculator.scope = "response"
     assert config.dose == 0.8
+
+
+def test_doses_are_for_the_model_and_data_set_they_were_matched_on(tmp_path):
+    file, data = tmp_path / "doses.json", {"source": "a/dev.json", "closed_book": False}
+    own = {"path": "models/tiny", "revision": "sha256:1"}
+    content = {"format": 1, "model": own, "dataset": data, "arms": {"mlp": {"effect": 0.8}}}
+    file.write_text(json.dumps(content))
+    moved = {"path": "elsewhere/tiny", "revision": "sha256:1"}
+    elsewhere = {
+        "source": "b/dev.json",
+        "prompt_style": "demo",
+    }  # what is not known of both counts not
+    for model, dataset in ((own, data), (moved, elsewhere), (None, None), ({"path": "tiny"}, {})):
+        assert matched_dose(file, "mlp", model=model, dataset=dataset) == 0.8
+    for model, dataset, said in (
+        (moved | {"revision": "sha256:2"}, data, r"found for model models/tiny \(sha256:1\), here"),
+        ({"path": "models/large", "revision": "unknown"}, data, "here it is models/large"),
+        (own, {"source": "other.json"}, r"data\.source a/dev\.json, here it is other\.json"),
+        (own, {"closed_book": True}, r"data\.closed_book False, here it is True"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            matched_dose(file, "mlp", model=model, dataset=dataset)
+    config = OmegaConf.create(
+        {"model": {"path": str(tmp_path)}, "data": {"source": "dev.json"},
+         "dose": f"${{asmi_dose:{file},mlp,effect,1}}"}
+    )  # fmt: skip
+    register_resolvers()
+    with pytest.raises(Exception, match=f"here it is {tmp_path}"):
+        _ = config.dose
+    file.write_text(json.dumps(content | {"model": {"path": "x", "revision": "unknown"}}))
+    config.model.path = "folder/x"
+    assert config.dose == 0.8
+    config.data.source = "other.json"
+    with pytest.raises(Exception, match=r"here it is other\.json"):
+        _ = config.dose
+
+
+def test_rows_are_held_out_of_the_same_model_and_data_set(run, monkeypatch):
+    about = {"run": {"dataset": {"closed_book": False}}, "held": {"dataset": {"closed_book": True}}}
+    monkeypatch.setattr(room, "load_run", lambda path: replace(run, manifest=about[path]))
+    with pytest.raises(
+        ValueError, match=r"run has data\.closed_book False, here it is True in held"
+    ):
+        doses_for("run", "held", "tiny")
 
 
 def test_a_dose_of_the_scope_all_is_refused_by_streams_alone(tmp_path):

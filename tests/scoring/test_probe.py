@@ -88,6 +88,27 @@ def test_least_critical_heads_flip_when_all_are_taken(probed):
     assert (found.predicted["random"][found.groups["high"], 2] == DECIDED).all()
 
 
+def test_confidence_is_that_of_the_most_likely_token(planted):
+    """Not of the answer's, which another one may leave next to nothing."""
+    _, used, tokens, answers = planted
+    (flat,) = {*tokens.with_confidence(planted[0], used, answers).confident.tolist()}
+    assert not flat
+    model = decided_by_one_head()
+    with torch.no_grad():
+        model.lm_head.weight[7] = -1.5 * torch.eye(32)[0]  # likely as long as head 1 is there
+    run = scored_run(model, scope="response", **SCORED)
+    answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
+    of_run = Tokens.of(run, 0.6)
+    found = of_run.with_confidence(model, used, answers).confident
+    wanted = []
+    for answer in answers.values():
+        with torch.no_grad():
+            logits = model(answer.input_ids[None]).logits[0, answer.prompt_length - 1 : -1]
+        wanted += (logits.softmax(-1).max(-1).values >= 0.9).tolist()
+    assert found.tolist() == wanted
+    assert of_run.confident.mean() < found.mean()
+
+
 def test_another_layer_and_own_masks(probed):
     found = probed
     assert found.control_layer == 1

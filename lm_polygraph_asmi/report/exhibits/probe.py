@@ -27,8 +27,8 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "low MI, heads of other masks†": (("low_first", "held_second"), ("low_second", "held_first")),
     "high MI, matched by entropy†": (("high_matched", "critical"),),
     "low MI, matched by entropy†": (("low_matched", "critical"),),
-    "high MI, answer at .9 or more†": (("high_confident", "critical"),),
-    "low MI, answer at .9 or more†": (("low_confident", "critical"),),
+    "high MI, top token at .9 or more†": (("high_confident", "critical"),),
+    "low MI, top token at .9 or more†": (("low_confident", "critical"),),
     "high MI, random heads of another layer†": (("high", "control_random"),),
 }  # fmt: skip
 """Row of the table -> groups of tokens, and the rule by which their heads were chosen."""
@@ -36,7 +36,7 @@ DIFFERENCES = {
     "high MI": ("high", "critical", "random"),
     "low MI": ("low", "critical", "random"),
     "high MI, matched by entropy": ("high_matched", "critical", "random"),
-    "high MI, answer at .9 or more": ("high_confident", "critical", "random"),
+    "high MI, top token at .9 or more": ("high_confident", "critical", "random"),
     "high MI, against the least critical": ("high", "critical", "least"),
 }
 """Pairs of rules on the same tokens."""

@@ -32,6 +32,9 @@ VARIANTS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 TOP_K = 64
 """K where nothing else is asked for: the paper's."""
 
+AGGREGATIONS = ("mean", "sum", "max")
+"""From the scores of tokens to that of an answer; the first is the paper's."""
+
 TAU, BETA = 0.3, 10.0
 """Middle and steepness of Adapt-ASMI's gate where nothing else is asked for: the paper's."""
 
@@ -117,6 +120,11 @@ def check_at_least_one(name: str, value: int | None) -> None:
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_aggregation(aggregation: str) -> None:
+    """Raise ValueError unless `aggregation` is one of `AGGREGATIONS`."""
+    check_one_of("aggregation", aggregation, AGGREGATIONS)
 
 
 def check_level(level: str) -> None:
@@ -220,9 +228,11 @@ def check_scoring(
     seed: int,
     closing_token: bool = True,
     attention: str | None = None,
+    aggregation: str = "mean",
 ) -> None:
     """Raise ValueError unless the settings that `score` has besides the masks' are in range."""
     check_one_of("variant", variant, tuple(VARIANTS))
+    check_aggregation(aggregation)
     check_whole("num_samples", num_samples)
     if num_samples < 2:
         raise ValueError(f"num_samples must be at least 2, to be compared; got {num_samples}")

@@ -223,7 +223,7 @@ class Contenders:
             return
         cache, memory = DynamicCache(), Memory()
         ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
-        memory.take(ids, cache)
+        memory.take(self.model, ids, cache)
         known = memory if way == "reuse" else None
         engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
 

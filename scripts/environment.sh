@@ -1,5 +1,5 @@
-# Sourced by demo.sh and test.sh: an own virtual environment, .venv, set up once and again whenever
-# what it is made from changes. Argument: the extra to install (demo or dev).
+# Sourced by demo.sh, test.sh and docs.sh: an own virtual environment, .venv, set up once and again whenever
+# what it is made from changes. Argument: the extra to install (demo, dev or docs).
 #
 # PYTHON names the interpreter (3.10 to 3.12; default python3), VENV another folder. An own build of
 # torch goes in beforehand: python3 -m venv .venv && .venv/bin/pip install torch ...

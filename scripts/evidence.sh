@@ -1,25 +1,93 @@
 #!/usr/bin/env bash
-# Measures one real model, cell by cell and shard by shard, and keeps a small table of each shard.
+# Measures real models, cell by cell and shard by shard, and keeps a small table of each shard.
 #
-#   scripts/evidence.sh MODEL DATA OUT [CELL ...]
+#   scripts/evidence.sh MODEL DATA OUT [CELL ...] [-- OVERRIDE ...]     # one model in a folder
+#   scripts/evidence.sh --paper OUT [BACKBONE/BENCHMARK ...] [-- OVERRIDE ...]
 #
 # MODEL is a folder that transformers loads (with a single .gguf file in it, that file), or
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
 # OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
-# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence.py). A finished shard is not run again, a cut off one goes
-# on where its journal ends. ROWS=200 asks fewer rows of every cell, SHARDS=20 makes shards smaller.
+# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence.py). A
+# finished shard is not run again, a cut off one goes on where its journal ends. ROWS=200 asks fewer
+# rows of every cell, SHARDS=20 makes shards smaller.
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
-# run, whose answers the others take), `baselines`, `whole` (masks at every position), `paper` (p = 0.15 and S = 40),
-# `heads` (300 masks, two depths), and the arms of the falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`,
-# `mlp_noise`, at the effect of heads; their doses are found on other rows and kept in CELL.doses.json. `exhibits`
-# comes last: all finished shards joined, the causal probe where there are `heads` (TOKENS=200 of each group), and the
+# run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
+# `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
+# (masks that take every head as often), `heads` (300 masks, two depths), and the arms of the
+# falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
+# doses are found on other rows and kept in CELL.doses.json. `exhibits` comes last: all finished
+# shards joined, the causal probe where there are `heads` (TOKENS=200 of each group), and the
 # report's tables in CELL.exhibits/.
+#
+# --paper runs the shipped configs of the paper's 16 cells, or those named, on a machine with a GPU
+# and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
+# first cell that fails, such as a gated model; name the others to go on without it.
+#
+# What stands behind -- goes to every run, as Hydra has it: -- nli_path=FOLDER.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-model=$1 data=$(realpath "$2") out=$(realpath -m "$3")
-shift 3
-export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
+hub=
+if [ "${1:-}" = --paper ]; then
+  hub=yes
+  shift
+else
+  model=$1 data=$(realpath "$2")
+  shift 2
+fi
+out=$(realpath -m "$1")
+shift
+asked=() more=()
+while [ $# -gt 0 ]; do
+  [ "$1" = -- ] && shift && more=("$@") && break
+  asked+=("$1") && shift
+done
+
+# One shard of one run of a cell: run SHARD CELL RUN OVERRIDE ...
+run() {
+  local shard=$1 name=$2 kind=$3 folder
+  shift 3
+  folder=$out/runs/$name/$kind/$shard
+  local kept=$out/shards/$name/$kind/$shard.parquet
+  [ -e "$kept" ] && return
+  polygraph_eval "$@" \
+    data.num_shards="${SHARDS:-10}" data.shard="$shard" \
+    asmi.journal="$out/journal" hydra.run.dir="$folder" "${more[@]}"
+  python "$here/evidence.py" "$folder" "$kept"
+}
+
+# The shards of a run of a cell together: join CELL RUN
+join() {
+  python "$here/evidence.py" "$out/shards/$1/$2" "$out/$1.$2.parquet"
+}
+
+if [ -n "$hub" ]; then
+  cells=()
+  for backbone in qwen3_4b_base qwen3_8b_base llama2_7b mistral_7b; do
+    for benchmark in coqa squad babiqa triviaqa; do
+      cells+=("$backbone/$benchmark")
+    done
+  done
+  for name in "${asked[@]}"; do
+    [[ " ${cells[*]} " == *" $name "* ]] || {
+      echo "no cell $name: ${cells[*]}" >&2
+      exit 1
+    }
+  done
+  all=$out
+  for name in "${asked[@]:-${cells[@]}}"; do
+    out=$all/${name%/*} benchmark=${name#*/}
+    for ((shard = 0; shard < ${SHARDS:-10}; shard++)); do
+      run "$shard" "$benchmark" benchmark --config-name asmi_cell \
+        "model=asmi_${name%/*}" "benchmark=asmi_$benchmark" ${ROWS:+data.limit="$ROWS"}
+    done
+    join "$benchmark" benchmark
+  done
+  exit
+fi
+
+export HF_HUB_OFFLINE=1
 case $model in
   smollm2) options=(model=asmi_smollm2) named=(--model smollm2) ;;
   *)
@@ -33,17 +101,37 @@ esac
 unseen="data.except_limit=150" # rows of docs/evidence/source-plan.md
 squad="data.source=$data/xquad.en.json $unseen"
 worked="data.prompt_style=demo" # four worked questions first
+# Through the model's chat template, where answers are sentences: more room for them.
+chat="instruct=true max_new_tokens=40"
 
 # Overrides of a cell: data set and prompt.
 cell() {
   case $1 in
     open) echo "benchmark=asmi_squad $squad data.limit=${ROWS:-500}" ;;
     open-worked) echo "benchmark=asmi_squad $squad $worked data.limit=${ROWS:-500}" ;;
+    open-chat) echo "benchmark=asmi_squad $squad $chat data.limit=${ROWS:-500}" ;;
     closed) echo "benchmark=asmi_squad_closed_book $squad data.limit=${ROWS:-250}" ;;
     closed-worked) echo "benchmark=asmi_squad_closed_book $squad $worked data.limit=${ROWS:-250}" ;;
+    closed-chat) echo "benchmark=asmi_squad_closed_book $squad $chat data.limit=${ROWS:-250}" ;;
+    changed | changed-worked | exchanged | exchanged-worked)
+      echo "benchmark=asmi_squad data.source=$out/$1 data.limit=${ROWS:-250}"
+      ;;
     babi) echo "benchmark=asmi_babiqa data.source=$out/babi data.limit=${ROWS:-300}" ;;
-    *) echo "no cell $1: open, open-worked, closed, closed-worked, babi" >&2 && return 1 ;;
+    babi-chat) echo "benchmark=asmi_babiqa data.source=$out/babi $chat data.limit=${ROWS:-300}" ;;
+    *)
+      echo "no cell $1: open, closed, open-worked, closed-worked, open-chat, closed-chat, babi," \
+        "babi-chat, changed, changed-worked, exchanged, exchanged-worked" >&2 && return 1
+      ;;
   esac
+}
+
+# The same questions with passages that say something else (scripts/build_counterfactual.py).
+passages() {
+  local style=paper change=answer
+  [[ $1 == *-worked ]] && style=demo
+  [[ $1 == exchanged* ]] && change=passage
+  [ -d "$out/$1" ] || python "$here/build_counterfactual.py" "$data/xquad.en.json" "$out/$1" \
+    --change "$change" --prompt-style "$style" --except-limit 150
 }
 
 # Doses of a cell's arms, found once, on rows that no shard asks.
@@ -57,7 +145,7 @@ doses() {
   # shellcheck disable=SC2046
   [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
     $(cell "$1") "${rest[@]}" asmi.calculator.scope=response estimators=asmi_only \
-    output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare"
+    output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare" "${more[@]}"
   polygraph_asmi dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
 }
 
@@ -76,22 +164,9 @@ exhibits() {
   polygraph_asmi report "${runs[@]}" --out "$out/$1.exhibits"
 }
 
-# One shard of one run of a cell: run SHARD CELL RUN OVERRIDE ...
-run() {
-  local shard=$1 name=$2 kind=$3 folder
-  shift 3
-  folder=$out/runs/$name/$kind/$shard
-  local kept=$out/shards/$name/$kind/$shard.parquet
-  [ -e "$kept" ] && return
-  # shellcheck disable=SC2046
-  polygraph_eval --config-name asmi_offline "${options[@]}" $(cell "$name") \
-    data.num_shards="${SHARDS:-10}" data.shard="$shard" asmi.calculator.scope=response \
-    asmi.journal="$out/journal" hydra.run.dir="$folder" "$@"
-  python "$here/evidence.py" "$folder" "$kept"
-}
-
-for name in "${@:-open}"; do
+for name in "${asked[@]:-open}"; do
   cell "$name" >/dev/null
+  [[ $name == *changed* ]] && passages "$name"
   if [[ ${RUNS:-} == exhibits ]]; then
     exhibits "$name"
     continue
@@ -103,7 +178,8 @@ for name in "${@:-open}"; do
       case $kind in
         sources) options_of_run=(estimators=asmi_context output_attentions=false
           "asmi.calculator.source=[all,context]" asmi.calculator.without_context=true) ;;
-        baselines) options_of_run=("$again") ;;
+        baselines) options_of_run=() ;; # RAUQ reads attention as the answer is made: made again
+        sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
         whole) options_of_run=("$again" "${lean[@]}" asmi.calculator.scope=all) ;;
         paper) options_of_run=("$again" "${lean[@]}" asmi.calculator.{mask_rate=0.15,num_masks=40}) ;;
         heads) options_of_run=("$again" "${lean[@]}" asmi.calculator.{num_masks=300,details=true}
@@ -112,14 +188,21 @@ for name in "${@:-open}"; do
           doses "$name" "${again#*=}"
           options_of_run=("$again" "${lean[@]}" "asmi.calculator.perturbation=$kind"
             "asmi.calculator.dose=$out/$name.doses.json") ;;
-        *) echo "no run $kind: sources, baselines, whole, paper, heads, an arm, exhibits" >&2 && exit 1 ;;
+        depths) options_of_run=("$again" "${lean[@]}"
+          "asmi.calculator.depths=[0.6,0.7,0.8,0.9]") ;;
+        balanced) options_of_run=("$again" "${lean[@]}" asmi.calculator.mask_sampler=balanced) ;;
+        *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, balanced, heads," \
+          "pseudo_heads, foreign, isotropic, mlp, mlp_noise, exhibits" >&2
+          exit 1 ;;
       esac
       [[ $name == closed* && $kind == sources ]] && # no passage, no source
         options_of_run=(estimators=asmi_free output_attentions=false)
-      run "$shard" "$name" "$kind" "${options_of_run[@]}"
+      # shellcheck disable=SC2046
+      run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(cell "$name") \
+        asmi.calculator.scope=response "${options_of_run[@]}"
     done
   done
   for kind in ${RUNS:-sources}; do
-    python "$here/evidence.py" "$out/shards/$name/$kind" "$out/$name.$kind.parquet"
+    join "$name" "$kind"
   done
 done

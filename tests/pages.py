@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCS = REPOSITORY / "docs"
+NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.md"))
+"""Executed when the site is built."""
+PAGES = [
+    REPOSITORY / "README.md",
+    *sorted(
+        page for folder in ("", "how-to", "reference") for page in (DOCS / folder).glob("*.md")
+    ),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

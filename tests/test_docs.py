@@ -1,16 +1,22 @@
 """What README and pages show works; YAML entries are run in test_plugin."""
 
 import ast
+import doctest
 import importlib
 import re
 import subprocess
+import sys
 from functools import cache
 from importlib.metadata import metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
 
 import click
 import pytest
 import transformers
+import yaml
 from hydra import compose, initialize
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,8 +24,9 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.model import FAMILIES
 from lm_polygraph_asmi.saved import names
-from tests.pages import PAGES, REPOSITORY, blocks, inline, prose, table
+from tests.pages import DOCS, NOTEBOOKS, PAGES, REPOSITORY, blocks, inline, prose, table
 from tests.report.runs import save
 from tests.tiny_lm import whitebox
 
@@ -56,9 +63,10 @@ def test_python_runs(page, tmp_path, monkeypatch):
     save(tmp_path / "RUN")
     monkeypatch.chdir(tmp_path)
     known: dict[str, object] = {}
-    for block in blocks("python"):
-        if block.page == page:
-            exec(block.code, known)
+    with patch.dict(FAMILIES):  # two pages add to them
+        for block in blocks("python"):
+            if block.page == page:
+                exec(block.code, known)
 
 
 TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash")
@@ -117,11 +125,16 @@ def check_click(command: click.Command, arguments: list[str]) -> dict:
         return command.make_context(command.name, list(arguments)).params
 
 
+def loaded(file: str) -> ModuleType:
+    """A Python file that is in no package."""
+    spec = spec_from_file_location(Path(file).stem, REPOSITORY / file)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def check_script(file: str, arguments: list[str]) -> None:
-    spec = spec_from_file_location("script", REPOSITORY / file)
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
-    check_click(script.main, arguments)
+    check_click(loaded(file).main, arguments)
 
 
 def check(call: list[str]) -> None:
@@ -276,7 +289,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@BY_PAGE
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     assert links or page.name == "architecture.md"
@@ -292,11 +305,76 @@ def test_links_lead_somewhere(page):
             assert anchor in map(slug, headings), link
 
 
-def test_every_page_is_listed():
-    for file in ("README.md", "docs/index.md"):
-        text = (REPOSITORY / file).read_text()
-        for page in PAGES[1:]:
-            assert page.name in text or page.name == "index.md", f"{page.name} in {file}"
+def test_every_page_is_in_the_table_of_contents():
+    """The site's is made from the lists of the front page."""
+    made = loaded("docs/conf.py").toctrees((DOCS / "index.md").read_text())
+    entries = re.findall(r"^[\w/-]+$", made, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    api = re.findall(r"^   (\w+)$", (DOCS / "reference/api/index.rst").read_text(), re.MULTILINE)
+    listed = {"index", *entries, *(f"reference/api/{name}" for name in api)}
+    files = [file for kind in ("md", "rst") for file in DOCS.rglob(f"*.{kind}")]
+    assert listed == {str(file.relative_to(DOCS).with_suffix("")) for file in files}
+
+
+FORMULAS = sorted(
+    f"lm_polygraph_asmi.{room}.{file.stem}"
+    for room in ("analysis", "maths")
+    for file in (REPOSITORY / "lm_polygraph_asmi" / room).glob("*.py")
+    if ">>>" in file.read_text()
+)
+
+
+@pytest.mark.parametrize("module", FORMULAS)
+def test_examples_in_docstrings_run(module):
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted
+    assert not found.failed
+
+
+def test_every_interface_page_names_a_module():
+    for page in (DOCS / "reference/api").glob("*.rst"):
+        for module in re.findall(r"automodule:: (\S+)", page.read_text()):
+            assert importlib.import_module(module).__all__, page.name
+
+
+def test_the_page_of_config_files_is_up_to_date():
+    script = loaded("scripts/config_page.py")
+    assert script.PAGE.read_text() == script.page()
+    shown = set(re.findall(r"literalinclude:: \.\./\.\./configs/(\S+)", script.page()))
+    assert shown == {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")}
+
+
+def test_the_papers_numbers_are_items_of_the_report():
+    items = {name for row in table("report.md", "item") for name in inline(row[0])}
+    configs = {file.stem for file in CONFIGS.glob("*.yaml")}
+    for _, item, run in table("paper.md", "of the paper"):
+        assert item.startswith("none") or (inline(item) and set(inline(item)) <= items), item
+        named = {word for code in inline(run) for word in code.split() if "=" not in word}
+        assert {name for name in named if name.startswith("asmi_")} <= configs, run
+
+
+def test_the_workflow_runs_what_the_project_names():
+    """Every Python of pyproject.toml, and its oldest transformers."""
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    low, high = map(int, re.search(r'">=3\.(\d+),<3\.(\d+)"', project).groups())
+    oldest = re.search(r'"transformers>=([\d.]+)"', project)[1]
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/checks.yml").read_text())
+    matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]["include"]
+    newest = [job["python"] for job in matrix if job["transformers"] == "newest"]
+    assert newest == [f"3.{minor}" for minor in range(low, high)]
+    assert {job["transformers"] for job in matrix} == {"newest", f"{oldest}.0"}
+
+
+@pytest.mark.slow
+def test_the_site_is_built(tmp_path):
+    """As scripts/docs.sh does it, but in this environment; it needs the extra `docs`."""
+    for needed in ("furo", "myst_nb", "sphinx_click"):
+        pytest.importorskip(needed)
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", str(DOCS)]
+    done = subprocess.run([*build, str(tmp_path)], capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-4000:]
+    for page in (page for page in tmp_path.rglob("*.html") if "_static" not in page.parts):
+        assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?:', page.read_text()), page
 
 
 def test_the_readme_is_a_screen():

@@ -221,6 +221,10 @@ def wilson_interval(count: int, n: int) -> Interval:
 
     Raises:
         ValueError: not 0 <= count <= n, or no answer.
+
+    Example:
+        >>> wilson_interval(0, 20).high > 0.1  # no error among 20: still up to one in six
+        True
     """
     if not 0 <= count <= n or n < 1:
         raise ValueError(f"wanted 0 <= count <= n and at least one answer, got {count} of {n}")

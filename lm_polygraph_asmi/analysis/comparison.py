@@ -99,6 +99,10 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
 
     Raises:
         ValueError: lengths differ, a score is NaN, or `wrong` holds other values than 0 and 1.
+
+    Example:
+        >>> auroc([0.1, 0.2, 0.9], wrong=[0, 0, 1])
+        1.0
     """
     return unchecked_auroc(*_pair(score, wrong))
 

@@ -54,6 +54,10 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
 
     Returns:
         (...) NaN where no head is positive.
+
+    Example:
+        >>> concentration([1.0, 1.0, 0.0, 0.0]).item()  # two of four heads carry all
+        0.5
     """
     known = np.nan_to_num(np.asarray(criticality, dtype=float))
     # By the largest, since tiny ones would vanish when squared, and zeros be rounding errors.

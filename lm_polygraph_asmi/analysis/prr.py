@@ -153,6 +153,10 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
 
     Raises:
         ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
+
+    Example:
+        >>> normalised_prr([0.1, 0.2, 0.9], quality=[1.0, 1.0, 0.0])  # the wrong one rejected first
+        1.0
     """
     everything = np.ones((1, len(np.asarray(quality))), dtype=int)
     return float(weighted_prr([uncertainty], quality, iter([everything]))[0, 0])

@@ -33,6 +33,10 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 
     Raises:
         ValueError: lengths differ, or a value is NaN.
+
+    Example:
+        >>> aurc([0.1, 0.2, 0.9], wrong=[0, 0, 1]) < aurc([0.9, 0.2, 0.1], wrong=[0, 0, 1])
+        True
     """
     errors = finite(wrong=wrong)
     return float(Rejection(uncertainty).area(errors, np.ones((1, len(errors)), dtype=int))[0])

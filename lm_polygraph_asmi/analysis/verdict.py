@@ -74,6 +74,10 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     """p-values adjusted for their number, whatever their dependence; NaN stay and do not count.
 
     Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03]).round(2).tolist()
+        [0.03, 0.06, 0.06]
     """
     adjusted = np.array(p_values, dtype=float)
     known = np.flatnonzero(np.isfinite(adjusted))

@@ -11,8 +11,8 @@ from lm_polygraph_asmi.commands.score import score
 
 SHARED = (
     "model", "gguf_file", "dtype", "device_map", "chat", "variant", "depth", "scope", "num_masks",
-    "mask_rate", "mask_sampler", "top_k", "seed", "closing_token", "num_samples", "tau", "beta",
-    "stop",
+    "mask_rate", "mask_sampler", "top_k", "seed", "closing_token", "aggregation", "num_samples",
+    "tau", "beta", "stop",
 )  # fmt: skip
 """Options that mean here what they mean to `score`, and must be the same there."""
 

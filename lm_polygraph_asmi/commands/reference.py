@@ -4,15 +4,22 @@ from pathlib import Path
 
 import click
 
-from lm_polygraph_asmi.validation import VARIANTS
+from lm_polygraph_asmi.validation import AGGREGATIONS, VARIANTS
 
 
 @click.command()
 @click.argument("source", type=click.Path(exists=True))
 @click.option("--variant", type=click.Choice(list(VARIANTS)), default="sem")
 @click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
+@click.option(
+    "--aggregation",
+    type=click.Choice(AGGREGATIONS),
+    default="mean",
+    show_default=True,
+    help="How the run's score came of its tokens'.",
+)
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-def reference(source: str, variant: str, depth: float, out: str) -> None:
+def reference(source: str, variant: str, depth: float, aggregation: str, out: str) -> None:
     """Save what `score --reference` needs of SOURCE, without its questions and answers.
 
     SOURCE is a finished run; or a .jsonl file that `score --out` wrote, whose rows say in `wrong`
@@ -25,7 +32,7 @@ def reference(source: str, variant: str, depth: float, out: str) -> None:
     if Path(out).suffix != ".json":
         raise click.BadParameter("name a .json file: by that a saved reference is known")
     try:
-        found = Reference.read(source, variant, depth)
+        found = Reference.read(source, variant, depth, aggregation=aggregation)
         found.save(out)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lm_polygraph_asmi.validation import (
+    AGGREGATIONS,
     BETA,
     MASK_SAMPLERS,
     PERTURBATIONS,
@@ -84,6 +85,13 @@ if TYPE_CHECKING:
     default=True,
     show_default=True,
     help="Whether the token that ends the answer counts.",
+)
+@click.option(
+    "--aggregation",
+    type=click.Choice(AGGREGATIONS),
+    default="mean",
+    show_default=True,
+    help="How the score comes of its tokens'; the mean is the paper's.",
 )
 @click.option("--num-samples", default=10, show_default=True, help="For adapt: answers to draw.")
 @click.option("--tau", default=TAU, show_default=True, help="For adapt: middle of the gate.")
@@ -217,7 +225,8 @@ def score(
         from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
 
         found = of_answers_and_parts(
-            settings.pop("reference"), settings["variant"], settings["depth"], settings["source"]
+            settings.pop("reference"),
+            *(settings[name] for name in ("variant", "depth", "source", "aggregation")),
         )
         settings["reference"] = [one for one in found if one is not None]
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
@@ -378,7 +387,8 @@ def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
     )  # fmt: skip
     check_settings([settings["depth"]], *(settings[name] for name in point))
     check_source(settings["source"], settings["scope"])
-    own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token")
+    own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token",
+           "aggregation")  # fmt: skip
     check_scoring(**{name: settings[name] for name in own})
     stop_strings(stop)
 

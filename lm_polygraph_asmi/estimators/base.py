@@ -1,4 +1,4 @@
-"""What the three estimators share: settings, their check, and the mean over tokens."""
+"""What the three estimators share: settings, their check, and how tokens become a score."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,16 +8,24 @@ import numpy as np
 from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.maths import operating_point
+from lm_polygraph_asmi.saved.aggregation import aggregate, aggregated_by
 from lm_polygraph_asmi.saved.doses import dose_of
 from lm_polygraph_asmi.saved.names import ABSENT, at_depth, perturbed_by, require
-from lm_polygraph_asmi.validation import check_level, check_settings, check_source
+from lm_polygraph_asmi.validation import (
+    check_aggregation,
+    check_level,
+    check_settings,
+    check_source,
+)
 
 
 class MaskedHeadsEstimator(Estimator):
-    """Sequence-level score: mean over the T response tokens of a per-token score.
+    """Sequence-level score: mean over the T response tokens of a per-token score, or their sum or
+    maximum.
 
-    In nats, between 0 and ln S; higher = more uncertain. T counts every token LM-Polygraph's
-    greedy decoding returned, the closing newline or end token too, exactly as its Perplexity does.
+    In nats, between 0 and ln S (the sum: T ln S); higher = more uncertain. T counts every token
+    LM-Polygraph's greedy decoding returned, the closing newline or end token too, exactly as its
+    Perplexity does.
 
     The masked passes are made by the masked-heads calculator, which owns their settings. The
     arguments here say which settings the score is meant to have: they are part of the estimator's
@@ -35,12 +43,13 @@ class MaskedHeadsEstimator(Estimator):
         seed: base seed of the masks.
         perturbation: what a mask changes: "heads", or another arm of the falsifier.
         dose: of it, a number or a file of doses; None leaves the change as it is.
-        closing_token: False leaves the closing token out of the mean. An answer that consists of
+        closing_token: False leaves the closing token out of the score. An answer that consists of
             its closing token alone is then scored on that token. Of a stop string that takes
             several tokens, only the last is left out.
+        aggregation: how the score comes of its tokens': "mean", the paper's, "sum" or "max".
 
     Raises:
-        ValueError: depth or p outside (0, 1), K below 1, or S below 2.
+        ValueError: depth or p outside (0, 1), K below 1, S below 2, or no such aggregation.
     """
 
     symbol: str
@@ -59,6 +68,7 @@ class MaskedHeadsEstimator(Estimator):
         level: str = "sequence",
         perturbation: str = "heads",
         dose: float | str | None = None,
+        aggregation: str = "mean",
     ) -> None:
         masked = {"depth": depth, "scope": scope, "mask_rate": mask_rate}
         dose = dose_of(dose, perturbation, masked)
@@ -71,8 +81,9 @@ class MaskedHeadsEstimator(Estimator):
             )
         check_source(source, scope, perturbation)
         check_level(level)
+        check_aggregation(aggregation)
         self.depth, self.source = depth, source
-        self.closing_token = closing_token
+        self.closing_token, self.aggregation = closing_token, aggregation
         self.expected: dict[str, Any] = {
             "top_k": top_k,
             "num_masks": num_masks,
@@ -105,6 +116,7 @@ class MaskedHeadsEstimator(Estimator):
                 parts.append(f"{labels.get(name, name)}={value}")
         if self.source != "all":
             parts.append(f"source={self.source}")
+        parts += aggregated_by({"aggregation": self.aggregation})
         parts += perturbed_by(self.expected)
         if not self.closing_token:
             parts.append("no closing token")
@@ -130,7 +142,7 @@ class MaskedHeadsEstimator(Estimator):
         scores = []
         for own, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
             leave_out = closing and not self.closing_token and len(own) > 1
-            scores.append(np.mean(own[:-1] if leave_out else own))
+            scores.append(aggregate(own[:-1] if leave_out else own, self.aggregation))
         self._check_finite(scores)
         return np.array(scores)
 
@@ -141,7 +153,7 @@ class MaskedHeadsEstimator(Estimator):
                 f"the claim {claim.claim_text!r:.80} names the tokens {places}, but the answer has "
                 f"{len(token_scores)}: claims and scores are of other answers"
             )
-        return float(np.mean(token_scores[places]))
+        return aggregate(token_scores[places], self.aggregation)
 
     def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():

@@ -21,7 +21,7 @@ def relative_change(
 ) -> Float[Tensor, " n"]:
     """Root mean square over masks of the change's norm, relative to the norm of what is changed.
 
-    sqrt(mean_s |r_s - r|^2) / |r| at each position; 0 where nothing changes.
+    `sqrt(mean_s |r_s - r|^2) / |r|` at each position; 0 where nothing changes.
     """
     plain, perturbed = plain.double(), perturbed.double()
     size = (perturbed - plain).square().sum(-1).mean(0).sqrt()

@@ -18,6 +18,10 @@ def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     Raises:
         ValueError: fewer than two responses, for which no pair exists.
         FloatingPointError: NaN or infinite embeddings (float16 overflows where bfloat16 does not).
+
+    Example:
+        >>> response_diversity(torch.eye(3))  # three unrelated answers
+        1.0
     """
     if len(embeddings) < 2:
         raise ValueError(f"response diversity needs at least 2 responses, got {len(embeddings)}")
@@ -39,6 +43,10 @@ def adaptive_gate(diversity: float, tau: float = TAU, beta: float = BETA) -> flo
 
     Raises:
         ValueError: a diversity that is not a finite number.
+
+    Example:
+        >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, shut
+        (0.5, 0.0009)
     """
     if not math.isfinite(diversity):
         raise ValueError(f"diversity must be finite, got {diversity}")

@@ -76,6 +76,11 @@ def mutual_information(
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
         FloatingPointError: NaN or infinite log-probabilities.
+
+    Example:
+        >>> certain = torch.eye(2)[:, None]  # two subnetworks, each sure of another token
+        >>> mutual_information(certain.log(), top_k=1)  # ln 2: they could not disagree more
+        tensor([0.6931], dtype=torch.float64)
     """
     check_log_probs(log_probs, counts)
     return disagreement(union_support(log_probs, top_k), counts).mutual_information

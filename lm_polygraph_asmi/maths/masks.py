@@ -77,6 +77,10 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
 
     Batch size, order and reruns therefore change nothing, and the same answer gets the same masks
     whatever K is.
+
+    Example:
+        >>> mask_seed(0, 18, [5, 7]) == mask_seed(0, 18, [5, 7]) != mask_seed(1, 18, [5, 7])
+        True
     """
     return example_seed(base_seed, [layer, *token_ids])
 

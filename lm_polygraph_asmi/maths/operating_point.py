@@ -21,6 +21,10 @@ def masks_for_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) 
     """Smallest S that masks every head at least once with probability >= 1 - `failure`.
 
     Union bound H (1 - p)^S <= failure. Source: equation "app-coverage" of the paper.
+
+    Example:
+        >>> masks_for_coverage(32, 0.15)
+        40
     """
     return math.ceil(math.log(num_heads / failure) / -math.log1p(-mask_rate))
 
@@ -99,6 +103,10 @@ def operating_point(
 
     Raises:
         ValueError: p is to be derived for fewer than 4 heads.
+
+    Example:
+        >>> operating_point(32)
+        OperatingPoint(mask_rate=0.15, num_masks=40)
     """
     rate = largest_mask_rate(num_heads) if mask_rate is None else mask_rate
     return OperatingPoint(rate, num_masks or masks_for_coverage(num_heads, rate))
@@ -118,6 +126,10 @@ def flops_ratio(num_layers: int, layer: int, num_masks: int) -> float:
 
     Raises:
         ValueError: no such layer, or no mask.
+
+    Example:
+        >>> flops_ratio(num_layers=36, layer=22, num_masks=40)  # Qwen3-4B at 60 %
+        16.166666666666668
     """
     if not 0 <= layer < num_layers or num_masks < 1:
         raise ValueError(

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import (
     MSP,
@@ -53,6 +54,12 @@ class Variant(NamedTuple):
         """Where what masks take from heads comes from: "all", "context" or "elsewhere"."""
         found = re.search(r"\bsource=(\w+)", self.settings)
         return found[1] if found else "all"
+
+    @property
+    def aggregation(self) -> str:
+        """How it comes of the scores of tokens: "mean", "sum" or "max"."""
+        found = re.search(r"\baggregation=(\w+)", self.settings)
+        return found[1] if found else MEAN
 
     @property
     def own_settings(self) -> tuple[str, ...]:
@@ -112,9 +119,9 @@ class Unavailable(ValueError):
     """A cell has not got what an item of the report needs; the text says what."""
 
 
-def with_source(cell: "Cell", source: str) -> "Cell":
-    """The same cell, its variants those whose masks take what comes from a source."""
-    return replace(cell, operating_source=source)
+def with_source(cell: "Cell", source: str, aggregation: str = MEAN) -> "Cell":
+    """The same cell, its variants those of a source and an aggregation."""
+    return replace(cell, operating_source=source, operating_aggregation=aggregation)
 
 
 def variant(method: str) -> Variant | None:
@@ -139,6 +146,7 @@ class Cell:
         depth: the operating depth.
         operating_source: of masks whose variants are the operating ones; None for whichever comes
             first.
+        operating_aggregation: of tokens, in the operating variants; None as above.
         rows: (n,) rows in use: those where quality and the scores of all methods are finite.
         notes: what was left out, and why.
     """
@@ -154,6 +162,7 @@ class Cell:
     notes: tuple[str, ...]
     arms: tuple[ArmRun, ...] = ()
     operating_source: str | None = None
+    operating_aggregation: str | None = None
     parts: tuple[Run, ...] = ()
     arm_parts: tuple[ArmRun, ...] = ()
 
@@ -213,6 +222,8 @@ class Cell:
             if parsed is None or not same_depth(parsed.depth, self.depth):
                 continue
             if self.operating_source not in (None, parsed.source):
+                continue
+            if self.operating_aggregation not in (None, parsed.aggregation):
                 continue
             gateless = [p for p in parsed.settings.split(", ") if not p.startswith(("tau", "beta"))]
             settings = gateless if settings is None else settings
@@ -278,14 +289,14 @@ class Cell:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
         if "Sem-ASMI" in self.variants:
             return self.score(self.variants["Sem-ASMI"])
-        return _means(self.u_tokens)
+        return _aggregated(self.u_tokens, self.aggregation)
 
     @cached_property
     def mi(self) -> np.ndarray | None:
         """ASMI, nats: the estimator's, else from saved tokens."""
         if "ASMI" in self.variants:
             return self.score(self.variants["ASMI"])
-        return self._mean("asmi_mi", at_operating_depth=True)
+        return _aggregated(self.mi_tokens, self.aggregation)
 
     @cached_property
     def entropy_of_mean(self) -> np.ndarray | None:
@@ -314,7 +325,7 @@ class Cell:
         return [mi * (1 - a) for mi, a in pairs]
 
     def _mean(self, name: str, at_operating_depth: bool = False) -> np.ndarray | None:
-        return _means(self.tokens(name, at_operating_depth))
+        return _aggregated(self.tokens(name, at_operating_depth))
 
     @cached_property
     def source(self) -> Run | None:
@@ -331,6 +342,12 @@ class Cell:
         """Where what the masks of the operating variants take from heads comes from."""
         parsed = variant(next(iter(self.variants.values()), ""))
         return (self.operating_source or "all") if parsed is None else parsed.source
+
+    @cached_property
+    def aggregation(self) -> str:
+        """How the operating variants come of the scores of tokens."""
+        parsed = variant(next(iter(self.variants.values()), ""))
+        return (self.operating_aggregation or MEAN) if parsed is None else parsed.aggregation
 
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
         """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
@@ -452,8 +469,8 @@ class Cell:
         }
 
 
-def _means(tokens: list[np.ndarray] | None) -> np.ndarray | None:
-    return None if tokens is None else np.array([answer.mean() for answer in tokens])
+def _aggregated(tokens: list[np.ndarray] | None, aggregation: str = MEAN) -> np.ndarray | None:
+    return None if tokens is None else np.array([aggregate(own, aggregation) for own in tokens])
 
 
 def clusters_of(run: Run) -> list[str]:

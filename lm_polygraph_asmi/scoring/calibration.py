@@ -28,7 +28,7 @@ from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
-from lm_polygraph_asmi.validation import VARIANTS, check_number
+from lm_polygraph_asmi.validation import check_number
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
@@ -221,7 +221,7 @@ def _reference(
         clusters,
         columns["msp"],
         name=name,
-        method=VARIANTS[variant],
+        method=found[0].method,
         model=found[0].model,
         judged_by="their labels",
         settings=_shared_settings(found) | {"variant": variant} | scorer.fingerprints(),
@@ -330,10 +330,11 @@ def calibrate_run(
         FileNotFoundError, ValueError: as `Reference.from_run`; or the run is of another model or
             other settings.
     """
-    from lm_polygraph_asmi.saved.cells import load_cells
+    from lm_polygraph_asmi.saved.cells import load_cells, with_source
 
-    made = Reference.from_run(path, scorer.variant, scorer.depth)
+    made = Reference.from_run(path, scorer.variant, scorer.depth, aggregation=scorer.aggregation)
     (cell,) = load_cells([path], depth=scorer.depth)
+    cell = with_source(cell, "all", scorer.aggregation)
     prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
     if prompts is None or ids is None:
         raise ValueError(

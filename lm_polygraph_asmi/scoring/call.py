@@ -28,6 +28,7 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
+from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
 from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
 from lm_polygraph_asmi.saved.names import ABSENT, at_depth
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
@@ -100,6 +101,7 @@ class Scorer:
         perturbation: str = "heads",
         dose: float | str | None = None,
         closing_token: bool = True,
+        aggregation: str = MEAN,
         num_samples: int = 10,
         tau: float = TAU,
         beta: float = BETA,
@@ -111,8 +113,9 @@ class Scorer:
     ) -> None:
         self.stop = stop_strings(stop)
         check_scoring(
-            variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention
-        )
+            variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention,
+            aggregation,
+        )  # fmt: skip
         if not isinstance(source, str):
             raise ValueError(f"source must name one source, got {source!r}")
         masks: dict[str, Any] = {
@@ -129,9 +132,9 @@ class Scorer:
         self.engine = Engine(scope=scope, source=source, seeded_by=seeded_by, **masks, **changed)
         self.by_source = Engine(scope="response", source=SOURCES, seeded_by=seeded_by, **masks)
         self._masks = masks | changed
-        self.source = source
+        self.source, self.aggregation = source, aggregation
         self.reference, self.span_reference = of_answers_and_parts(
-            reference, variant, depth, source
+            reference, variant, depth, source, aggregation
         )
         # So far nothing heavy: what is refused is refused at once.
         self.instruct = False
@@ -184,12 +187,14 @@ class Scorer:
         used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
         own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
                "max_new_tokens", "attention")  # fmt: skip
+        aggregated = {} if self.aggregation == MEAN else {"aggregation": self.aggregation}
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "reference": [run.identity for run in references if run] or None,
             **{name: engine[name] for name in used},
             **{name: getattr(self, name) for name in own},
+            **aggregated,
         }
 
     def score(
@@ -313,7 +318,7 @@ class Scorer:
                 "Fewer than two sampled answers have a token: the semantic discount is left out."
             )
         return Score(
-            score=float(np.mean([token.u for token in tokens[counted]])),
+            score=aggregate([token.u for token in tokens[counted]], self.aggregation),
             variant=self.variant,
             prompt=before if isinstance(before, str) else [dict(m) for m in before],
             answer=content if said is None else said if isinstance(said, str) else list(ids),
@@ -387,7 +392,10 @@ class Scorer:
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
         """What made this score besides the masks; the names are those of `reference.COMPARED`."""
-        found: dict[str, Any] = {"closing_token": self.closing_token}
+        found: dict[str, Any] = {
+            "closing_token": self.closing_token,
+            "aggregation": self.aggregation,
+        }
         if self.reference is not None and "weights" in self.reference.settings:
             found |= self.fingerprints()
         if answer is None or isinstance(answer, str):  # token ids are scored as they are
@@ -723,7 +731,8 @@ def score(
             see docs/configs.md; seeded_by ("answer"): what the masks follow from, or "prompt"
             alone, as in `stream`; perturbation ("heads"), dose (None): what a mask changes, arms
             other than heads being controls and no scores of the method; closing_token: whether the
-            token that ends the answer counts (True);
+            token that ends the answer counts (True); aggregation: how the score comes of its
+            tokens', "mean" (the paper's), "sum" or "max";
             tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
             attention: implementation for ASMI's passes; memory_budget: bytes;
             reference: a `Reference`, a saved one, or a finished run (manager file or folder), which

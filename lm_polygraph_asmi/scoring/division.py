@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
+
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.reference import Reference
     from lm_polygraph_asmi.scoring.result import Token
@@ -47,7 +49,8 @@ class Span:
         text: its characters, scored_text[start:end].
         start, end: character offsets in `Score.scored_text`.
         tokens: so many of the answer's tokens reach into it.
-        u, mi, entropy: means over them, nats.
+        u: of them as the score is of all tokens, their mean if nothing else was asked for, nats.
+        mi, entropy: means over them, nats.
         perplexity: exp of their mean negative log-likelihood under the unmasked model.
         alternative: what the subnetworks would most often say in place of one of its tokens, and
             `instead_of` which one; None if there is no other choice.
@@ -145,11 +148,13 @@ def span_of(
     end: int,
     tokens: Sequence["Token"],
     reference: "Reference | None" = None,
+    aggregation: str = MEAN,
 ) -> Span:
     """What the tokens that reach into text[start:end] say together.
 
     Args:
         reference: labelled parts that were scored with the same settings.
+        aggregation: of u.
 
     Raises:
         ValueError: offsets outside the text, or none of its tokens between them.
@@ -168,13 +173,14 @@ def span_of(
     others = [token for token in own if token.alternative is not None]
     strongest = max(others, key=lambda token: token.alternative_share, default=None)
     mean = {name: float(np.mean([getattr(t, name) for t in own]))
-            for name in ("u", "mi", "entropy", "log_likelihood")}  # fmt: skip
+            for name in ("mi", "entropy", "log_likelihood")}  # fmt: skip
+    u = aggregate([token.u for token in own], aggregation)
     return Span(
         text=text[start:end],
         start=start,
         end=end,
         tokens=len(own),
-        u=mean["u"],
+        u=u,
         mi=mean["mi"],
         entropy=mean["entropy"],
         perplexity=math.exp(-mean["log_likelihood"]),
@@ -182,5 +188,5 @@ def span_of(
         instead_of=None if strongest is None else strongest.text,
         alternative_share=0.0 if strongest is None else strongest.alternative_share,
         validated=reference is not None and reference.ranks,
-        error_probability=None if reference is None else reference.error_probability(mean["u"]),
+        error_probability=None if reference is None else reference.error_probability(u),
     )

@@ -22,6 +22,7 @@ from lm_polygraph_asmi.analysis.calibration import (
 from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
+from lm_polygraph_asmi.saved.aggregation import MEAN, aggregated_by
 from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
@@ -40,9 +41,11 @@ ANEW = (
 )
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
+UNNAMED = ABSENT | {"aggregation": MEAN}
+"""What settings mean that do not name these, as those of older references."""
 COMPARED = (
     "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer", *ABSENT,
+    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer", *UNNAMED,
 )  # fmt: skip
 """Settings that make a score another one; compared where both sides know them."""
 NEEDED = (
@@ -117,13 +120,18 @@ class Reference:
 
     @classmethod
     def read(
-        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+        cls,
+        path: str | Path,
+        variant: str = "sem",
+        depth: float = 0.6,
+        source: str = "all",
+        aggregation: str = MEAN,
     ) -> "Reference":
         """A saved reference (.json), or one made of a run (manager file or folder) or of rows.
 
         Args:
             path: rows end in .jsonl, see `from_spans`.
-            variant, depth, source: which score of a run.
+            variant, depth, source, aggregation: which score of a run.
 
         Raises:
             FileNotFoundError: nothing there.
@@ -135,13 +143,18 @@ class Reference:
         path = Path(path)
         if path.suffix.lower() in ROWS:
             return cls.from_spans(path)
-        return (
-            cls.load(path) if path.suffix == ".json" else cls.from_run(path, variant, depth, source)
-        )
+        if path.suffix == ".json":
+            return cls.load(path)
+        return cls.from_run(path, variant, depth, source, aggregation)
 
     @classmethod
     def from_run(
-        cls, path: str | Path, variant: str = "sem", depth: float = 0.6, source: str = "all"
+        cls,
+        path: str | Path,
+        variant: str = "sem",
+        depth: float = 0.6,
+        source: str = "all",
+        aggregation: str = MEAN,
     ) -> "Reference":
         """Fit on all answers of a finished run with finite scores. Arguments as for `score`.
 
@@ -154,13 +167,13 @@ class Reference:
         cell, *others = load_cells([path], depth=depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
-        cell = with_source(cell, source)
+        cell = with_source(cell, source, aggregation)
         symbol = VARIANTS[variant]
         if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
-                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, but "
-                f"{list(cell.scores)}: give a run with this variant, depth and source, or score "
-                "with those it has"
+                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, aggregation "
+                f"{aggregation}, but {list(cell.scores)}: give a run with this variant, depth, "
+                "source and aggregation, or score with those it has"
             )
         method = cell.variants[symbol]
         scores = cell.score(method)
@@ -222,7 +235,9 @@ class Reference:
             [cluster for _, _, cluster in labelled],
             np.array([span["tokens"] * math.log(span["perplexity"]) for span in spans]),
             name=path.name,
-            method=f"{VARIANTS[first['variant']]} of parts",
+            method=" ".join(
+                [VARIANTS[first["variant"]], "of parts", *aggregated_by(first["settings"])]
+            ),
             model=first["model"],
             judged_by="their labels",
             settings=first["settings"] | {"variant": first["variant"]},
@@ -335,7 +350,7 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
-        own, other = ABSENT | self.settings, ABSENT | settings
+        own, other = UNNAMED | self.settings, UNNAMED | settings
         found = [
             FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
             for name in COMPARED
@@ -544,6 +559,7 @@ def of_answers_and_parts(
     variant: str,
     depth: float,
     source: str = "all",
+    aggregation: str = MEAN,
 ) -> tuple[Reference | None, Reference | None]:
     """The reference of answers and that of parts; None for each that was not given.
 
@@ -561,7 +577,9 @@ def of_answers_and_parts(
                 "reference must be a Reference, or the path of a saved one, of a finished run or "
                 f"of labelled rows; got {one!r:.80}"
             )
-        read = one if isinstance(one, Reference) else Reference.read(one, variant, depth, source)
+        read = one
+        if not isinstance(read, Reference):
+            read = Reference.read(read, variant, depth, source, aggregation)
         if read.unit in found:
             raise ValueError(
                 f"two references of {read.unit}, {found[read.unit].name} and {read.name}: give "
@@ -601,8 +619,14 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:
-    """What a run says of a score besides the masks: closing token, and the gate of Adapt-ASMI."""
-    found: dict[str, Any] = {"closing_token": "no closing token" not in method}
+    """What a run says of a score besides the masks: closing token, aggregation, gate."""
+    from lm_polygraph_asmi.saved.cells import variant
+
+    parsed = variant(method)
+    found: dict[str, Any] = {
+        "closing_token": "no closing token" not in method,
+        "aggregation": MEAN if parsed is None else parsed.aggregation,
+    }
     config = cell.run.recorded("config")
     generation = config.get("generation_params")
     if isinstance(generation, dict):

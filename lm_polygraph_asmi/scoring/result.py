@@ -15,6 +15,7 @@ from rich.text import Text
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
+from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate, aggregated_by
 from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
 from lm_polygraph_asmi.scoring.page import (
@@ -213,7 +214,8 @@ class Score:
     """A scored answer.
 
     Attributes:
-        score: mean of u over the counted tokens, nats, 0 to ln S; higher = more fragile.
+        score: mean of u over the counted tokens, nats, 0 to ln S, or their sum or maximum, as
+            `aggregation` says; higher = more fragile.
         variant: "asmi", "sem" or "adapt".
         prompt: text or messages.
         answer: as it was given, text or token ids; or the model's own as text, without what ends
@@ -307,14 +309,23 @@ class Score:
 
     @property
     def method(self) -> str:
-        """The symbol, and what masks change if that is not the method's own."""
-        said = perturbed_by(self.settings)
+        """The symbol, and how tokens are aggregated and what masks change, if not as the paper."""
+        said = [*aggregated_by(self.settings), *perturbed_by(self.settings)]
         return f"{self.symbol} ({', '.join(said)})" if said else self.symbol
 
     @property
     def highest(self) -> float:
-        """ln S, nats: no score can be higher."""
-        return math.log(self.settings["num_masks"])
+        """ln S, nats: no score can be higher; of a sum, that for each counted token."""
+        return math.log(self.settings["num_masks"]) * self._times
+
+    @property
+    def aggregation(self) -> str:
+        """How the score comes of u: "mean", "sum" or "max" over the counted tokens."""
+        return str(self.settings.get("aggregation", MEAN))
+
+    @property
+    def _times(self) -> int:
+        return self.counted if self.aggregation == "sum" else 1
 
     @property
     def masking_response(self) -> float:
@@ -335,7 +346,10 @@ class Score:
         judge = self.span_reference
         if judge is not None and judge.other_settings(self._compared):
             judge = None
-        return tuple(span_of(self.scored_text, *place, self.tokens, judge) for place in places)
+        return tuple(
+            span_of(self.scored_text, *place, self.tokens, judge, self.aggregation)
+            for place in places
+        )
 
     @property
     def about_spans(self) -> str:
@@ -407,12 +421,13 @@ class Score:
     def signals(self) -> dict[str, float]:
         """All that one scored answer says of its own chance to be wrong, higher = more uncertain.
 
-        Keys as `decision.SIGNALS`: means over the counted tokens in nats; "msp" is their sum.
+        Keys as `decision.SIGNALS`, over the counted tokens in nats: "asmi" and "sem" aggregated as
+        the score is, "msp" a sum, the others means.
         """
         tokens = self.tokens[: self.counted]
         found = {
-            "asmi": float(np.mean([token.mi for token in tokens])),
-            "sem": float(np.mean([token.mi * (1 - token.agreement) for token in tokens])),
+            "asmi": aggregate([token.mi for token in tokens], self.aggregation),
+            "sem": aggregate([t.mi * (1 - t.agreement) for t in tokens], self.aggregation),
             "msp": self.msp,
             "perplexity": self.msp / self.counted,
             "entropy": float(np.mean([token.entropy for token in tokens])),
@@ -458,9 +473,11 @@ class Score:
     @property
     def verdict(self) -> list[str]:
         """What the number means and on what ground, in sentences."""
+        times = f"{self._times} " if self._times > 1 else ""
+        named = {"max": "maximum"}.get(self.aggregation, self.aggregation)
         said = [
-            f"{self.method}: {self.score:.4f} nats (0 to ln S = {self.highest:.2f}; higher = more "
-            f"fragile), the mean over {self.counted} tokens."
+            f"{self.method}: {self.score:.4f} nats (0 to {times}ln S = {self.highest:.2f}; higher "
+            f"= more fragile), the {named} over {self.counted} tokens."
         ]
         if perturbed_by(self.settings):
             said.append(

@@ -91,6 +91,8 @@ def test_names_carry_every_setting_that_changes_the_score():
         {"scope": "response"},
         {"seed": 1},
         {"closing_token": False},
+        {"aggregation": "sum"},
+        {"aggregation": "max"},
         {"perturbation": "mlp"},
         {"perturbation": "foreign"},
         {"perturbation": "mlp", "dose": 0.5},

@@ -47,7 +47,7 @@ def test_what_a_run_gives(run, variant):
     assert found.msp_median == pytest.approx(np.median(msp))
     assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.quality) == ("models/tiny", "AlignScore")
-    own = {"variant": variant, "closing_token": True}
+    own = {"variant": variant, "closing_token": True, "aggregation": "mean"}
     gate = {"tau": 0.3, "beta": 10.0} if variant == "adapt" else {}
     assert found.settings == stats["asmi_settings_d60"][0] | own | gate
     assert found.ranks

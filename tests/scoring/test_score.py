@@ -42,7 +42,7 @@ def ending():
     "settings",
     [
         {},
-        {"closing_token": False},
+        {"closing_token": False, "aggregation": "sum"},
         {"scope": "response", "depth": 0.9, "seed": 3, "top_k": 8, "mask_sampler": "balanced"},
         {"num_masks": 9, "mask_rate": 0.3, "scope": "response", "closing_token": False},
     ],

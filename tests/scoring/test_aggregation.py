@@ -1,0 +1,186 @@
+"""Mean, sum and maximum over tokens: the same passes, three scores that do not mix."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
+from lm_polygraph_asmi.commands.reference import reference as reference_command
+from lm_polygraph_asmi.scoring import Reference, Score
+from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.comparing import compare_files
+from lm_polygraph_asmi.validation import AGGREGATIONS
+from tests import reference
+from tests.report import runs
+from tests.scoring.conftest import PROMPT
+
+FEW = {"num_masks": 5, "mask_rate": 0.4, "top_k": 6}
+ANSWER = " in Brask\n 1931"
+SAMPLES = [" in Brask", " the ferry", " 1931"]
+KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
+
+
+@pytest.fixture(scope="module")
+def scored(model, tokenizer):
+    return {
+        (variant, aggregation): Scorer(
+            model, tokenizer, variant=variant, aggregation=aggregation, **FEW
+        ).score(PROMPT, ANSWER, SAMPLES if variant == "adapt" else None)
+        for variant in KINDS
+        for aggregation in AGGREGATIONS
+    }
+
+
+@pytest.fixture(scope="module")
+def slow(model, tokenizer, scored):
+    """MI_t and A_t of the answer: a full pass per mask, then loops."""
+    found = scored["sem", "mean"]
+    ids = [token.id for token in found.tokens]
+    prompt = tokenizer(PROMPT)["input_ids"]
+    used, every = found.settings, [*prompt, *ids]
+    _, masks = maths.example_masks(
+        used["num_masks"], used["num_heads"], used["mask_rate"], used["mask_sampler"],
+        used["seed"], used["layer"], every,
+    )  # fmt: skip
+    log_probs = reference.subnetwork_log_probs(
+        model, f"model.layers.{used['layer']}.self_attn.o_proj", 1, torch.tensor(every),
+        len(prompt), masks,
+    )  # fmt: skip
+    information = reference.mutual_information(log_probs, FEW["top_k"])
+    agreement = reference.semantic_agreement(log_probs, model.lm_head.weight, FEW["top_k"])
+    return information, agreement
+
+
+@pytest.mark.parametrize("variant", KINDS)
+def test_brute_force(scored, slow, variant):
+    """Whole passes with weights taken out, loops over masks and tokens."""
+    gate = {"asmi": 0.0, "sem": 1.0, "adapt": scored["adapt", "mean"].gate}[variant]
+    total, highest, tokens = 0.0, -math.inf, 0
+    for information, agreement in zip(*slow, strict=True):
+        u = information * (1 - gate * agreement)
+        total, highest, tokens = total + u, max(highest, u), tokens + 1
+    found = {how: float(scored[variant, how]) for how in AGGREGATIONS}
+    assert found == pytest.approx({"mean": total / tokens, "sum": total, "max": highest}, abs=1e-5)
+    assert found["mean"] < found["max"] < found["sum"]  # the three are told apart
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_estimators_agree_with_calls(scored, kind):
+    """The estimator's score of saved statistics is the call's, and the name says which it is."""
+    for aggregation in AGGREGATIONS:
+        estimator = kind(aggregation=aggregation, **FEW)
+        variant = next(name for name in KINDS if KINDS[name] is kind)
+        found = scored[variant, aggregation]
+        used = {**found.settings, "perturbation": "heads", "dose": None}
+        stats = {
+            "asmi_mi_d60": [np.array([token.mi for token in found.tokens])],
+            "asmi_agreement_d60": [np.array([token.agreement for token in found.tokens])],
+            "asmi_settings_d60": [used],
+            "asmi_closing": [True],
+            "asmi_diversity": [found.diversity],
+        }
+        assert estimator(stats)[0] == pytest.approx(float(found), rel=1e-12)
+        named = "" if aggregation == "mean" else f", aggregation={aggregation}"
+        assert str(estimator) == f"{estimator.symbol} (60%, K=6, S=5, p=0.4{named})"
+        without = kind(aggregation=aggregation, closing_token=False, **FEW)
+        tokens = [token.u for token in found.tokens[:-1]]
+        expected = {"mean": sum(tokens) / len(tokens), "sum": sum(tokens), "max": max(tokens)}
+        assert without(stats)[0] == pytest.approx(expected[aggregation])
+    with pytest.raises(ValueError, match="aggregation must be one of 'mean', 'sum', 'max'"):
+        kind(aggregation="median")
+
+
+def test_what_a_result_says(scored):
+    mean, total, highest = (scored["sem", how] for how in AGGREGATIONS)
+    assert [one.method for one in (mean, total, highest)] == [
+        "Sem-ASMI", "Sem-ASMI (aggregation=sum)", "Sem-ASMI (aggregation=max)",
+    ]  # fmt: skip
+    tokens = len(mean.tokens)
+    assert total.highest == pytest.approx(tokens * mean.highest)
+    assert highest.highest == mean.highest == math.log(FEW["num_masks"])
+    assert f"(0 to ln S = {mean.highest:.2f}; higher" in mean.verdict[0]
+    assert mean.verdict[0].endswith(f"the mean over {tokens} tokens.")
+    assert f"(0 to {tokens} ln S = {total.highest:.2f}; higher" in total.verdict[0]
+    assert total.verdict[0].endswith(f"the sum over {tokens} tokens.")
+    assert highest.verdict[0].endswith(f"the maximum over {tokens} tokens.")
+    for one in (mean, total, highest):
+        content = json.loads(json.dumps(one.to_dict()))
+        assert content["settings"]["aggregation"] == one.aggregation
+        assert Score.from_dict(content).aggregation == one.aggregation
+        assert one.verdict[0] in one.to_html()
+        assert one.signals["sem"] == float(one)
+        assert one.signals["asmi"] == pytest.approx(float(scored["asmi", one.aggregation]))
+        assert one.signals["entropy"] == mean.signals["entropy"]
+    part = (0, len(mean.scored_text))
+    of_parts = [one.with_spans([part]).spans[0] for one in (mean, total, highest)]
+    assert [span.u for span in of_parts] == pytest.approx([*map(float, (mean, total, highest))])
+    assert len({span.mi for span in of_parts}) == 1
+    old = mean.to_dict()
+    del old["settings"]["aggregation"]  # as it was saved before there was a choice
+    assert Score.from_dict(old).aggregation == "mean"
+
+
+def test_an_older_file_goes_on(model, tokenizer):
+    """The paper's mean has the identity that it had; another aggregation is another score."""
+    plain, total = (Scorer(model, tokenizer, aggregation=how).identity for how in ("mean", "sum"))
+    assert "aggregation" not in plain
+    assert total == plain | {"aggregation": "sum"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
+    saved = runs.content()
+    stats = saved["stats"]
+    pairs = zip(stats["asmi_mi_d60"], stats["asmi_agreement_d60"], strict=True)
+    sums = [float((mi * (1 - a)).sum()) for mi, a in pairs]
+    saved["estimations"]["sequence", "Sem-ASMI (60%, K=64, aggregation=sum)"] = sums
+    return runs.save(tmp_path_factory.mktemp("runs") / "squad", saved), sums
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
+    path, sums = run
+    of_means, of_sums = (Reference.read(path, aggregation=how) for how in ("mean", "sum"))
+    assert of_sums.scores == sorted(sums)
+    assert of_means.scores != of_sums.scores
+    assert of_sums.method == "Sem-ASMI (60%, K=64, aggregation=sum)"
+    assert of_sums.settings["aggregation"] == "sum"
+    said = "aggregation mean there, sum here"
+    assert said in of_means.verdict(1.0, of_sums.settings)[0]
+    assert "aggregation sum there, mean here" in of_sums.verdict(1.0, of_means.settings)[0]
+    unnamed = {k: v for k, v in of_means.settings.items() if k != "aggregation"}
+    assert of_means.other_settings(unnamed) == []  # saved before there was a choice
+    assert replace(of_means, settings=unnamed).other_settings(of_sums.settings) == [said]
+    with pytest.raises(ValueError, match="no score Sem-ASMI at depth 60%, source all, aggregation"):
+        Reference.read(path, aggregation="max")
+    with pytest.raises(ValueError, match="no score ASMI at"):
+        Reference.read(path, "asmi", aggregation="sum")
+    # A score with a reference of another aggregation stays silent, and says why.
+    judged = replace(scored["sem", "sum"], reference=of_means)
+    assert any(said in sentence for sentence in judged.verdict)
+    out = tmp_path / "sums.json"
+    done = CliRunner().invoke(
+        reference_command, [str(path), "--aggregation", "sum", "--out", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    assert Reference.load(out) == of_sums
+
+
+def test_compared_files_say_so(scored, tmp_path):
+    files = []
+    for how in ("mean", "sum"):
+        content = scored["sem", how].to_dict()
+        if how == "mean":
+            del content["settings"]["aggregation"]
+        files.append(tmp_path / f"{how}.jsonl")
+        files[-1].write_text(json.dumps({"row": 1, **content}) + "\n")
+    found = compare_files(*files, resamples=10)
+    assert found.settings == ("aggregation mean and sum",)
+    gap = float(scored["sem", "sum"]) - float(scored["sem", "mean"])
+    assert found.means["sem"].value == pytest.approx(gap)

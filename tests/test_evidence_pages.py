@@ -1,0 +1,241 @@
+"""Pages of evidence: made of small files by one command, held to them, and never ahead of them."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from lm_polygraph.utils.common import load_external_module
+from PIL import Image
+
+from lm_polygraph_asmi.analysis import adds_information, auroc, normalised_prr
+from tests.test_scripts import SCRIPTS
+
+N = 80
+RESAMPLES = 20
+
+
+@pytest.fixture(scope="module")
+def pages():
+    script = load_external_module(str(SCRIPTS / "evidence_pages.py"))
+    script.RESAMPLES, script.REFITS = RESAMPLES, 5
+    return script
+
+
+def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL") -> pd.DataFrame:
+    """Answers whose MI knows of errors, with the columns that scripts/evidence.py keeps."""
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(N) < 0.4
+    lengths = rng.integers(1, 9, N)
+    columns = {
+        "id": [f"q{i}" for i in range(N)],
+        "cluster": [f"passage {i // 2}" for i in range(N)],
+        "ReferenceInAnswer": (~wrong).astype(float),
+        judge: np.clip(0.8 - 0.6 * wrong + rng.normal(0, 0.2, N), 0, 1),
+        "words": np.where(rng.random(N) < 0.1, 0, lengths),
+        "asmi_log_likelihood": [-rng.exponential(0.5, t) for t in lengths],
+        "asmi_entropy": [rng.exponential(0.5, t) for t in lengths],
+    }
+    depths = (60, 70, 80, 90) if run == "depths" else (60,)
+    sources = ("", "_context", "_elsewhere") if run == "sources" else ("",)
+    for ending in (f"_d{depth}{source}" for depth in depths for source in sources):
+        pairs = [*zip(lengths, wrong, strict=True)]
+        columns[f"asmi_mi{ending}"] = [rng.exponential(0.02 + 0.02 * w, t) for t, w in pairs]
+        columns[f"asmi_agreement{ending}"] = [rng.random(t) for t in lengths]
+    if run in ("sources", "benchmark", "baselines"):
+        surprisals = [-own for own in columns["asmi_log_likelihood"]]
+        columns["score MaximumSequenceProbability"] = [own.sum() for own in surprisals]
+        columns["score Perplexity"] = [own.mean() for own in surprisals]
+        columns["score MeanTokenEntropy"] = [own.mean() for own in columns["asmi_entropy"]]
+    if run == "baselines":
+        columns["score RAUQ (0.2)"] = rng.random(N)
+    return pd.DataFrame(columns)
+
+
+def put(folder, model, cell, run, asked=N, seed=0, **settings):
+    file = folder / "evidence" / model / f"{cell}.{run}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pandas(answers(seed, run, **settings), preserve_index=False)
+    about = {"data": {"limit": asked}}
+    pq.write_table(table.replace_schema_metadata({"run": json.dumps(about)}), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory):
+    """Evidence of every kind: three models, cells of two commands, runs with other settings."""
+    folder = tmp_path_factory.mktemp("docs")
+    put(folder, "smollm2", "open-worked", "sources", asked=100)
+    put(folder, "smollm2", "open-worked", "depths")
+    put(folder, "smollm2", "open-worked", "baselines", seed=3)
+    put(folder, "qwen05", "open", "sources", seed=1)
+    put(folder, "llama2_7b", "coqa", "benchmark", seed=2, judge="quality AlignScore")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(pages):
+    """The command over some documentation."""
+
+    def started(docs, *arguments):
+        pages.DOCS = docs
+        return CliRunner().invoke(pages.main, list(arguments))
+
+    return started
+
+
+VERDICT = "On these made-up answers MI knows of errors. No model was asked. Nothing follows."
+
+
+@pytest.fixture(scope="module")
+def published(start, docs):
+    """The page begun and filled."""
+    begun = start(docs, "--publish")
+    assert begun.exit_code == 0, begun.output
+    assert "without a verdict, so not to be published: worth.md" in begun.output
+    return (docs / "worth.md").read_text()
+
+
+def rows_of(text: str, name: str) -> list[list[str]]:
+    (body,) = re.findall(rf"<!-- table {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in body.splitlines()]
+
+
+def number(text: str) -> float:
+    return float(text.split()[0].replace("−", "-"))
+
+
+def test_the_page_is_whole(start, published, docs):
+    """All its places are filled but the verdict, which the quick check asks for as well."""
+    assert not re.search(r"-->\n<!-- end -->", published.replace("verdict -->\n<!-- end", ""))
+    refused = start(docs, "--check", "--quick")
+    assert (refused.exit_code, refused.output.splitlines()) == (
+        1,
+        ["to be made anew: nothing", "without a verdict, so not to be published: worth.md"],
+    )
+    assert "there already" in start(docs, "--publish").output
+
+
+PAGE = """A page. <!-- made from nothing -->
+<!-- verdict -->
+<!-- end -->
+![The sign](evidence/coupling-stands.png)
+<!-- table judges -->
+<!-- end -->
+"""
+
+
+def test_a_page_is_held_to_its_evidence(start, tmp_path):
+    """Refused without a verdict, where somebody typed a number, and when evidence came later."""
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace("<!-- verdict -->\n", f"<!-- verdict -->\n{VERDICT}\n"))
+    put(tmp_path, "qwen05", "open", "sources")
+    assert start(tmp_path).output == "made anew: coupling-stands.png, page.md\n"
+    for how in ((), ("--quick",)):
+        done = start(tmp_path, "--check", *how)
+        assert (done.exit_code, done.output) == (0, "to be made anew: nothing\n")
+    good = page.read_text()
+    typed = good.replace(" 0.", " 1.", 1)
+    assert typed != good
+    page.write_text(typed)
+    wrong = start(tmp_path, "--check")
+    assert (wrong.exit_code, wrong.output) == (1, "to be made anew: page.md\n")
+    page.write_text(good.replace(VERDICT, ""))
+    silent = start(tmp_path, "--check", "--quick")
+    assert (silent.exit_code, "without a verdict" in silent.output) == (1, True)
+    page.write_text(good)
+    put(tmp_path, "gemma", "open", "sources", seed=5)
+    late = start(tmp_path, "--check")
+    assert (late.exit_code, late.output) == (1, "to be made anew: coupling-stands.png, page.md\n")
+    late = start(tmp_path, "--check", "--quick")
+    assert (late.exit_code, late.output) == (1, "to be made anew: page.md\n")
+    page.write_text(good.replace("table judges", "table judgement"))
+    assert "there is no table 'judgement'" in start(tmp_path, "--check").output
+
+
+def test_numbers_are_those_of_the_statistics(published, docs):
+    """Each table's first row against a call of one's own."""
+    text = published
+    one = pd.read_parquet(docs / "evidence/smollm2/open-worked.sources.parquet")
+    wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
+    mi, agreement = one["asmi_mi_d60"], one["asmi_agreement_d60"]
+    u = [m * (1 - a) for m, a in zip(mi, agreement, strict=True)]
+    sem, total = (np.array([how(own) for own in u]) for how in (np.mean, np.sum))
+    lengths = one["asmi_entropy"].map(len)
+    free = np.column_stack(
+        [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"], lengths]
+    )
+    worth = rows_of(text, "worth stands")
+    assert worth[0][:4] == ["cell", "answers / clusters", "right", "PRR: MSP"]
+    assert [row[0] for row in worth[2:]] == [
+        "SmolLM2 0.13B, XQuAD, worked questions",
+        "Qwen2.5-Coder 0.5B, XQuAD, bare prompt",
+        "Llama-2-7B, CoQA",
+    ]
+    first = worth[2]
+    assert first[1:3] == ["80 of 100 / 40", f"{1 - wrong.mean():.0%}"]
+    quality = 1.0 - wrong
+    for place, score in ((6, sem), (7, total)):
+        assert number(first[place]) == pytest.approx(normalised_prr(score, quality), abs=0.0051)
+    msp = normalised_prr(one["score MaximumSequenceProbability"], quality)
+    assert number(first[8]) == pytest.approx(normalised_prr(sem, quality) - msp, abs=0.0051)
+    added = adds_information(sem, free, wrong, list(one["cluster"]))
+    assert number(first[-2]) == pytest.approx(added.statistic, abs=0.051)
+    assert rows_of(text, "worth rouge")[2][0] == first[0]  # the paper's cell has no ROUGE-L
+    assert len(rows_of(text, "worth rouge")) == 4
+    aggregated = rows_of(text, "aggregation stands")
+    assert [row[1] for row in aggregated[2:6]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
+    ways = [np.mean, np.sum, np.max, lambda own: own[0]]
+    for row, tokens in ((aggregated[2], mi), (aggregated[4], -one["asmi_log_likelihood"])):
+        expected = [normalised_prr([how(own) for own in tokens], quality) for how in ways]
+        assert [number(cell) for cell in row[2:6]] == pytest.approx(expected, abs=0.0051)
+    asmi = np.array([own.mean() for own in mi])
+    coupled = rows_of(text, "coupling stands")[2]
+    assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
+    assert number(coupled[4]) > number(coupled[3])  # as it was planted
+    halves = rows_of(text, "quadrants stands")[2]
+    assert sum(int(cell.split()[-1]) for cell in halves[2:6]) == N
+    within = rows_of(text, "strata stands")[2:]
+    own = [row for row in within if row[0] == first[0]]
+    assert sum(int(row[2]) for row in own if "tokens" in row[1]) == N
+    assert int(own[-1][2]) == (one["words"] == 0).sum()
+    judged = [row for row in rows_of(text, "judges")[2:] if row[0] == first[0]]
+    assert [row[2] for row in judged] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
+    swept = [row for row in rows_of(text, "settings stands")[2:] if row[0] == first[0]]
+    assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
+    methods = {row[2] for row in rows_of(text, "baselines stands")[2:] if row[0] == first[0]}
+    assert {"RAUQ (0.2)", "MaximumSequenceProbability"} <= methods
+
+
+def test_the_figure_says_what_it_was_drawn_from(published, docs):
+    drawn = Image.open(docs / "evidence/coupling-stands.png")
+    said = "\n".join(f"| {' | '.join(row)} |" for row in rows_of(published, "coupling stands"))
+    assert drawn.info["Description"] == said
+
+
+def test_nothing_is_published_before_a_cell_is_complete(start, tmp_path):
+    """Shards are not read, whatever they hold."""
+    shard = tmp_path / "evidence/smollm2/shards/open/sources/0.parquet"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"not read")
+    refused = start(tmp_path, "--publish")
+    assert "no cell is complete" in refused.output
+    assert not (tmp_path / "worth.md").exists()
+    (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
+    assert "is named as no model, cell and run" in start(tmp_path).output
+
+
+def test_no_complete_cell_is_no_table(pages):
+    assert {make([]) for make in pages.TABLES.values()} == {pages.NOTHING}
+
+
+def test_committed_pages_are_those_of_the_committed_evidence(request):
+    """What was measured and what is said of it go into one commit; all numbers with --slow."""
+    script = load_external_module(str(SCRIPTS / "evidence_pages.py"))
+    how = [] if request.config.getoption("--slow") else ["--quick"]
+    done = CliRunner().invoke(script.main, ["--check", *how])
+    assert done.exit_code == 0, done.output

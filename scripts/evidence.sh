@@ -139,8 +139,8 @@ doses() {
   local spare=$out/runs/$1/held-out rest
   [ -e "$out/$1.doses.json" ] && return
   case $1 in # the 150 that `unseen` leaves out; those that a cell's own limit does
-    babi) rest=(data.except_limit="${ROWS:-300}" data.limit=20) ;;
-    *) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
+    open* | closed*) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
+    *) rest=("data.except_limit=$(cell "$1" | sed 's/.*limit=//')" data.limit=20) ;;
   esac
   # shellcheck disable=SC2046
   [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \

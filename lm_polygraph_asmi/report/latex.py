@@ -1,5 +1,6 @@
 """Tables as LaTeX that a paper can take: booktabs, captions that say all, heads by model."""
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,6 +18,8 @@ SHORT = {
 }  # fmt: skip
 """LM-Polygraph's names as tables print them; longer ones first where one holds another."""
 ROWS_A_PAGE = 45
+CAPTION_LINE = 60
+"""Characters of a line of the caption, about; beyond four lines they take the place of rows."""
 COLUMN = 50
 """Characters that fit one column of a page of two; a wider table spans both."""
 SIZES = {100: r"\small", 115: r"\footnotesize", 135: r"\scriptsize"}
@@ -49,7 +52,10 @@ def latex_tables(item: Exhibit) -> str:
         ]
     notes = [*item.caption, *(["Standard errors: see the CSV file."] if brief else [])]
     caption = " ".join(escape(text, "latex") for text in [item.title + ".", *notes])
-    pages = [shown[i : i + ROWS_A_PAGE] for i in range(0, len(shown), ROWS_A_PAGE)] or [shown]
+    beyond = max(0.0, _width(caption) / CAPTION_LINE - 4)
+    first = max(10, ROWS_A_PAGE - math.ceil(1.5 * beyond))  # a line is higher than a row
+    starts = range(first, len(shown), ROWS_A_PAGE)
+    pages = [shown[:first], *(shown[start : start + ROWS_A_PAGE] for start in starts)]
     return "\n".join(
         _float(item, page, heads, groups, caption if not i else f"{item.title}, continued.", i)
         for i, page in enumerate(pages)

@@ -28,6 +28,10 @@ def test_every_table_compiles(tmp_path):
     build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
     tables = sorted((tmp_path / "out/tables").glob("*.tex"))
     assert len(tables) > 20
+    long = pd.DataFrame({"method": "m" * 30, **{f"value {i}": range(100) for i in range(9)}})
+    said = Exhibit("long", "Long", [], long.astype(float, errors="ignore"), notes=["word, " * 250])
+    tables.append(tmp_path / "out/tables/zz_long.tex")
+    tables[-1].write_text(latex_tables(said))
     document = [r"\documentclass[twocolumn]{article}", PREAMBLE, r"\begin{document}"]
     document += [f"\\input{{{path}}}\\clearpage" for path in tables]
     (tmp_path / "all.tex").write_text("\n".join([*document, r"\end{document}"]))
@@ -38,6 +42,7 @@ def test_every_table_compiles(tmp_path):
     log = done.stdout.decode(errors="replace")
     assert done.returncode == 0, log[-1500:]
     assert "Overfull" not in log
+    assert "Float too large" not in log
 
 
 def twelve(tmp_path):

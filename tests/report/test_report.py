@@ -260,8 +260,8 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     save(tmp_path / "run", saved)
     file, said = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
     assert said[0] == (
-        "**Known to rank errors here: 2 of 3 ASMI scores** (PRR interval above zero). Wrong way "
-        "round (interval below zero): 1. Not known to rank errors at all: 0."
+        "**Known to rank errors here: 2 of 3 ASMI scores** (PRR interval above zero, each by "
+        "itself). Wrong way round (interval below zero): 1. Undecided: 0."
     )
     assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
     assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
@@ -290,7 +290,7 @@ def test_noise_is_not_known_to_rank(tmp_path):
     save(tmp_path / "run", saved)
     said = findings(load_cells([tmp_path / "run"]))
     assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
-    assert said[0].endswith("Not known to rank errors at all: 3.")
+    assert said[0].endswith("Undecided: 3.")
     assert said[1].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
 
 

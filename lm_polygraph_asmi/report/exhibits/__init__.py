@@ -87,8 +87,8 @@ def _known(cells: Sequence[Cell]) -> list[str]:
         above, below = sum(i.low > 0 for i in known), sum(i.high < 0 for i in known)
         said.append(
             f"**Known to rank errors here: {above} of {len(known)} ASMI scores** (PRR interval "
-            f"above zero). Wrong way round (interval below zero): {below}. Not known to rank "
-            f"errors at all: {len(known) - above - below}."
+            f"above zero, each by itself). Wrong way round (interval below zero): {below}. "
+            f"Undecided: {len(known) - above - below}."
         )
     if undefined:
         said.append(
@@ -99,14 +99,23 @@ def _known(cells: Sequence[Cell]) -> list[str]:
 
 def _added(cells: Sequence[Cell]) -> list[str]:
     """In how many cells the signal adds to what is free."""
-    verdicts = list(verdicts_of(cells).values())
+    verdicts = verdicts_of(cells)
     if not verdicts:
         return []
+    adds, reverses = (
+        [cell.label for cell, found in verdicts.items() if found == said]
+        for said in ("yes", "wrong way round")
+    )
     return [
-        f"**Adds to MSP, entropy and length: u_sem in {verdicts.count('yes')} of {len(verdicts)} "
-        f"cells**, the wrong way round in {verdicts.count('wrong way round')} (generalised "
-        "covariance, 5 % over all cells)."
+        f"**Adds to MSP, entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
+        f"cells**{_in_brackets(adds)}, the wrong way round in {len(reverses)}"
+        f"{_in_brackets(reverses)} (generalised covariance, 5 % over all cells; u_sem is that of "
+        "Sem-ASMI)."
     ]
+
+
+def _in_brackets(names: Sequence[str]) -> str:
+    return f" ({'; '.join(names)})" if names else ""
 
 
 def _wrong_way(cells: Sequence[Cell]) -> list[str]:

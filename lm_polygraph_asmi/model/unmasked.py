@@ -159,12 +159,11 @@ class Memory:
 
     def take(self, model: PreTrainedModel, input_ids: Sequence[int], cache: DynamicCache) -> None:
         """Keep what a cache holds of a sequence; nothing where it does not hold all layers."""
-        self.keep(model, [], [])
         layers: list[Any] = cache.layers  # of a kind that keeps keys and values
         found = [(layer.keys, layer.values) for layer in layers]
         lengths = {0 if key is None else key.shape[-2] for key, _ in found}
-        if len(lengths) == 1:
-            self.keep(model, list(input_ids)[: lengths.pop()], found)
+        whole = len(lengths) == 1
+        self.keep(model, list(input_ids)[: lengths.pop()] if whole else [], found if whole else [])
 
 
 NO_MEMORY = "passes over known keys and values were wrong"

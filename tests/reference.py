@@ -24,25 +24,19 @@ class ByPosition(nn.Module):
         return projected
 
 
-def without_heads(
-    model: nn.Module, projection: str, axis: int, mask: Tensor, positions: slice
-) -> nn.Module:
-    """A copy of the model whose masked heads have no weight in the output projection of a layer.
+def without_heads(projection: nn.Module, axis: int, mask: Tensor) -> nn.Module:
+    """A copy of an output projection in which masked heads have no weight.
 
     A head output multiplied by zero and a head whose rows of W_O are zero are the same thing; no
     hook is involved.
     """
-    copied = copy.deepcopy(model)
-    parent, _, name = projection.rpartition(".")
-    whole = copied.get_submodule(projection)
-    weight = (masked := copy.deepcopy(whole)).weight
+    weight = (masked := copy.deepcopy(projection)).weight
     width = weight.shape[axis] // len(mask)
     with torch.no_grad():
         for head, keep in enumerate(mask.tolist()):
             if not keep:
                 weight.narrow(axis, head * width, width).zero_()
-    setattr(copied.get_submodule(parent), name, ByPosition(masked, whole, positions))
-    return copied
+    return masked
 
 
 def subnetwork_log_probs(
@@ -57,11 +51,15 @@ def subnetwork_log_probs(
     """S full passes, one mask after the other; (S, T, V)."""
     predicting = slice(prompt_length - 1, len(input_ids) - 1)
     positions = predicting if scope == "response" else slice(None)
+    copied = copy.deepcopy(model)
+    whole = copied.get_submodule(projection)
+    parent, _, name = projection.rpartition(".")
     rows = []
     for mask in masks:
+        masked = ByPosition(without_heads(whole, axis, mask), whole, positions)
+        setattr(copied.get_submodule(parent), name, masked)
         with torch.no_grad():
-            masked = without_heads(model, projection, axis, mask, positions)
-            logits = masked(input_ids=input_ids[None], use_cache=False).logits[0]
+            logits = copied(input_ids=input_ids[None], use_cache=False).logits[0]
         rows.append(logits[predicting].float().log_softmax(-1))
     return torch.stack(rows)
 
@@ -121,13 +119,12 @@ def log_probs_without_part(
     They are over all tokens but the last, as the part is.
     """
     positions = slice(prompt_length - 1, len(input_ids) - 1)
+    copied = copy.deepcopy(model)
+    whole = copied.get_submodule(projection)
     parent, _, name = projection.rpartition(".")
     rows = []
     for mask in masks:
-        copied = copy.deepcopy(model)
-        whole = copied.get_submodule(projection)
-        masked = WithoutPart(whole, part, mask, positions)
-        setattr(copied.get_submodule(parent), name, masked)
+        setattr(copied.get_submodule(parent), name, WithoutPart(whole, part, mask, positions))
         with torch.no_grad():
             logits = copied(input_ids=input_ids[None, :-1], use_cache=False).logits[0]
         rows.append(logits[positions].float().log_softmax(-1))

@@ -282,6 +282,7 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
 def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
     answers, redraws = tmp_path / "answers", tmp_path / "redraws"

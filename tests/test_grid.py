@@ -16,12 +16,12 @@ from tests.runs.test_squad import QUESTION, write
 MODELS = {"asmi_llama2_7b": "llama", "asmi_mistral_7b": "mistral-window"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("benchmarks", "at_a_time"),
     [
         (["asmi_squad"], 1),
-        # Each process takes as long to import LM-Polygraph as all its jobs take.
-        pytest.param(["asmi_squad", "asmi_squad_closed_book"], 2, marks=pytest.mark.slow),
+        (["asmi_squad", "asmi_squad_closed_book"], 2),
     ],
 )
 def test_a_grid_in_shards_gives_what_unsplit_runs_give(

@@ -53,6 +53,7 @@ def bench():
     return load_external_module(str(SCRIPTS / "bench_suffix.py"))
 
 
+@pytest.mark.slow
 def test_benchmark(bench, monkeypatch):
     monkeypatch.setattr(bench, "matmul_rate", lambda *_: 1e9)  # seconds by itself
     arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
@@ -167,6 +168,7 @@ def test_build_squad(tmp_path):
         run_here("build_squad.py", str(tmp_path / "open"), *source)
 
 
+@pytest.mark.slow
 def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     passages = [f"Passage {i}: the kite is {c}." for i, c in enumerate(["red", "blue", "green"])]

@@ -261,6 +261,7 @@ def gain_covered(simulations, resamples, **kind):
     return [coverage([row[i] for row in intervals], truth[i]) for i in range(3)]
 
 
+@pytest.mark.slow
 def test_intervals_of_the_gain_cover_it():
     """40 simulations: no measure far below 0.95; 0.93 to 0.97 in the long run below."""
     covered = gain_covered(40, 40, n=150, planted=0.5)

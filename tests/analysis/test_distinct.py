@@ -131,6 +131,7 @@ def test_likelihood_ratio_is_statsmodels():
     assert p_value == pytest.approx(alone.llr_pvalue, rel=0.01)
 
 
+@pytest.mark.slow
 def test_p_values_of_a_redundant_signal_are_uniform_over_independent_rows():
     rng, found = np.random.default_rng(6), []
     for _ in range(150):
@@ -161,6 +162,7 @@ def residual_alone(monkeypatch):
 
 
 @pytest.mark.usefixtures("residual_alone")
+@pytest.mark.slow
 def test_a_redundant_signal_is_detected_in_one_case_of_twenty():
     """200 simulations: 0.05 within three Monte Carlo errors of 0.015.
 

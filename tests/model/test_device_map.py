@@ -210,6 +210,7 @@ def pretend_two_devices() -> None:
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch cannot pretend to have devices",
 )
+@pytest.mark.slow
 def test_two_devices():
     """Every tensor made here is where it is used; the tests above look at values."""
     process = get_context("fork").Process(target=pretend_two_devices)

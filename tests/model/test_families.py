@@ -1,5 +1,8 @@
 """Every family, checked against full forward passes written in the plainest way."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -166,3 +169,16 @@ def test_target_layer(depth, layers, expected):
 def test_depth_outside_the_open_interval(depth):
     with pytest.raises(ValueError, match=r"depth must lie in \(0, 1\)"):
         target_layer(depth, 32)
+
+
+@pytest.mark.slow
+def test_shapes_of_all_modules():
+    """Those too that pyproject leaves out because their check takes long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
+    everywhere = "--jaxtyping-packages=lm_polygraph_asmi.maths,lm_polygraph_asmi.model,tests.check"
+    run = subprocess.run(
+        [*command, "-o", f"addopts={everywhere}", "-k", "llama-tied"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout

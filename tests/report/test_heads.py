@@ -299,6 +299,7 @@ def test_claims_have_a_line_each(cell):
         assert line(start).here == "not measured here"
 
 
+@pytest.mark.slow
 def test_claims_on_recall_are_read_from_closed_books(run, tmp_path):
     saved = content(N, shift=0.5)
     dissect(saved, strength=0)

@@ -114,6 +114,7 @@ def test_a_report_has_every_item_in_every_form(everything):
 
 
 @pytest.mark.pictures
+@pytest.mark.slow
 def test_the_same_runs_leave_the_same_files(tmp_path):
     save(tmp_path / "run", content(n=40))
     for name in ("one", "two"):

@@ -185,6 +185,7 @@ def test_what_cannot_be_checked_stops_the_run_too(run, capsys):
     assert "data.cluster_regex" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     """As a sweep would, the error is held on to."""
     held = []

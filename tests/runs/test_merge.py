@@ -308,6 +308,7 @@ def test_nothing_is_written_over(unsplit, tmp_path):
     assert merge_runs(files, out)[1] == []
 
 
+@pytest.mark.slow
 def test_cells_and_seeds_side_by_side(unsplit, tmp_path):
     for seed in (0, 1):
         split(unsplit, tmp_path / f"masks{seed}", 2, settings={"asmi": {"seed": seed}})

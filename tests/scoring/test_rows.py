@@ -245,7 +245,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
 
 
 def test_command_that_streams(command, model, tokenizer, tmp_path):
-    """What is written appears before the score of it, and the score is that of the finished text."""
+    """The answer appears before its score, which is that of the finished text."""
     source, page = tmp_path / "prompt.txt", tmp_path / "page.html"
     source.write_text(PROMPT + "\n")
     streamed = command(source, "--stream", "--scope", "response", "--html", page)

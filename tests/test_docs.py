@@ -61,6 +61,7 @@ def tiny_hub(monkeypatch):
 def test_python_runs(page, tmp_path, monkeypatch):
     """All of a page in order, as a reader copies it: nothing may be undefined."""
     save(tmp_path / "RUN")
+    (tmp_path / "docs").symlink_to(DOCS)  # what a page says of the evidence
     monkeypatch.chdir(tmp_path)
     known: dict[str, object] = {}
     with patch.dict(FAMILIES):  # two pages add to them

@@ -1,5 +1,6 @@
 """A table or figure of the report, and how its values are written."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,33 @@ from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.saved.cells import Cell
 
+ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
+"""What an asterisk and a filled marker stand for, of `Judged` values."""
+
 
 class Marked(NamedTuple):
     """A value that stands out: "bold" the best, "underline" the second best."""
 
     value: Any
     mark: str
+
+
+class Judged(NamedTuple):
+    """A difference whose verdict is that of an adjusted p-value, not of its own interval.
+
+    Attributes:
+        value: with its interval, adjusted for nothing.
+        sure: whether the p-value, adjusted for the number of comparisons, is below 0.05.
+    """
+
+    value: Interval
+    sure: bool
+
+
+class AtMost(NamedTuple):
+    """A p-value as small as its resamples could have made it."""
+
+    value: float
 
 
 @dataclass
@@ -28,12 +50,12 @@ class Exhibit:
         name: of its files.
         title: its heading.
         cells: what it was computed from.
-        table: values as they are; floats, `Interval`, `PRR`, `Marked` and text.
+        table: values as they are; floats, `Interval`, `PRR`, `Marked`, `Judged`, `AtMost` and text.
         figure: None where a table says it all.
         notes: what a reader has to know.
         digits: after the point.
         signed: columns of differences, written with their sign and an asterisk where the interval
-            excludes zero.
+            excludes zero or, of a `Judged` one, where it is sure.
         p_values: columns in which what would be written as zero is "< 0.001" instead.
         inline: False where the table is too long for the report, which then names its file.
         resamples: of clusters, behind the intervals of the table.
@@ -58,12 +80,15 @@ class Exhibit:
         bounded = [
             name
             for name in table
-            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in table[name])
+            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in map(_bare, table[name]))
         ]
         if not bounded:
             return [*self.notes]
         said = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
-        starred = "; asterisk: it excludes zero" if {*bounded} & {*self.signed} else ""
+        starred = ""
+        if {*bounded} & {*self.signed}:
+            judged = any(isinstance(v, Judged) for name in self.signed for v in table[name])
+            starred = f"; asterisk: {ADJUSTED if judged else 'it excludes zero'}"
         return [*self.notes, f"{said}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
@@ -77,7 +102,7 @@ class Exhibit:
             least = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {least:.{self.digits}f}", markup)
-                pairs = zip(table[column], written, strict=True)
+                pairs = zip(map(_bare, table[column]), written, strict=True)
                 written = [below if value < least else shown for value, shown in pairs]
             table[column] = written
         return table.rename(columns=lambda column: escape(str(column), markup))
@@ -87,7 +112,7 @@ class Exhibit:
         assert self.table is not None
         columns: dict[str, list[Any]] = {}
         for name in self.table:
-            values = [v.value if isinstance(v, Marked) else v for v in self.table[name]]
+            values = [_bare(v) for v in self.table[name]]
             parts = [f for v in values if isinstance(v, Interval | PRR) for f in v._fields]
             for part in dict.fromkeys(parts) or [None]:
                 own = f"{name} {part.replace('_', ' ')}" if part not in (None, "value") else name
@@ -180,6 +205,10 @@ def _listed(reasons: Sequence[Reason]) -> str:
     return "; ".join(f"{why} ({'; '.join(cells)})" for why, cells in named.items())
 
 
+def _bare(value: Any) -> Any:
+    return value.value if isinstance(value, Marked | Judged | AtMost) else value
+
+
 def _without_error(value: Any) -> Any:
     if isinstance(value, Marked):
         return value._replace(value=_without_error(value.value))
@@ -201,6 +230,12 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             ("bold", "latex"): r"\textbf{{{}}}", ("underline", "latex"): r"\underline{{{}}}",
         }  # fmt: skip
         return marks[value.mark, markup].format(inner)
+    if isinstance(value, AtMost):
+        # Rounded up: it is no less than what the resamples could show.
+        above = math.ceil(value.value * 10**digits - 1e-9) / 10**digits
+        return f"{escape('≤', markup)} " + text(above, digits, False, markup)
+    sure = value.sure if isinstance(value, Judged) else None
+    value = _bare(value)
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
     sign = "+" if signed else ""
 
@@ -213,7 +248,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             return "–"
         if pd.isna(value.low):
             return _minus(number(value.value), markup)
-        star = "*" if signed and value.excludes(0) else ""
+        star = "*" if signed and (value.excludes(0) if sure is None else sure) else ""
         found = f"{number(value.value)}{star} [{number(value.low)}, {number(value.high)}]"
         return _minus(found, markup)
     if isinstance(value, PRR):

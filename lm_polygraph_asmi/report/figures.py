@@ -19,6 +19,7 @@ from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
+from lm_polygraph_asmi.report.exhibit import ADJUSTED, Judged
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
@@ -121,19 +122,21 @@ def _legend(figure: Figure, axes: Sequence[Axes], together: bool = False, **sett
 
 @_styled
 def forest(
-    panels: Mapping[str, Mapping[str, Interval | None]],
+    panels: Mapping[str, Mapping[str, Interval | Judged | None]],
     label: str,
     reference: float = 0.0,
     black: Container[str] = (),
 ) -> Figure:
-    """Values with intervals, a panel per group; filled where the interval excludes `reference`.
+    """Values with intervals, a panel per group, all on one scale.
 
-    Rows named in `black` are what the others are compared with.
+    Filled where the interval excludes `reference` or, of `Judged` values, where they are sure. Rows
+    named in `black` are what the others are compared with.
     """
-    found = {
-        title: {n: i for n, i in rows.items() if i is not None and np.isfinite(i.value)}
-        for title, rows in panels.items()
-    }
+    judged = any(isinstance(own, Judged) for rows in panels.values() for own in rows.values())
+    found: dict[str, dict[str, Judged]] = {}
+    for title, rows in panels.items():
+        every = {name: _judged(own, reference) for name, own in rows.items() if own is not None}
+        found[title] = {n: own for n, own in every.items() if np.isfinite(own.value.value)}
     orders = [list(rows) for rows in found.values()]
     # Panels of the same rows share their names, so that more of them fit on a page.
     union = list(dict.fromkeys(name for order in orders for name in order))
@@ -145,20 +148,20 @@ def forest(
     if crowded:
         rcParams.update(SMALL)
     figure, axes = _grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), columns=2)
+    for ax in axes[1:]:
+        ax.sharex(axes[0])
     if shared:
         figure.set_size_inches(PAGE[0], min(PAGE[1], len(found) / 4 * (0.5 + 0.1 * longest)))
     size, line = (2.5, 0.8) if crowded else (4, 1.2)
     for number, (ax, (title, rows)) in enumerate(zip(axes, found.items(), strict=True)):
         names = (union if shared else list(rows))[::-1]
         for place, name in enumerate(names):
-            interval = rows.get(name)
-            if interval is None:
+            if name not in rows:
                 continue
+            interval, sure = rows[name]
             colour = BLACK if name in black else BLUE
-            defined = np.isfinite(interval.low)
-            if defined:
+            if np.isfinite(interval.low):
                 ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=line)
-            sure = defined and interval.excludes(reference)
             ax.plot(interval.value, place, "o", markersize=size, color=colour,
                     markerfacecolor=colour if sure else "white")  # fmt: skip
         ax.axvline(reference, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
@@ -169,10 +172,16 @@ def forest(
         if len(found) <= MANY:
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
+    if judged:
+        explained = f"filled: {ADJUSTED}; open: not"
     if len(found) > MANY:
         explained = f"{label}; {explained}"
     figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
     return figure
+
+
+def _judged(found: Interval | Judged, reference: float) -> Judged:
+    return found if isinstance(found, Judged) else Judged(found, found.excludes(reference))
 
 
 class DepthCurves(NamedTuple):

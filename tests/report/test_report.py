@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pandas as pd
@@ -265,7 +266,8 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
         "itself). Wrong way round (interval below zero): 1. Undecided: 0."
     )
     assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
-    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
+    assert said[2].startswith("**Against the best free baseline")
+    assert said[3].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
     assert file.read_text().splitlines()[2] == said[0]
     # The others, which rank them the right way, are not accused.
     assert sum("Wrong way round: " in line for line in said) == 1
@@ -277,7 +279,8 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     assert "Hardly any masking response" in said
     assert "candidate screen" in said
     save(tmp_path / "normal", content(n=120))
-    known, adds = findings(load_cells([tmp_path / "normal"]))
+    known, against, adds = findings(load_cells([tmp_path / "normal"]))
+    assert "better in 1, equivalent in 0, undecided in 0, worse in 0 of 1 cells" in against
     assert "3 of 3 ASMI scores" in known
     assert "u_sem in 1 of 1 cells" in adds
 
@@ -292,7 +295,11 @@ def test_noise_is_not_known_to_rank(tmp_path):
     said = findings(load_cells([tmp_path / "run"]))
     assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
     assert said[0].endswith("Undecided: 3.")
-    assert said[1].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
+    assert said[1].startswith(
+        "**Against the best free baseline (no samples, no further question): better in 0, "
+        "equivalent in 0, undecided in 0, worse in 1 of 1 cells** (tiny model, squad)."
+    )
+    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -726,19 +733,83 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
         order = sorted([*cell.variants.values(), *cell.baselines], key=lambda m: -prr[m])
         se, msp = "SemanticEntropy", "MaximumSequenceProbability"
         sem, raw = cell.variants["Sem-ASMI"], cell.variants["ASMI"]
-        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (sem, raw), (top, "RAUQ"),
-                 tuple(order[:2])]  # fmt: skip
+        free = max((m for m in cell.baselines if m != se), key=prr.get)
+        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (top, free), (sem, raw),
+                 (top, "RAUQ"), tuple(order[:2])]  # fmt: skip
         _, judged = prr_comparisons(scores, cell.quality, cell.clusters, pairs)
         by_hand.append(judged[sem, msp])
-    rows = found[found["comparison"] == "Sem-ASMI Δ MSP"]
+    plain = items["outcomes"].flat()
+    rows = plain[plain["comparison"] == "Sem-ASMI Δ MSP"]
     assert rows["p"].tolist() == pytest.approx(holm([c.p_value for c in by_hand]))
     equivalent = holm([c.p_equivalent for c in by_hand])
     assert rows["p, equivalent"].tolist() == pytest.approx(equivalent)
+    assert rows["margin in reach"].tolist() == pytest.approx([c.reach for c in by_hand])
     assert set(rows["outcome"]) == {"better"}  # planted
     assert set(found["comparison"]) == {
         "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
-        "Sem-ASMI Δ ASMI", "top Δ RAUQ",
+        "top Δ best free", "Sem-ASMI Δ ASMI", "top Δ RAUQ",
     }  # fmt: skip
+    beyond = int((plain["margin in reach"] >= 0.02).sum())
+    assert beyond > 0
+    (said,) = (note for note in items["outcomes"].notes if note.startswith("Margin in reach"))
+    assert f"in {beyond} of {len(plain)} rows" in said
+    assert not (plain["p, equivalent"][plain["margin in reach"] >= 0.02] < 0.05).any()
+    # The first lines count the same.
+    (line,) = (line for line in findings(cells) if line.startswith("**Against the best free"))
+    counts = items["outcome_counts"].table.set_index(["cells", "comparison"])
+    for name, which in (("top Δ best free", "further question)"), ("top Δ best baseline", "all")):
+        n = counts.loc[("grounded" if cells[0].grounded else "not recorded which", name)]
+        assert f"better in {n['better']}, equivalent in {n['equivalent']}" in line
+        assert which in line
+
+
+def test_a_p_value_at_the_floor_of_its_resamples_is_at_most_that(tmp_path):
+    saved = content(n=120)
+    for name in ("RAUQ", "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"):
+        saved["estimations"]["sequence", name] = saved["estimations"]["sequence", SEM]
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    outcomes = head_to_head([cell])[1]
+    shown = outcomes.shown("markdown").set_index("comparison")
+    assert shown.loc["top Δ RAUQ", "p, equivalent"].startswith(
+        ("≤ 0.00", r"\< 0.001")
+    )  # no difference at all
+    assert shown.loc["top Δ RAUQ", "p"] == "1.000"
+    assert shown.loc["top Δ RAUQ", "outcome"] == "equivalent"
+    least = outcomes.flat().set_index("comparison").loc["top Δ RAUQ", "p, equivalent"]
+    assert 1e-4 < least < 0.05
+    assert (outcomes.shown("latex")["p, equivalent"].str.count(r"\$\\leq\$") <= 1).all()
+
+
+def filled(figure) -> set[bool]:
+    """Whether markers of a forest are filled."""
+    dots = [line for ax in figure.axes for line in ax.lines if line.get_marker() == "o"]
+    return {dot.get_markerfacecolor() != "white" for dot in dots}
+
+
+@pytest.mark.parametrize("adjusted", [0.04, 0.06])
+def test_marks_follow_the_adjusted_p_values(tmp_path, monkeypatch, adjusted):
+    """And not intervals each by itself, which exclude zero here."""
+    for made in (benchmark, distinct):
+        raised = lambda p_values: np.full(len(p_values), adjusted)  # noqa: E731
+        monkeypatch.setattr(sys.modules[made.__module__], "holm", raised)
+    save(tmp_path / "run", content(n=120))
+    cells = load_cells([tmp_path / "run"])
+    items = {item.name: item for item in [*head_to_head(cells), *distinct(cells)]}
+    (row,) = items["head_to_head"].table.to_dict("records")
+    assert row["Sem-ASMI Δ MSP"].value.excludes(0)
+    sure = adjusted < 0.05
+    for name, column in (("head_to_head", "Sem-ASMI Δ MSP"), ("outcomes", "difference")):
+        shown = items[name].shown("markdown")[column]
+        assert {"*" in value for value in shown} == {sure}
+        assert any("asterisk: p < 0.05, adjusted" in note for note in items[name].caption)
+    assert filled(items["head_to_head"].figure) == {sure}
+    # The test of added information, with its z and its own verdict.
+    figure, (added, *_) = items["distinct_signal"].figure, items["distinct_signal"].table["z"]
+    assert filled(figure) == {sure}
+    assert added > 1.96
+    (dot,) = (line for line in figure.axes[0].lines if line.get_marker() == "o")
+    assert np.ravel(dot.get_xdata()).tolist() == [added]
 
 
 def test_judges_disagree_where_metrics_do(tmp_path):

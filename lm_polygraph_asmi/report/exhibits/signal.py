@@ -17,16 +17,18 @@ from lm_polygraph_asmi.analysis.added import (
     adds_information,
     stacked_gain,
 )
-from lm_polygraph_asmi.analysis.clusters import cluster_band
+from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.verdict import holm
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, frame
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Judged, Marked, frame
 from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.saved.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
+Z = 1.96
+"""Half the 95 % interval of a standard normal."""
 
 
 def _control_source(cells: Sequence[Cell]) -> str:
@@ -116,11 +118,11 @@ def distinct(cells: Sequence[Cell]) -> Items:
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
-        return figures.forest(
-            {"u_sem over MSP and H": dict(zip(main["cell"], main["residual AUROC"], strict=True))},
-            "residual AUROC, 95 % over clusters",
-            reference=0.5,
-        )
+        own = {
+            row["cell"]: Judged(Interval(row["z"], row["z"] - Z, row["z"] + Z), row["adds"] != "no")
+            for _, row in main.iterrows()
+        }
+        return figures.forest({"u_sem beyond MSP, H and length": own}, f"z ± {Z}; > 0: adds")
 
     def notes(item: Exhibit) -> list[str]:
         without = [cell.label for cell in item.cells if cell.lengths is None]
@@ -131,7 +133,9 @@ def distinct(cells: Sequence[Cell]) -> Items:
             "Adds: generalised covariance of the signal's rank and of errors, given smooth "
             f"functions of the ranks of the controls{lengths}, cross-fitted by cluster; z is about "
             "standard normal where the controls know all that the signal knows of errors. p is "
-            "two-sided, Holm over the cells of a signal; the verdict is by the latter at 0.05.",
+            "two-sided, Holm over the cells of a signal; the verdict is by the latter at 0.05. "
+            f"Figure: z ± {Z} of u_sem; filled where this verdict is that it adds, or the wrong "
+            "way round.",
             "The paper's columns, for comparison: they are no test, since a skewed signal, or one "
             "whose spread grows with the controls, is detected without knowing of anything else. "
             "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "

@@ -57,6 +57,7 @@ class Exhibit:
         signed: columns of differences, written with their sign and an asterisk where the interval
             excludes zero or, of a `Judged` one, where it is sure.
         p_values: columns in which what would be written as zero is "< 0.001" instead.
+        finer: columns of small values, written with one digit more.
         inline: False where the table is too long for the report, which then names its file.
         resamples: of clusters, behind the intervals of the table.
     """
@@ -70,6 +71,7 @@ class Exhibit:
     digits: int = 2
     signed: Sequence[str] = field(default_factory=tuple)
     p_values: Sequence[str] = field(default_factory=tuple)
+    finer: Sequence[str] = field(default_factory=tuple)
     inline: bool = True
     resamples: int = RESAMPLES
 
@@ -98,7 +100,8 @@ class Exhibit:
         for column in table:
             signed = column in self.signed
             values = [_without_error(value) if brief else value for value in table[column]]
-            written = [text(value, self.digits, signed, markup) for value in values]
+            digits = self.digits + (column in self.finer)
+            written = [text(value, digits, signed, markup) for value in values]
             least = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {least:.{self.digits}f}", markup)
@@ -146,6 +149,7 @@ def frame(
     digits: int = 2,
     signed: Sequence[str] = (),
     p_values: Sequence[str] = (),
+    finer: Sequence[str] = (),
     tabulated: bool = True,
     inline: bool = True,
     resamples: int = RESAMPLES,
@@ -157,7 +161,7 @@ def frame(
     """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
 
     Args:
-        name, title, digits, signed, p_values, inline, resamples: of the exhibit.
+        name, title, digits, signed, p_values, finer, inline, resamples: of the exhibit.
         groups: cells, or tuples of what belongs together, cells among it.
         compute: rows of the table from one group. A group where it raises ValueError is passed
             over with its message, one without rows in silence.
@@ -186,7 +190,9 @@ def frame(
         return [Gap(title, _listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
-    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values, inline, resamples)
+    item = Exhibit(
+        name, title, used, table, drawn, (), digits, signed, p_values, finer, inline, resamples
+    )
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]

@@ -13,7 +13,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MultipleLocator, NullFormatter
+from matplotlib.ticker import NullFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -202,28 +202,36 @@ class DepthCurves(NamedTuple):
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
     """PRR over depth, a line per cell and the mean; a panel per variant.
 
-    Bands are those of the cells where these are few, else that of the mean alone.
+    Bands are those of the cells where these are few, else that of the mean alone. Of many cells the
+    highest and the lowest are named.
     """
     figure, axes = _grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for ax, (variant, (at, cells, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
+        crowded = len(cells) > MANY
+        if crowded:
+            ends = sorted(cells, key=lambda name: float(np.mean(cells[name][0])))
+            for name in ends[1:-1]:
+                ax.plot(percent, cells[name][0], color=GREY, linewidth=0.6,
+                        label="other cells" if name == ends[1] else None)  # fmt: skip
+            cells = {f"highest: {ends[-1]}": cells[ends[-1]], f"lowest: {ends[0]}": cells[ends[0]]}
         for number, (name, (row, band)) in enumerate(cells.items()):
             colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
                     color=colour, label=name)  # fmt: skip
-            if len(cells) <= FEW:
+            if not crowded and len(cells) <= FEW:
                 ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
         if len(cells) > 1:
             ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
-        if len(cells) > FEW:
+        if crowded or len(cells) > FEW:
             ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         _title(ax, variant)
-    crowded = max(len(own.cells) for own in curves.values()) > MANY
-    _legend(figure, axes, together=crowded)
+        place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)} if crowded else {}
+        ax.legend(fontsize=7, **place)
     return figure
 
 
@@ -281,8 +289,8 @@ def _error_curves(
 
 @_styled
 def payoff(curves: Mapping[str, Mapping[str, Curve]], abstain: np.ndarray) -> Figure:
-    """Retained error in the confident half over abstention; figure "payoff" of the paper."""
-    x = "abstained, % of the confident half"
+    """Retained error among the confident over abstention; figure "payoff" of the paper."""
+    x = "abstained, % of the confident"
     return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
 
 
@@ -383,11 +391,16 @@ def violins(
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)
             if len(values):
-                ax.plot(place, np.median(values), "o", color=colour, markersize=4)
+                ax.plot(place, np.median(values), "o", color=colour, markersize=4, clip_on=False,
+                        zorder=3)  # fmt: skip
             ax.text(place, -0.04, f"{kind}\nn = {len(values)}", ha="center", va="top",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
-        ax.yaxis.set_major_locator(MultipleLocator(1))
+        low, high = ax.get_ylim()
+        decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
+        # Where the values span few powers of ten, these alone would leave an axis without a tick.
+        inside = np.ravel(decades + np.log10([1] if high - low > 2 else [1, 2, 5]))
+        ax.set_yticks([at for at in inside if low <= at <= high])
         ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
         ax.set_ylabel(f"{name}, nats")
         found = aurocs[name]

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 
@@ -84,8 +85,15 @@ def test_long_tables_take_several_floats():
 
 
 def test_no_path_of_this_machine(tmp_path):
-    save(tmp_path / "secret" / "run")
+    about = manifest(60)
+    about["model"]["path"] = "/secret/models/tiny/snapshot"
+    about["dataset"]["source"] = "/secret/data/shared/squad.json"
+    save(tmp_path / "secret" / "run", about=about)
     build_report(load_cells([tmp_path / "secret" / "run"]), tmp_path / "out")
-    for kind in ("tables/*.tex", "tables/*.md", "report.md", "figures/*.svg"):
-        for path in (tmp_path / "out").glob(kind):
-            assert "secret" not in path.read_text(), path
+    found = [path for path in (tmp_path / "out").rglob("*.*") if path.is_file()]
+    assert {path.suffix for path in found} >= {".tex", ".md", ".json", ".csv"}
+    for path in found:
+        assert b"secret" not in path.read_bytes(), path
+    (cell,) = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert cell["runs"][0]["file"] == "run/ue_manager_seed1"
+    assert (cell["model"], cell["dataset"]) == ("tiny/snapshot", "shared/squad.json")

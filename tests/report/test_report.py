@@ -24,12 +24,13 @@ from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
+from lm_polygraph_asmi.report.exhibit import Marked
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
-from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, head_to_head
+from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, depths, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
-from lm_polygraph_asmi.report.exhibits.mechanism import case_study
-from lm_polygraph_asmi.report.exhibits.signal import distinct
+from lm_polygraph_asmi.report.exhibits.mechanism import case_study, screen
+from lm_polygraph_asmi.report.exhibits.signal import distinct, flags, payoff
 from lm_polygraph_asmi.saved.probe import write_probe
 from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
@@ -717,6 +718,39 @@ def test_bold_is_what_the_interval_excludes(tmp_path):
     assert next(iter(marks["close"].values())).startswith("<u>")
 
 
+@pytest.mark.parametrize("mark", ["bold", "underline"])
+def test_the_lowest_aurc_is_bold_where_its_interval_excludes_the_next(tmp_path, mark):
+    saved, rng = content(n=120), np.random.default_rng(2)
+    if mark == "underline":
+        for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
+            saved["estimations"]["sequence", f"{symbol} (60%, K=64)"] = rng.normal(size=120)
+    save(tmp_path / "run", saved)
+    items = {item.name: item for item in payoff(load_cells([tmp_path / "run"]))}
+    (row,) = items["aurc"].table.to_dict("records")
+    marked = {name: v for name, v in row.items() if isinstance(v, Marked)}
+    (best,) = marked
+    plain = {name: getattr(row[name], "value", row[name]) for name in ("MSP", "entropy", "u_sem")}
+    assert plain[best] == min(plain.values())
+    assert marked[best].mark == mark
+
+
+@pytest.mark.parametrize("mark", ["bold", "underline"])
+def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, mark):
+    saved, rng = content(n=120, depths=(60, 80)), np.random.default_rng(2)
+    for depth in (60, 80):
+        for symbol in ("Sem-ASMI", "Adapt-ASMI"):
+            name = "sequence", f"{symbol} ({depth}%, K=64)"
+            noise = 0.1 if (mark, depth) == ("bold", 60) else 3
+            saved["estimations"][name] += noise * rng.normal(size=120)
+    save(tmp_path / "run", saved)
+    selection, by_cell = depths(load_cells([tmp_path / "run"]))
+    found = selection.table["aggregate PRR"]
+    assert [v.mark for v in found if isinstance(v, Marked)] == [mark, mark]
+    # As the table by cell has it, of this only cell.
+    tied = {"bold": ["60%", "60%"], "underline": ["60%, 80%", "60%, 80%"]}
+    assert by_cell.table["best or tied"].tolist() == tied[mark]
+
+
 def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     """Against the statistics called by hand; undecided is no tie, and no equality."""
     for name, shift in (("a", 0.0), ("b", 0.3)):
@@ -881,6 +915,14 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     assert named[0].startswith("2")
     first = cell.lengths == 2
     scores = {"u_sem": cell.u_sem[first], "MSP": cell.msp[first]}
+    assert np.isnan(found.loc["all", "PRR length"].value) == (not np.ptp(cell.lengths))
+    for name in named:
+        one = "to" not in name.split()
+        assert (found.loc[name, "PRR length"] is None) == one
+        assert (
+            item.shown("markdown").set_index("answers of").loc[name, "PRR length"] == "–"
+        ) == one
+    assert any("to" not in name.split() for name in named)
     if named[0] == "2 tokens":
         keys = [c for c, used in zip(cell.clusters, first, strict=True) if used]
         _, paired = prr_intervals(scores, cell.quality[first], keys, [("u_sem", "MSP")], 2000)
@@ -888,6 +930,55 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     inside = ~cell.empty
     expected = normalised_prr(cell.u_sem[inside], cell.quality[inside])
     assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)
+
+
+def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):
+    save(tmp_path / "run")
+    (item,) = flags(load_cells([tmp_path / "run"]))
+    for name in ("errors by both", "only by u_sem", "only by entropy"):
+        assert item.shown("markdown")[name.replace("_", r"\_")].str.isdigit().all()
+    save(tmp_path / "robust", content(scale=0.003))
+    (item,) = screen(load_cells([tmp_path / "robust"]))
+    median = item.table["median MI_t"][0]
+    assert 0.0005 < median < 0.001
+    assert item.shown("markdown")[r"median MI\_t"][0] == f"{median:.4f}"
+
+
+def test_what_was_realised_stands_above_the_curve_of_the_payoff(tmp_path):
+    saved = content()
+    msp = np.array(saved["estimations"]["sequence", "MaximumSequenceProbability"])
+    tied = np.where(msp < np.quantile(msp, 0.7), 0.0, msp)
+    saved["estimations"]["sequence", "MaximumSequenceProbability"] = tied.tolist()
+    save(tmp_path / "run", saved)
+    item, _ = payoff(load_cells([tmp_path / "run"]))
+    (ax,) = item.figure.axes
+    assert item.table["confident share"][0] == pytest.approx(0.7)
+    assert "confident 70%" in ax.get_title().replace("\n", " ")
+    assert "half" not in ax.get_xlabel()
+
+
+def test_violins_show_their_medians_whole():
+    values = np.r_[np.zeros(40), np.linspace(0.5, 1.2, 20)]
+    wrong = np.arange(60) % 2 == 0
+    figure = figures.violins({"a cell": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})})
+    (ax,) = figure.axes
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    assert len(dots) == 2
+    assert not any(dot.get_clip_on() for dot in dots)
+    low, high = ax.get_ylim()
+    assert any(low <= at <= high for at in ax.get_yticks())
+
+
+def test_of_many_cells_few_depth_curves_are_named():
+    band = np.zeros((2, 2))
+    cells = {f"cell {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
+    figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), cells, (band[0], band))})
+    (ax,) = figure.axes
+    said = [text.get_text() for text in ax.get_legend().texts]
+    assert said == ["other cells", "highest: cell 8", "lowest: cell 0", "mean"]
+    colours = [line.get_color() for line in ax.lines]
+    assert colours.count(figures.GREY) == 7
+    assert len(set(colours)) == 4
 
 
 def test_cases_are_those_that_masks_change(tmp_path):
@@ -921,6 +1012,13 @@ def test_figures_of_many_cells_fit_a_page(tmp_path):
         assert width <= figures.PAGE[0]
         assert height <= figures.PAGE[1]
         assert "filled: the interval excludes 0; open: it holds it" in figure.get_supxlabel()
+    # Panels that are compared share their scale.
+    wide = {"method 0": Interval(3.0, 2.0, 4.0)}
+    figure = figures.forest({"a": rows, "b": wide}, "PRR")
+    left, right = (ax.get_xlim() for ax in figure.axes)
+    assert left == right
+    assert left[0] < -0.3
+    assert left[1] > 4
     curve = np.linspace(0.5, 0, 19), np.tile([[0.1], [0.6]], (1, 19))
     figure = figures.payoff(
         {f"m, d{i}": {"entropy": curve, "u_sem": curve} for i in range(16)}, np.linspace(0, 0.9, 19)

@@ -475,16 +475,16 @@ def depths(cells: Sequence[Cell]) -> Items:
         if np.ptp(found.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
+        groups = min(len(set(c.clusters)) for c in halved)
+        mean = _mean(drawn.values())
+        mark = "bold" if _ahead(found.aggregate, mean, groups).excludes(0) else "underline"
         curves[symbol] = figures.DepthCurves(
             common,
             {
                 c.label: (own, _band(drawn[c], len(set(c.clusters))))
                 for c, own in zip(halved, found.cells, strict=True)
             },
-            (
-                found.aggregate,
-                _band(_mean(drawn.values()), min(len(set(c.clusters)) for c in halved)),
-            ),
+            (found.aggregate, _band(mean, groups)),
         )
         for c, own in zip(halved, found.cells, strict=True):
             by_cell.append(_depths_of(c, symbol, common, own, drawn[c]))
@@ -492,7 +492,7 @@ def depths(cells: Sequence[Cell]) -> Items:
             {
                 "variant": symbol,
                 "depth": f"{depth:.0%}",
-                "aggregate PRR": Marked(found.aggregate[i], "bold")
+                "aggregate PRR": Marked(found.aggregate[i], mark)
                 if i == found.chosen
                 else float(found.aggregate[i]),
                 "selected on halves": float(found.selected[i]),
@@ -503,11 +503,14 @@ def depths(cells: Sequence[Cell]) -> Items:
         ]
 
     notes = [
-        "Aggregate: mean over cells. Split-half: 1,000 random halves of clusters; the depth that "
-        "is best on the first half, and the PRR it loses on the second (share of splits that lose "
-        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure. "
-        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each cell up to "
-        f"{figures.FEW} of them, else of the mean over these cells."
+        "Aggregate: mean over cells. Bold: the highest, where its paired 95 % interval over "
+        "clusters excludes the next; underlined: the highest, where it does not. Split-half: 1,000 "
+        "random halves of clusters; the depth that is best on the first half, and the PRR it loses "
+        "on the second (share of splits that lose nothing). Regret stands in the row of the chosen "
+        "depth and is of the whole procedure. Figure: pointwise 95 % bands over clusters (2,000 "
+        f"resamples), of each cell up to {figures.FEW} of them, else of the mean over these cells. "
+        f"Beyond {figures.MANY} cells those of highest and lowest mean PRR are named, the others "
+        "grey; see the table by cell."
     ]
     items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
@@ -543,6 +546,16 @@ def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
     """(B, D) mean over the cells where PRR is defined."""
     known = [one for one in drawn if np.isfinite(one).any()]
     return np.nanmean(known, axis=0) if known else np.full((1, 1), np.nan)
+
+
+def _ahead(prr: np.ndarray, drawn: np.ndarray, clusters: int) -> Interval:
+    """The highest minus the next, paired; `drawn` (B, D) as of `_mean`."""
+    first, second = np.argsort(-prr, kind="stable")[:2]
+    if drawn.shape[1] < 2:
+        return Interval(float(prr[first] - prr[second]), float("nan"), float("nan"))
+    return percentile_interval(
+        prr[first] - prr[second], drawn[:, first] - drawn[:, second], clusters
+    )
 
 
 def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:

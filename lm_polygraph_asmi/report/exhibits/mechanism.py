@@ -63,7 +63,7 @@ def screen(cells: Sequence[Cell]) -> Items:
     ]
     return frame(
         "error_separation", title, cells, compute, notes, lambda _: figures.violins(panels),
-        digits=3,
+        digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
     )  # fmt: skip
 
 

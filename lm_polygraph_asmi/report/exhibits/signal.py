@@ -273,9 +273,9 @@ def flags(cells: Sequence[Cell]) -> Items:
             {
                 "cell": cell.label,
                 "flagged by each": found.flagged,
-                "errors by both": found.both,
-                "only by u_sem": found.only_first,
-                "only by entropy": found.only_second,
+                "errors by both": _count(found.both),
+                "only by u_sem": _count(found.only_first),
+                "only by entropy": _count(found.only_second),
                 "McNemar p": found.p_value,
             }
         ]
@@ -286,6 +286,11 @@ def flags(cells: Sequence[Cell]) -> Items:
     ]
     p_values = ("McNemar p",)
     return frame("matched_flags", title, cells, compute, notes, digits=3, p_values=p_values)
+
+
+def _count(mean: float) -> float | int:
+    """Of answers: whole where ties left no choice to average over."""
+    return int(mean) if float(mean).is_integer() else mean
 
 
 def confident_fragile(cells: Sequence[Cell]) -> Items:
@@ -376,7 +381,11 @@ def payoff(cells: Sequence[Cell]) -> Items:
     def areas(cell: Cell) -> list[dict[str, Any]]:
         signals = _signals(cell)
         value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
-        best = min(value.values())
+        best, next_best = sorted(value, key=lambda name: value[name])[:2]
+        ahead = selective.aurc_difference(
+            signals[best], signals[next_best], cell.wrong, cell.clusters
+        )
+        mark = "bold" if ahead.excludes(0) else "underline"
         difference = selective.aurc_difference(
             signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
         )
@@ -385,17 +394,17 @@ def payoff(cells: Sequence[Cell]) -> Items:
         }
         return [
             {"cell": cell.label}
-            | {name: Marked(v, "bold") if v == best else v for name, v in value.items()}
+            | {name: Marked(v, mark) if name == best else v for name, v in value.items()}
             | {"u_sem − MSP": difference}
         ]
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
         msp, entropy, u_sem = _signals(cell).values()
-        kept[f"{cell.label}, n = {len(cell)}"] = {
+        found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
+        kept[f"{cell.label}, n = {len(cell)}, confident {found.confident:.0%}"] = {
             name: _filter_curve(cell, msp, score)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
-        found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
         return [
             {
                 "cell": cell.label,
@@ -415,7 +424,8 @@ def payoff(cells: Sequence[Cell]) -> Items:
         "Figure: pointwise 95 % bands over clusters (200 resamples)."
     ]
     area_notes = [
-        "AURC, lower is better, lowest in bold, whatever its interval; negative difference: u_sem "
+        "AURC, lower is better. Bold: the lowest, where its paired 95 % interval over clusters "
+        "excludes the next; underlined: the lowest, where it does not. Negative difference: u_sem "
         "has the lower area. Figure: pointwise 95 % bands over clusters (200 resamples)."
     ]
     filtered = frame(

@@ -53,6 +53,7 @@ class Exhibit:
         table: values as they are; floats, `Interval`, `PRR`, `Marked`, `Judged`, `AtMost` and text.
         figure: None where a table says it all.
         notes: what a reader has to know.
+        pictured: what a reader of the figure has to know besides.
         digits: after the point.
         signed: columns of differences, written with their sign and an asterisk where the interval
             excludes zero or, of a `Judged` one, where it is sure.
@@ -74,24 +75,33 @@ class Exhibit:
     finer: Sequence[str] = field(default_factory=tuple)
     inline: bool = True
     resamples: int = RESAMPLES
+    pictured: str = ""
 
     @property
     def caption(self) -> list[str]:
         """The notes, and what brackets and asterisks stand for where the table has them."""
+        return self.said()
+
+    def said(self, figure: bool = True, errors: bool = True) -> list[str]:
+        """The caption, with or without what is only of the figure or of standard errors."""
         table = pd.DataFrame() if self.table is None else self.table
+        values = {name: [_bare(value) for value in table[name]] for name in table}
+        found = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
+        if errors and any(isinstance(v, PRR) for own in values.values() for v in own):
+            found.append("±: standard error, 1,000 resamples of answers.")
         bounded = [
             name
-            for name in table
-            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in map(_bare, table[name]))
+            for name, own in values.items()
+            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in own)
         ]
         if not bounded:
-            return [*self.notes]
-        said = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
+            return found
+        brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
             judged = any(isinstance(v, Judged) for name in self.signed for v in table[name])
             starred = f"; asterisk: {ADJUSTED if judged else 'it excludes zero'}"
-        return [*self.notes, f"{said}{starred}."]
+        return [*found, f"{brackets}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
         """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
@@ -153,6 +163,7 @@ def frame(
     tabulated: bool = True,
     inline: bool = True,
     resamples: int = RESAMPLES,
+    pictured: str = "",
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda cell: cell.label,
     reasons: Iterable[Reason] = (),
@@ -161,7 +172,8 @@ def frame(
     """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
 
     Args:
-        name, title, digits, signed, p_values, finer, inline, resamples: of the exhibit.
+        name, title, digits, signed, p_values, finer, inline, resamples,
+            pictured: of the exhibit.
         groups: cells, or tuples of what belongs together, cells among it.
         compute: rows of the table from one group. A group where it raises ValueError is passed
             over with its message, one without rows in silence.
@@ -191,8 +203,9 @@ def frame(
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
     item = Exhibit(
-        name, title, used, table, drawn, (), digits, signed, p_values, finer, inline, resamples
-    )
+        name, title, used, table, drawn, (), digits, signed, p_values, finer, inline, resamples,
+        pictured,
+    )  # fmt: skip
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]

@@ -940,7 +940,7 @@ def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):
     save(tmp_path / "robust", content(scale=0.003))
     (item,) = screen(load_cells([tmp_path / "robust"]))
     median = item.table["median MI_t"][0]
-    assert 0.0005 < median < 0.001
+    assert 0 < median < 0.001
     assert item.shown("markdown")[r"median MI\_t"][0] == f"{median:.4f}"
 
 

@@ -102,13 +102,12 @@ def benchmark(cells: Sequence[Cell]) -> Items:
         Exhibit(
             "benchmark", "Benchmark: PRR of every method", cells, ranked, figure,
             [
-                "PRR ± bootstrap standard error over answers (1,000 resamples); 1 = errors "
-                "rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-                f"{marks} The figure has 95 % intervals over clusters ({DRAWS:,} resamples). "
-                "Compare within a column only.",
+                "PRR: 1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the "
+                f"wrong way. {marks} Compare within a column only.",
                 "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
                 "them as the file orders them.",
             ],
+            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), each by itself.",
         )
     ]  # fmt: skip
     judged = [cell for cell in cells if not cell.wrong.all() and cell.wrong.any()]
@@ -507,14 +506,16 @@ def depths(cells: Sequence[Cell]) -> Items:
         "clusters excludes the next; underlined: the highest, where it does not. Split-half: 1,000 "
         "random halves of clusters; the depth that is best on the first half, and the PRR it loses "
         "on the second (share of splits that lose nothing). Regret stands in the row of the chosen "
-        "depth and is of the whole procedure. Figure: pointwise 95 % bands over clusters (2,000 "
-        f"resamples), of each cell up to {figures.FEW} of them, else of the mean over these cells. "
-        f"Beyond {figures.MANY} cells those of highest and lowest mean PRR are named, the others "
-        "grey; see the table by cell."
+        "depth and is of the whole procedure."
     ]
+    pictured = (
+        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each cell up to "
+        f"{figures.FEW} of them, else of the mean over these cells. Beyond {figures.MANY} cells "
+        "those of highest and lowest mean PRR are named, the others grey; see the table by cell."
+    )
     items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
-        digits=3, label=lambda sweep: sweep[0], reasons=reasons,
+        digits=3, label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
         otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
     if isinstance(items[0], Gap):

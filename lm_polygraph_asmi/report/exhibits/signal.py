@@ -133,9 +133,7 @@ def distinct(cells: Sequence[Cell]) -> Items:
             "Adds: generalised covariance of the signal's rank and of errors, given smooth "
             f"functions of the ranks of the controls{lengths}, cross-fitted by cluster; z is about "
             "standard normal where the controls know all that the signal knows of errors. p is "
-            "two-sided, Holm over the cells of a signal; the verdict is by the latter at 0.05. "
-            f"Figure: z ± {Z} of u_sem; filled where this verdict is that it adds, or the wrong "
-            "way round.",
+            "two-sided, Holm over the cells of a signal; the verdict is by the latter at 0.05.",
             "The paper's columns, for comparison: they are no test, since a skewed signal, or one "
             "whose spread grows with the controls, is detected without knowing of anything else. "
             "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
@@ -151,6 +149,8 @@ def distinct(cells: Sequence[Cell]) -> Items:
         "distinct_signal", title, cells, compute, notes, draw,
         digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
         finish=finish,
+        pictured=f"Figure: z ± {Z} of u_sem; filled where the verdict is that it adds, or the "
+        "wrong way round.",
     )  # fmt: skip
 
 
@@ -421,22 +421,24 @@ def payoff(cells: Sequence[Cell]) -> Items:
         "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
         "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
         "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
-        "Figure: pointwise 95 % bands over clusters (200 resamples)."
     ]
+    bands = "Figure: pointwise 95 % bands over clusters (200 resamples)."
     area_notes = [
         "AURC, lower is better. Bold: the lowest, where its paired 95 % interval over clusters "
         "excludes the next; underlined: the lowest, where it does not. Negative difference: u_sem "
-        "has the lower area. Figure: pointwise 95 % bands over clusters (200 resamples)."
+        "has the lower area."
     ]
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", cells, compute, filter_notes,
         lambda _: figures.payoff(kept, ABSTAIN), digits=3, signed=("u_sem − entropy",),
+        pictured=bands,
     )  # fmt: skip
     if isinstance(filtered[0], Gap):
         return filtered
     return filtered + frame(
         "aurc", "Area under the risk-coverage curve", cells, areas, area_notes,
         lambda _: figures.risk_coverage(risks), digits=3, signed=("u_sem − MSP",),
+        pictured=bands,
     )  # fmt: skip
 
 

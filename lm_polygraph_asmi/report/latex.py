@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.report.exhibit import Exhibit, escape
@@ -19,13 +20,15 @@ SHORT = {
 }  # fmt: skip
 """LM-Polygraph's names as tables print them; longer ones first where one holds another."""
 ROWS_A_PAGE = 45
-CAPTION_LINE = 60
-"""Characters of a line of the caption, about; beyond four lines they take the place of rows."""
 COLUMN, PAGE, HEIGHT = 220.0, 469.0, 550.0
 """Points of a page of two columns: of one, of both, and of what is turned on its side."""
 CHARACTERS = {9: 4.6, 8: 4.25, 7: 4.0}
-"""Points that a character takes, about, by the size of type; and what LaTeX calls the sizes."""
+"""Points that a character takes, about, by the size of type."""
+CAPTION = 5.0
+"""The same of the caption."""
 SIZES = {9: r"\small", 8: r"\footnotesize", 7: r"\scriptsize"}
+LINES = {9: 11.0, 8: 9.5, 7: 8.0}
+"""Points from line to line."""
 GAP = 12.0
 """Points between columns, at every size."""
 LEAST = 6
@@ -34,8 +37,8 @@ MANY = 8
 """Cells side by side beyond which standard errors are left to the CSV file."""
 LONG = 40
 """Characters from which a column of texts breaks its lines."""
-BROKEN = 114.0
-"""Points of such a line: 4 cm."""
+BROKEN, LINE = 114.0, 24
+"""Points of such a line, 4 cm, and characters that it surely holds."""
 PREAMBLE = r"\usepackage{booktabs,graphicx,amssymb,textcomp,rotating}"
 """What a document needs to take these tables."""
 
@@ -74,14 +77,15 @@ def latex_tables(item: Exhibit) -> str:
     plain = [note if note.endswith("in every row.") else escape(note, "latex") for note in notes]
     caption = " ".join([escape(f"{item.title}.", "latex"), *plain])
     again = escape(f"{item.title}, continued.", "latex")
-    beyond = max(0.0, _width(caption) / CAPTION_LINE - 4)
-    first = max(10, ROWS_A_PAGE - math.ceil(1.5 * beyond))  # a line is higher than a row
-    rows = len(item.table)
-    starts = [0, *range(first, rows, ROWS_A_PAGE)]
+    parts = _parts(columns)
+    ends = [0]
+    while ends[-1] < len(item.table):
+        said = again if ends[-1] else caption
+        ends.append(ends[-1] + min(_room(part, said, ends[-1]) for part in parts))
     pages = [
-        [c._replace(values=c.values[start:end]) for c in part]
-        for start, end in pairwise([*starts, rows])
-        for part in _parts(columns)
+        [column._replace(values=column.values[start:end]) for column in part]
+        for start, end in pairwise(ends)
+        for part in parts
     ]
     return "\n".join(
         _float(item, page, again if number else caption, number)
@@ -136,26 +140,48 @@ def _printed(columns: Sequence[_Column]) -> float:
 
 
 def _parts(columns: list[_Column]) -> list[list[_Column]]:
-    """Columns in as few floats as their type allows."""
-    if _printed(columns) >= LEAST:
-        return [columns]
+    """Columns in as few floats as their type allows, about equally wide."""
     rows = list(zip(*(column.values for column in columns), strict=True))
     telling = (n for n in range(1, len(columns)) if len({row[:n] for row in rows}) == len(rows))
     own = next(telling, 1)
-    keys, parts = columns[:own], [columns[:own]]
-    for column in columns[own:]:
-        if len(parts[-1]) > own and _printed([*parts[-1], column]) < LEAST:
-            parts.append([*keys])
-        parts[-1].append(column)
-    return parts
+    keys, others = columns[:own], columns[own:]
+    widths = np.array([column.points(min(SIZES)) for column in others])
+    middles = (widths.cumsum() - widths / 2) / max(1.0, widths.sum())
+    for number in range(1, len(others)):
+        places = (number * middles).astype(int)
+        parts = [
+            [*keys, *(column for column, at in zip(others, places, strict=True) if at == part)]
+            for part in sorted({*places})
+        ]
+        if all(_printed(part) >= LEAST for part in parts):
+            return parts
+    return [[*keys, column] for column in others] or [columns]
+
+
+def _size(columns: Sequence[_Column]) -> tuple[int, bool]:
+    """Size of type, and whether the page is turned."""
+    size = next((size for size in SIZES if _points(columns, size) <= PAGE), min(SIZES))
+    return size, _points(columns, size) * LEAST > PAGE * size
+
+
+def _room(columns: Sequence[_Column], caption: str, start: int) -> int:
+    """Rows from `start` on, at least one, that a page has room for below the caption."""
+    size, turned = _size(columns)
+    height, line = (PAGE, HEIGHT) if turned else (HEIGHT, PAGE)
+    above = 1 + max(len(column.head) for column in columns) + any(c.group for c in columns)
+    left = height - 12 * (3 + math.ceil(_width(caption) * CAPTION / line)) - 12 * above
+    for place, row in enumerate(zip(*(c.values[start:] for c in columns), strict=True)):
+        broken = [value for value, c in zip(row, columns, strict=True) if c.kind.startswith("p")]
+        left -= LINES[size] * max([math.ceil(_width(v) / LINE) for v in broken], default=1)
+        if left < 0 or place == ROWS_A_PAGE:
+            return max(1, place)
+    return len(columns[0].values) - start
 
 
 def _float(item: Exhibit, columns: Sequence[_Column], caption: str, number: int) -> str:
-    fitting = (size for size in SIZES if _points(columns, size) <= PAGE)
-    size = next(fitting, min(SIZES))
-    width = _points(columns, size)
-    kind, place = ("table" if width <= COLUMN else "table*"), "[t]"
-    if width * LEAST > PAGE * size:
+    size, turned = _size(columns)
+    kind, place = ("table" if _points(columns, size) <= COLUMN else "table*"), "[t]"
+    if turned:
         kind, place = "sidewaystable*", ""
     lines = [rf"\begin{{{kind}}}{place}", rf"\centering{SIZES[size]}"]
     # Never wider than the text, never stretched.

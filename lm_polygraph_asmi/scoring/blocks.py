@@ -272,7 +272,7 @@ def score_on_ray(
     """Score blocks on Ray Data, by so many actors with one model each.
 
     On several machines `source` and `folder` lie on a disk that all of them see. An actor that is
-    lost is started again, and its block with it.
+    lost is started again, and its block with it, as Ray Data does of itself.
 
     Args:
         loading: keyword arguments of `scoring.loading.load`.
@@ -304,8 +304,6 @@ def score_on_ray(
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_gpus=gpus_per_actor or None,
-        max_restarts=-1,
-        max_task_retries=-1,
     )  # fmt: skip
     for row in made.iter_rows():
         yield Done(row["number"], row["rows"], row["failed"], row["error"] or None)

@@ -12,6 +12,7 @@ from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.saved.names import masked_head_stats, require
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
 from lm_polygraph_asmi.validation import check_context_regex
 
 
@@ -19,7 +20,7 @@ class MaskedHeadsCalculator(StatCalculator):
     """Scores the greedy response under S head masks at one layer per depth.
 
     Returns the statistics listed in `lm_polygraph_asmi.saved.names`; needs LM-Polygraph's
-    `greedy_tokens` alone.
+    `greedy_tokens` alone, and uses what its generation knew where that was kept.
 
     Args:
         context_regex: for sources other than "all": its first group is the context in a prompt.
@@ -58,6 +59,7 @@ class MaskedHeadsCalculator(StatCalculator):
         """
         transformer = causal_model(model)
         endings = Endings.of(model)
+        memories = dependencies.get(MEMORY) or [None] * len(texts)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
@@ -68,7 +70,9 @@ class MaskedHeadsCalculator(StatCalculator):
             if self.engine.needs_context:
                 assert self.context_regex is not None
                 context = [context_span(model, text, prompt.tolist(), self.context_regex)]
-            example = self.engine.score(transformer, prompt, response, context)
+            example = self.engine.score(
+                transformer, prompt, response, context, memory=memories[row]
+            )
             example["asmi_closing"] = endings.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)

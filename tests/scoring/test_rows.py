@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.loading import load
+from lm_polygraph_asmi.scoring.many import COMPACT
+from lm_polygraph_asmi.scoring.page import visible
+from lm_polygraph_asmi.scoring.result import Token
 from lm_polygraph_asmi.scoring.rows import (
     GIVEN,
     RESERVED,
@@ -238,6 +242,52 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     assert calls == [ROWS[1]["prompt"]]
     assert f"1 scored, 3 were in {out} already, 1 with warnings, " in again.stdout
     assert sorted(line["row"] for line in written(out)) == [1, 2, 3, 4]
+
+
+def test_command_that_streams(command, model, tokenizer, tmp_path):
+    """The answer appears before its score, which is that of the finished text."""
+    source, page = tmp_path / "prompt.txt", tmp_path / "page.html"
+    source.write_text(PROMPT + "\n")
+    streamed = command(source, "--stream", "--scope", "response", "--html", page)
+    assert streamed.exit_code == 0, streamed.output
+    expected = score(
+        model, tokenizer, PROMPT, scope="response", max_new_tokens=3, seeded_by="prompt"
+    )
+    assert streamed.stdout.startswith(visible("".join(token.text for token in expected.tokens)))
+    assert f"Sem-ASMI: {float(expected):.4f} nats" in streamed.stdout
+    assert visible(expected.tokens[0].text) in page.read_text(encoding="utf-8")
+    for given in (
+        ["--answer", " Brask"],
+        ["--out", tmp_path / "out.jsonl"],
+        ["--context", "ferry"],
+    ):
+        refused = command(source, "--stream", "--scope", "response", *given)
+        assert refused.exit_code == 1
+        assert "--stream is for the model's own answer to a single prompt" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [("none", None), ("compact", set(COMPACT)), ("full", {field.name for field in fields(Token)})],
+)
+def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, told):
+    source, out = write(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl"
+    done = command(source, "--out", out, "--tokens", tokens)
+    assert done.exit_code == 0, done.output
+    (line,) = written(out)
+    assert line["score"] > 0
+    if told is None:
+        assert line.get("tokens") is None
+    else:
+        assert {frozenset(token) for token in line["tokens"]} == {frozenset(told)}
+
+
+def test_command_names_rows_by_their_own_id(command, tmp_path):
+    source = write(tmp_path / "in.jsonl", [ROWS[0], BAD[2] | {"id": "broken one"}, BAD[2]])
+    done = command(source, "--out", tmp_path / "out.jsonl", "--id-column", "id")
+    assert done.exit_code == 1
+    assert "row 2 (broken one): the answer is empty" in done.stderr
+    assert "row 3: the answer is empty" in done.stderr
 
 
 def test_command_on_one_prompt(command, model, tokenizer, tmp_path):

@@ -6,7 +6,13 @@ import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi.saved.manifest import write_manifest
-from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
+from lm_polygraph_asmi.scoring import engine
+from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
+from lm_polygraph_asmi.stat_calculators.greedy import (
+    MEMORY,
+    SavedAnswersCalculator,
+    load_stat_calculator,
+)
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
@@ -79,3 +85,57 @@ def test_the_builder_times_either(finished, model):
         assert stats["greedy_tokens"] == rows[0]["greedy_tokens"]
         assert stats["seconds_greedy"][0] > 0
         assert ("attention_all" in stats) == (answers is None)
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """The first position that each unmasked pass of the engine runs."""
+    found, run = [], engine.run_unmasked
+
+    def spy(*args):
+        found.append((unmasked := run(*args)).start)
+        return unmasked
+
+    monkeypatch.setattr(engine, "run_unmasked", spy)
+    return found
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("scope", ["response", "all"])
+def test_masked_passes_start_where_generation_ended(finished, model, starts, scope, saved):
+    """In the scope that needs nothing else of the prompt; the numbers are those without."""
+    config = {"answers": str(finished[0]) if saved else None, "output_attentions": True}
+    greedy = load_stat_calculator(config | {"scope": scope}, None)
+    calculator = MaskedHeadsCalculator(scope=scope, top_k=8)
+    for text in TEXTS:  # memories are each row's own
+        stats = greedy({}, [text], model, 5)
+        assert (MEMORY in stats) == (scope == "response")
+        known = calculator(stats, [text], model)
+        plain = calculator({"greedy_tokens": stats["greedy_tokens"]}, [text], model)
+        for name in ("asmi_mi_d60", "asmi_agreement_d60", "asmi_entropy", "asmi_log_likelihood"):
+            np.testing.assert_allclose(known[name][0], plain[name][0], atol=1e-5, err_msg=name)
+        assert max(known["asmi_mi_d60"][0]) > 1e-4
+        prompt = known["asmi_prompt_length"][0]
+        assert starts[-2:] == [prompt - 1 if scope == "response" else 0, 0]
+
+
+def test_a_batch_with_padding_is_not_remembered(model, starts):
+    greedy = load_stat_calculator(
+        {"answers": None, "output_attentions": False, "scope": "response"}, None
+    )
+    stats = greedy({}, TEXTS, model, 5)
+    assert MEMORY not in stats
+    MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS, model)
+    assert starts == [0, 0]
+
+
+def test_weights_that_change_after_generation(starts):
+    model = whitebox()
+    greedy = load_stat_calculator(
+        {"answers": None, "output_attentions": False, "scope": "response"}, None
+    )
+    stats = greedy({}, TEXTS[:1], model, 5)
+    with torch.no_grad():
+        model.model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS[:1], model)
+    assert starts == [0]

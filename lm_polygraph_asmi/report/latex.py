@@ -169,7 +169,7 @@ def _room(columns: Sequence[_Column], caption: str, start: int) -> int:
     size, turned = _size(columns)
     height, line = (PAGE, HEIGHT) if turned else (HEIGHT, PAGE)
     above = 1 + max(len(column.head) for column in columns) + any(c.group for c in columns)
-    left = height - 12 * (3 + math.ceil(_width(caption) * CAPTION / line)) - 12 * above
+    left = height - 12 * (5 + math.ceil(_width(caption) * CAPTION / line)) - 12 * above
     for place, row in enumerate(zip(*(c.values[start:] for c in columns), strict=True)):
         broken = [value for value, c in zip(row, columns, strict=True) if c.kind.startswith("p")]
         left -= LINES[size] * max([math.ceil(_width(v) / LINE) for v in broken], default=1)

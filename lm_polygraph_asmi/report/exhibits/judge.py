@@ -136,15 +136,15 @@ def length(cells: Sequence[Cell]) -> Items:
             alone, paired = prr_intervals(
                 scores, cell.quality[inside], keys, [("u_sem", "MSP")], 2000
             )
-            if not np.ptp(lengths[inside]):
-                alone = {**alone, "length": None}
             rows.append(
                 {
                     "cell": cell.label,
                     "answers of": name,
                     "n": int(inside.sum()),
                     "error rate": float(cell.wrong[inside].mean()),
-                    **{f"PRR {score}": interval for score, interval in alone.items()},
+                    "PRR u_sem": alone["u_sem"],
+                    "PRR MSP": alone["MSP"],
+                    "PRR length": alone["length"] if np.ptp(lengths[inside]) else None,
                     "u_sem Δ MSP": paired["u_sem", "MSP"],
                     "ρ of u_sem and length": rank_correlation(u_sem[inside], lengths[inside])
                     if np.ptp(u_sem[inside]) and np.ptp(lengths[inside])

@@ -172,8 +172,8 @@ def percentiles(clusters: int) -> tuple[float, float]:
     """
     if clusters < 2:
         return 2.5, 97.5
-    tail = 100 * ndtr(-math.sqrt(clusters / (clusters - 1)) * stdtrit(clusters - 1, 0.975))
-    return float(tail), float(100 - tail)
+    tail = 100 * share_of_tail(0.025, clusters)
+    return tail, 100 - tail
 
 
 def percentile_interval(
@@ -199,6 +199,13 @@ def tail(share: float, clusters: int | None = None) -> float:
     if clusters is None or clusters < 2:
         return float(share)
     return float(stdtr(clusters - 1, math.sqrt((clusters - 1) / clusters) * ndtri(share)))
+
+
+def share_of_tail(p_value: float, clusters: int | None = None) -> float:
+    """Share of a bootstrap over so many clusters whose `tail` is this one-sided p-value."""
+    if clusters is None or clusters < 2:
+        return float(p_value)
+    return float(ndtr(math.sqrt(clusters / (clusters - 1)) * stdtrit(clusters - 1, p_value)))
 
 
 def two_sided(drawn: np.ndarray, clusters: int | None = None) -> float:

@@ -6,7 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, Interval, percentile_interval, tail
+from lm_polygraph_asmi.analysis.clusters import (
+    SEED,
+    Interval,
+    percentile_interval,
+    share_of_tail,
+    tail,
+)
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 
 MARGIN = 0.02
@@ -22,11 +28,18 @@ class Comparison(NamedTuple):
         difference: first minus second, with its own 95 % interval, adjusted for nothing.
         p_value: two-sided, of no difference; adjusted for the family.
         p_equivalent: of a difference of at least the margin, by two one-sided tests.
+        least, least_equivalent: the smallest that so many resamples could have made of either: what
+            is found there is at most that.
+        reach: the margin below which no difference, not even zero, could be called equivalent: half
+            of the 90 % interval.
     """
 
     difference: Interval
     p_value: float
     p_equivalent: float
+    least: float = 0.0
+    least_equivalent: float = 0.0
+    reach: float = float("nan")
 
     @property
     def outcome(self) -> str | None:
@@ -105,6 +118,26 @@ def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None =
     return tail((1 + max(above, below)) / (1 + len(known)), clusters)
 
 
+def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float:
+    """Margin up to which `equivalence` cannot fall below 0.05, wherever the difference lies.
+
+    Half of the 90 % interval that the two one-sided tests ask to lie within the margin; infinite
+    where so few resamples have no such interval.
+
+    Args:
+        drawn, clusters: as of `equivalence`.
+    """
+    known = np.asarray(drawn, dtype=float)
+    known = known[np.isfinite(known)]
+    share = share_of_tail(LEVEL, clusters)
+    if not len(known):
+        return float("nan")
+    if share * (1 + len(known)) <= 1:
+        return float("inf")
+    low, high = np.quantile(known, [share, 1 - share])
+    return float(high - low) / 2
+
+
 def prr_comparisons(
     scores: Mapping[str, ArrayLike],
     quality: ArrayLike,
@@ -137,9 +170,15 @@ def prr_comparisons(
     gaps = [value[a] - value[b] for a, b in pairs]
     drawn = [column[a] - column[b] for a, b in pairs]
     adjusted = romano_wolf(gaps, np.array(drawn).T, groups) if pairs else np.array([])
+    defined = np.isfinite(drawn).all(0).sum() if pairs else 0
     return alone, {
         pair: Comparison(
-            percentile_interval(gap, d, groups), float(p), equivalence(d, margin, groups)
+            percentile_interval(gap, d, groups),
+            float(p),
+            equivalence(d, margin, groups),
+            2 * tail(0.5 / (1 + defined), groups),
+            tail(1 / (1 + np.isfinite(d).sum()), groups),
+            equivalence_reach(d, groups),
         )
         for pair, gap, d, p in zip(pairs, gaps, drawn, adjusted, strict=True)
     }

@@ -1,5 +1,6 @@
 """A table or figure of the report, and how its values are written."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,33 @@ from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.saved.cells import Cell
 
+ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
+"""What an asterisk and a filled marker stand for, of `Judged` values."""
+
 
 class Marked(NamedTuple):
     """A value that stands out: "bold" the best, "underline" the second best."""
 
     value: Any
     mark: str
+
+
+class Judged(NamedTuple):
+    """A difference whose verdict is that of an adjusted p-value, not of its own interval.
+
+    Attributes:
+        value: with its interval, adjusted for nothing.
+        sure: whether the p-value, adjusted for the number of comparisons, is below 0.05.
+    """
+
+    value: Interval
+    sure: bool
+
+
+class AtMost(NamedTuple):
+    """A p-value as small as its resamples could have made it."""
+
+    value: float
 
 
 @dataclass
@@ -28,13 +50,15 @@ class Exhibit:
         name: of its files.
         title: its heading.
         cells: what it was computed from.
-        table: values as they are; floats, `Interval`, `PRR`, `Marked` and text.
+        table: values as they are; floats, `Interval`, `PRR`, `Marked`, `Judged`, `AtMost` and text.
         figure: None where a table says it all.
         notes: what a reader has to know.
+        pictured: what a reader of the figure has to know besides.
         digits: after the point.
         signed: columns of differences, written with their sign and an asterisk where the interval
-            excludes zero.
+            excludes zero or, of a `Judged` one, where it is sure.
         p_values: columns in which what would be written as zero is "< 0.001" instead.
+        finer: columns of small values, written with one digit more.
         inline: False where the table is too long for the report, which then names its file.
         resamples: of clusters, behind the intervals of the table.
     """
@@ -48,23 +72,36 @@ class Exhibit:
     digits: int = 2
     signed: Sequence[str] = field(default_factory=tuple)
     p_values: Sequence[str] = field(default_factory=tuple)
+    finer: Sequence[str] = field(default_factory=tuple)
     inline: bool = True
     resamples: int = RESAMPLES
+    pictured: str = ""
 
     @property
     def caption(self) -> list[str]:
         """The notes, and what brackets and asterisks stand for where the table has them."""
+        return self.said()
+
+    def said(self, figure: bool = True, errors: bool = True) -> list[str]:
+        """The caption, with or without what is only of the figure or of standard errors."""
         table = pd.DataFrame() if self.table is None else self.table
+        values = {name: [_bare(value) for value in table[name]] for name in table}
+        found = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
+        if errors and any(isinstance(v, PRR) for own in values.values() for v in own):
+            found.append("±: standard error, 1,000 resamples of answers.")
         bounded = [
             name
-            for name in table
-            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in table[name])
+            for name, own in values.items()
+            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in own)
         ]
         if not bounded:
-            return [*self.notes]
-        said = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
-        starred = "; asterisk: it excludes zero" if {*bounded} & {*self.signed} else ""
-        return [*self.notes, f"{said}{starred}."]
+            return found
+        brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
+        starred = ""
+        if {*bounded} & {*self.signed}:
+            judged = any(isinstance(v, Judged) for name in self.signed for v in table[name])
+            starred = f"; asterisk: {ADJUSTED if judged else 'it excludes zero'}"
+        return [*found, f"{brackets}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
         """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
@@ -73,11 +110,12 @@ class Exhibit:
         for column in table:
             signed = column in self.signed
             values = [_without_error(value) if brief else value for value in table[column]]
-            written = [text(value, self.digits, signed, markup) for value in values]
+            digits = self.digits + (column in self.finer)
+            written = [text(value, digits, signed, markup) for value in values]
             least = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {least:.{self.digits}f}", markup)
-                pairs = zip(table[column], written, strict=True)
+                pairs = zip(map(_bare, table[column]), written, strict=True)
                 written = [below if value < least else shown for value, shown in pairs]
             table[column] = written
         return table.rename(columns=lambda column: escape(str(column), markup))
@@ -87,7 +125,7 @@ class Exhibit:
         assert self.table is not None
         columns: dict[str, list[Any]] = {}
         for name in self.table:
-            values = [v.value if isinstance(v, Marked) else v for v in self.table[name]]
+            values = [_bare(v) for v in self.table[name]]
             parts = [f for v in values if isinstance(v, Interval | PRR) for f in v._fields]
             for part in dict.fromkeys(parts) or [None]:
                 own = f"{name} {part.replace('_', ' ')}" if part not in (None, "value") else name
@@ -121,9 +159,11 @@ def frame(
     digits: int = 2,
     signed: Sequence[str] = (),
     p_values: Sequence[str] = (),
+    finer: Sequence[str] = (),
     tabulated: bool = True,
     inline: bool = True,
     resamples: int = RESAMPLES,
+    pictured: str = "",
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda cell: cell.label,
     reasons: Iterable[Reason] = (),
@@ -132,7 +172,8 @@ def frame(
     """The frame of an item: rows cell by cell, a gap where there are none, notes on the missing.
 
     Args:
-        name, title, digits, signed, p_values, inline, resamples: of the exhibit.
+        name, title, digits, signed, p_values, finer, inline, resamples,
+            pictured: of the exhibit.
         groups: cells, or tuples of what belongs together, cells among it.
         compute: rows of the table from one group. A group where it raises ValueError is passed
             over with its message, one without rows in silence.
@@ -161,7 +202,10 @@ def frame(
         return [Gap(title, _listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
-    item = Exhibit(name, title, used, table, drawn, (), digits, signed, p_values, inline, resamples)
+    item = Exhibit(
+        name, title, used, table, drawn, (), digits, signed, p_values, finer, inline, resamples,
+        pictured,
+    )  # fmt: skip
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]
@@ -178,6 +222,10 @@ def _listed(reasons: Sequence[Reason]) -> str:
     for cell, why in reasons:
         named.setdefault(why, []).append(cell)
     return "; ".join(f"{why} ({'; '.join(cells)})" for why, cells in named.items())
+
+
+def _bare(value: Any) -> Any:
+    return value.value if isinstance(value, Marked | Judged | AtMost) else value
 
 
 def _without_error(value: Any) -> Any:
@@ -201,6 +249,12 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             ("bold", "latex"): r"\textbf{{{}}}", ("underline", "latex"): r"\underline{{{}}}",
         }  # fmt: skip
         return marks[value.mark, markup].format(inner)
+    if isinstance(value, AtMost):
+        # Rounded up: it is no less than what the resamples could show.
+        above = math.ceil(value.value * 10**digits - 1e-9) / 10**digits
+        return f"{escape('≤', markup)} " + text(above, digits, False, markup)
+    sure = value.sure if isinstance(value, Judged) else None
+    value = _bare(value)
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
     sign = "+" if signed else ""
 
@@ -213,7 +267,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             return "–"
         if pd.isna(value.low):
             return _minus(number(value.value), markup)
-        star = "*" if signed and value.excludes(0) else ""
+        star = "*" if signed and (value.excludes(0) if sure is None else sure) else ""
         found = f"{number(value.value)}{star} [{number(value.low)}, {number(value.high)}]"
         return _minus(found, markup)
     if isinstance(value, PRR):

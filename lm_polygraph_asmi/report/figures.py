@@ -13,12 +13,13 @@ from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MultipleLocator, NullFormatter
+from matplotlib.ticker import NullFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
+from lm_polygraph_asmi.report.exhibit import ADJUSTED, Judged
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
@@ -121,19 +122,21 @@ def _legend(figure: Figure, axes: Sequence[Axes], together: bool = False, **sett
 
 @_styled
 def forest(
-    panels: Mapping[str, Mapping[str, Interval | None]],
+    panels: Mapping[str, Mapping[str, Interval | Judged | None]],
     label: str,
     reference: float = 0.0,
     black: Container[str] = (),
 ) -> Figure:
-    """Values with intervals, a panel per group; filled where the interval excludes `reference`.
+    """Values with intervals, a panel per group, all on one scale.
 
-    Rows named in `black` are what the others are compared with.
+    Filled where the interval excludes `reference` or, of `Judged` values, where they are sure. Rows
+    named in `black` are what the others are compared with.
     """
-    found = {
-        title: {n: i for n, i in rows.items() if i is not None and np.isfinite(i.value)}
-        for title, rows in panels.items()
-    }
+    judged = any(isinstance(own, Judged) for rows in panels.values() for own in rows.values())
+    found: dict[str, dict[str, Judged]] = {}
+    for title, rows in panels.items():
+        every = {name: _judged(own, reference) for name, own in rows.items() if own is not None}
+        found[title] = {n: own for n, own in every.items() if np.isfinite(own.value.value)}
     orders = [list(rows) for rows in found.values()]
     # Panels of the same rows share their names, so that more of them fit on a page.
     union = list(dict.fromkeys(name for order in orders for name in order))
@@ -145,20 +148,20 @@ def forest(
     if crowded:
         rcParams.update(SMALL)
     figure, axes = _grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), columns=2)
+    for ax in axes[1:]:
+        ax.sharex(axes[0])
     if shared:
         figure.set_size_inches(PAGE[0], min(PAGE[1], len(found) / 4 * (0.5 + 0.1 * longest)))
     size, line = (2.5, 0.8) if crowded else (4, 1.2)
     for number, (ax, (title, rows)) in enumerate(zip(axes, found.items(), strict=True)):
         names = (union if shared else list(rows))[::-1]
         for place, name in enumerate(names):
-            interval = rows.get(name)
-            if interval is None:
+            if name not in rows:
                 continue
+            interval, sure = rows[name]
             colour = BLACK if name in black else BLUE
-            defined = np.isfinite(interval.low)
-            if defined:
+            if np.isfinite(interval.low):
                 ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=line)
-            sure = defined and interval.excludes(reference)
             ax.plot(interval.value, place, "o", markersize=size, color=colour,
                     markerfacecolor=colour if sure else "white")  # fmt: skip
         ax.axvline(reference, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
@@ -169,10 +172,16 @@ def forest(
         if len(found) <= MANY:
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
+    if judged:
+        explained = f"filled: {ADJUSTED}; open: not"
     if len(found) > MANY:
         explained = f"{label}; {explained}"
     figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
     return figure
+
+
+def _judged(found: Interval | Judged, reference: float) -> Judged:
+    return found if isinstance(found, Judged) else Judged(found, found.excludes(reference))
 
 
 class DepthCurves(NamedTuple):
@@ -193,28 +202,36 @@ class DepthCurves(NamedTuple):
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
     """PRR over depth, a line per cell and the mean; a panel per variant.
 
-    Bands are those of the cells where these are few, else that of the mean alone.
+    Bands are those of the cells where these are few, else that of the mean alone. Of many cells the
+    highest and the lowest are named.
     """
     figure, axes = _grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for ax, (variant, (at, cells, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
+        crowded = len(cells) > MANY
+        if crowded:
+            ends = sorted(cells, key=lambda name: float(np.mean(cells[name][0])))
+            for name in ends[1:-1]:
+                ax.plot(percent, cells[name][0], color=GREY, linewidth=0.6,
+                        label="other cells" if name == ends[1] else None)  # fmt: skip
+            cells = {f"highest: {ends[-1]}": cells[ends[-1]], f"lowest: {ends[0]}": cells[ends[0]]}
         for number, (name, (row, band)) in enumerate(cells.items()):
             colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
                     color=colour, label=name)  # fmt: skip
-            if len(cells) <= FEW:
+            if not crowded and len(cells) <= FEW:
                 ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
         if len(cells) > 1:
             ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
-        if len(cells) > FEW:
+        if crowded or len(cells) > FEW:
             ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         _title(ax, variant)
-    crowded = max(len(own.cells) for own in curves.values()) > MANY
-    _legend(figure, axes, together=crowded)
+        place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)} if crowded else {}
+        ax.legend(fontsize=7, **place)
     return figure
 
 
@@ -272,8 +289,8 @@ def _error_curves(
 
 @_styled
 def payoff(curves: Mapping[str, Mapping[str, Curve]], abstain: np.ndarray) -> Figure:
-    """Retained error in the confident half over abstention; figure "payoff" of the paper."""
-    x = "abstained, % of the confident half"
+    """Retained error among the confident over abstention; figure "payoff" of the paper."""
+    x = "abstained, % of the confident"
     return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
 
 
@@ -374,11 +391,16 @@ def violins(
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)
             if len(values):
-                ax.plot(place, np.median(values), "o", color=colour, markersize=4)
+                ax.plot(place, np.median(values), "o", color=colour, markersize=4, clip_on=False,
+                        zorder=3)  # fmt: skip
             ax.text(place, -0.04, f"{kind}\nn = {len(values)}", ha="center", va="top",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
-        ax.yaxis.set_major_locator(MultipleLocator(1))
+        low, high = ax.get_ylim()
+        decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
+        # Where the values span few powers of ten, these alone would leave an axis without a tick.
+        inside = np.ravel(decades + np.log10([1] if high - low > 2 else [1, 2, 5]))
+        ax.set_yticks([at for at in inside if low <= at <= high])
         ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
         ax.set_ylabel(f"{name}, nats")
         found = aurocs[name]

@@ -3,8 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.report.exhibit import Exhibit, escape
@@ -18,80 +20,179 @@ SHORT = {
 }  # fmt: skip
 """LM-Polygraph's names as tables print them; longer ones first where one holds another."""
 ROWS_A_PAGE = 45
-CAPTION_LINE = 60
-"""Characters of a line of the caption, about; beyond four lines they take the place of rows."""
-COLUMN = 50
-"""Characters that fit one column of a page of two; a wider table spans both."""
-SIZES = {100: r"\small", 115: r"\footnotesize", 135: r"\scriptsize"}
-"""Characters that fit the page's width by size of type; a wider table is turned on its side."""
+COLUMN, PAGE, HEIGHT = 220.0, 469.0, 550.0
+"""Points of a page of two columns: of one, of both, and of what is turned on its side."""
+CHARACTERS = {9: 4.6, 8: 4.25, 7: 4.0}
+"""Points that a character takes, about, by the size of type."""
+CAPTION = 5.0
+"""The same of the caption."""
+SIZES = {9: r"\small", 8: r"\footnotesize", 7: r"\scriptsize"}
+LINES = {9: 11.0, 8: 9.5, 7: 8.0}
+"""Points from line to line."""
+GAP = 12.0
+"""Points between columns, at every size."""
+LEAST = 6
+"""Points of the smallest type: what would be printed smaller is taken apart."""
 MANY = 8
 """Cells side by side beyond which standard errors are left to the CSV file."""
 LONG = 40
 """Characters from which a column of texts breaks its lines."""
-BROKEN = 24
-"""Characters of such a line."""
+BROKEN, LINE = 114.0, 24
+"""Points of such a line, 4 cm, and characters that it surely holds."""
 PREAMBLE = r"\usepackage{booktabs,graphicx,amssymb,textcomp,rotating}"
 """What a document needs to take these tables."""
 
 
+class _Column(NamedTuple):
+    """A column as it is printed: its head in lines, its values, and the model above it."""
+
+    head: list[str]
+    kind: str
+    values: list[str]
+    group: str
+
+    def points(self, size: int) -> float:
+        if self.kind.startswith("p"):
+            return GAP + BROKEN
+        return GAP + CHARACTERS[size] * max(map(_width, [*self.values, *self.head]), default=0)
+
+
 def latex_tables(item: Exhibit) -> str:
-    """An exhibit's table, in as many floats as pages want; needs `PREAMBLE`."""
+    """An exhibit's table, in as many floats as pages want; needs `PREAMBLE`.
+
+    No type is smaller than `LEAST`: of a table too wide for that, columns of one value go to the
+    caption, and what is left is taken apart, each part with the columns that tell its rows apart.
+    """
+    assert item.table is not None
+    columns = _columns(item)
+    brief = _cells_beside(item) > MANY
+    notes = item.said(figure=False, errors=not brief)
+    if brief:
+        notes.append("Standard errors: see the CSV file.")
+    if _printed(columns) < LEAST:
+        constant = [c for c in columns[1:] if len(c.values) > 1 and len({*c.values}) == 1]
+        columns = [c for c in columns if c not in constant]
+        notes += [f"{' '.join(c.head)}: {c.values[0]} in every row." for c in constant]
+    notes += _terms(item)
+    plain = [note if note.endswith("in every row.") else escape(note, "latex") for note in notes]
+    caption = " ".join([escape(f"{item.title}.", "latex"), *plain])
+    again = escape(f"{item.title}, continued.", "latex")
+    parts = _parts(columns)
+    ends = [0]
+    while ends[-1] < len(item.table):
+        said = again if ends[-1] else caption
+        ends.append(ends[-1] + min(_room(part, said, ends[-1]) for part in parts))
+    pages = [
+        [column._replace(values=column.values[start:end]) for column in part]
+        for start, end in pairwise(ends)
+        for part in parts
+    ]
+    return "\n".join(
+        _float(item, page, again if number else caption, number)
+        for number, page in enumerate(pages)
+    )
+
+
+def _terms(item: Exhibit) -> list[str]:
+    """What a reader of this table alone could not know: what u_sem is, and the depth."""
+    assert item.table is not None
+    text = " ".join(map(str, [*item.table, *item.table.to_numpy().ravel(), *item.notes]))
+    found = []
+    if "u_sem" in text:
+        found.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
+    depths = sorted({cell.depth for cell in item.cells if cell.variants})
+    if depths and re.search(r"u_sem|ASMI|\bMI\b|top Δ", text):
+        named = " or ".join(f"{100 * depth:g} %" for depth in depths)
+        found.append(f"ASMI's operating depth: {named}.")
+    return found
+
+
+def _cells_beside(item: Exhibit) -> int:
+    """How many cells are columns of their own."""
+    labels = {cell.label for cell in item.cells}
+    return 0 if item.table is None else sum(name in labels for name in item.table)
+
+
+def _columns(item: Exhibit) -> list[_Column]:
     assert item.table is not None
     by_cell = {cell.label: cell for cell in item.cells}
-    own = [name for name in item.table if name in by_cell]
-    brief = len(own) > MANY
-    shown = _short(item.shown("latex", brief))
-    heads = [escape(_brief(str(name)), "latex") for name in item.table]
-    groups = None
-    if own:
-        # Model above, dataset below: the label of a cell is both.
-        groups = [escape(by_cell[n].model, "latex") if n in by_cell else "" for n in item.table]
-        heads = [
-            escape(by_cell[n].dataset + by_cell[n].suffix, "latex") if n in by_cell else head
-            for n, head in zip(item.table, heads, strict=True)
+    shown = item.shown("latex", _cells_beside(item) > MANY).map(_brief)
+    columns = []
+    for place, name in enumerate(item.table):
+        head, group = _brief(str(name)), ""
+        if name in by_cell:  # model above, dataset below: the label of a cell is both
+            head = by_cell[name].dataset + by_cell[name].suffix
+            group = escape(by_cell[name].model, "latex")
+        values = [str(value) for value in shown.iloc[:, place]]
+        lines = _lines(escape(head, "latex"), max(map(_width, values), default=0))
+        columns.append(_Column(lines, _format(item.table[name]), values, group))
+    return columns
+
+
+def _points(columns: Sequence[_Column], size: int) -> float:
+    return sum(column.points(size) for column in columns)
+
+
+def _printed(columns: Sequence[_Column]) -> float:
+    """Points of the type if these columns stand in one float, the page turned if need be."""
+    smallest = min(SIZES)
+    return min(smallest, smallest * HEIGHT / _points(columns, smallest))
+
+
+def _parts(columns: list[_Column]) -> list[list[_Column]]:
+    """Columns in as few floats as their type allows, about equally wide."""
+    rows = list(zip(*(column.values for column in columns), strict=True))
+    telling = (n for n in range(1, len(columns)) if len({row[:n] for row in rows}) == len(rows))
+    own = next(telling, 1)
+    keys, others = columns[:own], columns[own:]
+    widths = np.array([column.points(min(SIZES)) for column in others])
+    middles = (widths.cumsum() - widths / 2) / max(1.0, widths.sum())
+    for number in range(1, len(others)):
+        places = (number * middles).astype(int)
+        parts = [
+            [*keys, *(column for column, at in zip(others, places, strict=True) if at == part)]
+            for part in sorted({*places})
         ]
-    notes = [*item.caption, *(["Standard errors: see the CSV file."] if brief else [])]
-    caption = " ".join(escape(text, "latex") for text in [item.title + ".", *notes])
-    beyond = max(0.0, _width(caption) / CAPTION_LINE - 4)
-    first = max(10, ROWS_A_PAGE - math.ceil(1.5 * beyond))  # a line is higher than a row
-    starts = range(first, len(shown), ROWS_A_PAGE)
-    pages = [shown[:first], *(shown[start : start + ROWS_A_PAGE] for start in starts)]
-    return "\n".join(
-        _float(item, page, heads, groups, caption if not i else f"{item.title}, continued.", i)
-        for i, page in enumerate(pages)
-    )
+        if all(_printed(part) >= LEAST for part in parts):
+            return parts
+    return [[*keys, column] for column in others] or [columns]
 
 
-def _float(
-    item: Exhibit,
-    page: pd.DataFrame,
-    heads: Sequence[str],
-    groups: Sequence[str] | None,
-    caption: str,
-    number: int,
-) -> str:
-    assert item.table is not None
-    formats = [_format(item.table[name]) for name in item.table]
-    values = [max([_width(v) for v in page[name]], default=0) for name in page]
-    lines_of = [_lines(head, width) for head, width in zip(heads, values, strict=True)]
-    heads = [_stacked(own, kind) for own, kind in zip(lines_of, formats, strict=True)]
-    width = sum(
-        2 + (BROKEN if kind[0] == "p" else max(value, *map(_width, own)))
-        for kind, value, own in zip(formats, values, lines_of, strict=True)
-    )
-    size = next((size for most, size in SIZES.items() if width <= most), r"\scriptsize")
-    kind = "table" if width <= COLUMN else "table*"
-    place = "[t]"
-    if width > max(SIZES):
+def _size(columns: Sequence[_Column]) -> tuple[int, bool]:
+    """Size of type, and whether the page is turned."""
+    size = next((size for size in SIZES if _points(columns, size) <= PAGE), min(SIZES))
+    return size, _points(columns, size) * LEAST > PAGE * size
+
+
+def _room(columns: Sequence[_Column], caption: str, start: int) -> int:
+    """Rows from `start` on, at least one, that a page has room for below the caption."""
+    size, turned = _size(columns)
+    height, line = (PAGE, HEIGHT) if turned else (HEIGHT, PAGE)
+    above = 1 + max(len(column.head) for column in columns) + any(c.group for c in columns)
+    left = height - 12 * (5 + math.ceil(_width(caption) * CAPTION / line)) - 12 * above
+    for place, row in enumerate(zip(*(c.values[start:] for c in columns), strict=True)):
+        broken = [value for value, c in zip(row, columns, strict=True) if c.kind.startswith("p")]
+        left -= LINES[size] * max([math.ceil(_width(v) / LINE) for v in broken], default=1)
+        if left < 0 or place == ROWS_A_PAGE:
+            return max(1, place)
+    return len(columns[0].values) - start
+
+
+def _float(item: Exhibit, columns: Sequence[_Column], caption: str, number: int) -> str:
+    size, turned = _size(columns)
+    kind, place = ("table" if _points(columns, size) <= COLUMN else "table*"), "[t]"
+    if turned:
         kind, place = "sidewaystable*", ""
-    lines = [rf"\begin{{{kind}}}{place}", rf"\centering{size}"]
+    lines = [rf"\begin{{{kind}}}{place}", rf"\centering{SIZES[size]}"]
     # Never wider than the text, never stretched.
     lines.append(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%")
-    lines += [rf"\begin{{tabular}}{{{''.join(formats)}}}", r"\toprule"]
-    if groups:
-        lines += _group_heads(groups)
-    lines += [" & ".join(heads) + r" \\", r"\midrule"]
-    lines += [" & ".join(row) + r" \\" for row in page.itertuples(index=False)]
+    formats = "".join(column.kind for column in columns)
+    lines += [rf"\begin{{tabular}}{{{formats}}}", r"\toprule"]
+    if any(column.group for column in columns):
+        lines += _group_heads([column.group for column in columns])
+    lines += [" & ".join(_stacked(c.head, c.kind) for c in columns) + r" \\", r"\midrule"]
+    rows = zip(*(column.values for column in columns), strict=True)
+    lines += [" & ".join(row) + r" \\" for row in rows]
     label = f"tab:{item.name}" + (f"-{number + 1}" if number else "")
     lines += [r"\bottomrule", r"\end{tabular}}", rf"\caption{{{caption}}}", rf"\label{{{label}}}"]
     return "\n".join([*lines, rf"\end{{{kind}}}", ""])
@@ -142,7 +243,3 @@ def _brief(text: str) -> str:
     for name, short in SHORT.items():
         text = text.replace(name, short)
     return text
-
-
-def _short(shown: pd.DataFrame) -> pd.DataFrame:
-    return shown.map(_brief)

@@ -94,9 +94,7 @@ def _source(p: dict[str, Any]) -> str:
     ]
     for run in p["runs"]:
         seeds = ", ".join(f"{name} {seed}" for name, seed in run["seeds"].items())
-        # The end of its path: where a run lies is nobody's business but its owner's.
-        file = "/".join(Path(run["file"]).parts[-2:])
-        parts.append(f"run {file}, seeds: {seeds or 'not recorded'}")
+        parts.append(f"run {run['file']}, seeds: {seeds or 'not recorded'}")
         parts += [
             f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "

@@ -449,24 +449,35 @@ class Cell:
         return dict(found[0]) if found else None
 
     def provenance(self) -> dict[str, Any]:
-        """Where the numbers come from, as plain values."""
+        """Where the numbers come from, as plain values; files by the ends of their paths."""
         model, data = self.run.recorded("model"), self.run.recorded("dataset")
         return {
             "cell": self.label,
-            "model": model.get("path", "not recorded"),
+            "model": _named(model.get("path")) or "not recorded",
             "revision": model.get("revision", "not recorded"),
-            "dataset": data.get("source") or data.get("name") or "not recorded",
+            "dataset": _named(data.get("source")) or data.get("name") or "not recorded",
             "quality": self.metric,
             "n": len(self),
             "clusters": len(set(self.clusters)),
             "runs": [
-                {"file": str(run.path), "seeds": run.recorded("seeds"), "asmi": run.settings()}
+                {
+                    "file": _named(str(run.path)),
+                    "seeds": run.recorded("seeds"),
+                    "asmi": run.settings(),
+                }
                 for run in (*self.runs, *self.parts, *(arm.run for arm in self.arms))
             ],
             "packages": self.run.recorded("packages"),
             "device": (self.run.manifest or {}).get("device", "not recorded"),
             "notes": list(self.notes),
         }
+
+
+def _named(path: str | None) -> str | None:
+    """The end of an absolute path: where a file lies is nobody's business but its owner's."""
+    if path is None or not Path(path).is_absolute():
+        return path
+    return "/".join(Path(path).parts[-2:])
 
 
 def _aggregated(tokens: list[np.ndarray] | None, aggregation: str = MEAN) -> np.ndarray | None:

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis import (
     prr_intervals,
     romano_wolf,
 )
+from lm_polygraph_asmi.analysis.verdict import equivalence_reach
 from tests.analysis.simulation import keys, monte_carlo_error
 
 
@@ -96,6 +97,19 @@ def test_equivalence_is_the_90_percent_interval():
         low, high = np.percentile(drawn, [5, 95])
         assert (equivalence(drawn, 0.02) < 0.05) == (-0.02 < low < high < 0.02)
     assert np.isnan(equivalence([np.nan]))
+
+
+@pytest.mark.parametrize("clusters", [None, 8, 50])
+def test_a_margin_out_of_reach(clusters):
+    """Below it no difference is equivalent, wherever it lies; beyond it one of zero is."""
+    drawn = np.random.default_rng(0).normal(0, 0.05, 4000)
+    reach = equivalence_reach(drawn, clusters)
+    middle = drawn - np.quantile(drawn, [0.05, 0.95]).mean()
+    shifted = middle + np.linspace(-0.1, 0.1, 41)[:, None]
+    assert min(equivalence(d, 0.97 * reach, clusters) for d in shifted) >= 0.05
+    assert min(equivalence(d, 1.03 * reach, clusters) for d in shifted) < 0.05
+    assert equivalence_reach(drawn[:10]) == np.inf
+    assert np.isnan(equivalence_reach([np.nan]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,16 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Marked, escape, frame, text
+from lm_polygraph_asmi.report.exhibit import (
+    AtMost,
+    Exhibit,
+    Gap,
+    Judged,
+    Marked,
+    escape,
+    frame,
+    text,
+)
 from lm_polygraph_asmi.saved.cells import Variant, variant
 
 NAN = float("nan")
@@ -21,6 +30,9 @@ NAN = float("nan")
         (PRR(NAN, NAN), False, "–"),
         (Marked(PRR(0.45, 0.021), "bold"), False, "**0.450 ± 0.021**"),
         (Marked(-0.2, "underline"), False, "<u>−0.200</u>"),
+        (Judged(Interval(0.1, 0.02, 0.2), False), True, "+0.100 [+0.020, +0.200]"),
+        (Judged(Interval(0.1, -0.02, 0.2), True), True, "+0.100* [−0.020, +0.200]"),
+        (AtMost(0.0016), False, "≤ 0.002"),
         (None, False, "–"),
         (NAN, False, "–"),
         (7, False, "7"),

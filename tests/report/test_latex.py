@@ -1,3 +1,5 @@
+import json
+import re
 import shutil
 import subprocess
 
@@ -8,7 +10,9 @@ import pytest
 from lm_polygraph_asmi.analysis import PRR
 from lm_polygraph_asmi.report import build_report, load_cells
 from lm_polygraph_asmi.report.exhibit import Exhibit
-from lm_polygraph_asmi.report.latex import MANY, PREAMBLE, ROWS_A_PAGE, latex_tables
+from lm_polygraph_asmi.report.exhibits.benchmark import benchmark
+from lm_polygraph_asmi.report.exhibits.signal import payoff
+from lm_polygraph_asmi.report.latex import LEAST, MANY, PREAMBLE, ROWS_A_PAGE, latex_tables
 from tests.report.runs import content, manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -32,7 +36,11 @@ def test_every_table_compiles(tmp_path):
     said = Exhibit("long", "Long", [], long.astype(float, errors="ignore"), notes=["word, " * 250])
     tables.append(tmp_path / "out/tables/zz_long.tex")
     tables[-1].write_text(latex_tables(said))
-    document = [r"\documentclass[twocolumn]{article}", PREAMBLE, r"\begin{document}"]
+    wide = {f"value of column {i}": np.arange(20) + 0.123456 * i for i in range(30)}
+    named = pd.DataFrame({"method": [f"m{i}" for i in range(20)], **wide})
+    tables.append(tmp_path / "out/tables/zz_wide.tex")
+    tables[-1].write_text(latex_tables(Exhibit("wide", "Wide", [], named, digits=6)))
+    document = [r"\documentclass[twocolumn]{article}", PREAMBLE, MEASURED, r"\begin{document}"]
     document += [f"\\input{{{path}}}\\clearpage" for path in tables]
     (tmp_path / "all.tex").write_text("\n".join([*document, r"\end{document}"]))
     done = subprocess.run(
@@ -43,6 +51,48 @@ def test_every_table_compiles(tmp_path):
     assert done.returncode == 0, log[-1500:]
     assert "Overfull" not in log
     assert "Float too large" not in log
+    printed = re.findall(r"TYPE ([\d.]+) ([\d.]+)pt ([\d.]+)pt", log)
+    assert len(printed) >= len(tables)
+    for size, width, room in (map(float, found) for found in printed):
+        assert size * min(1, room / width) > LEAST - 0.1
+
+
+MEASURED = r"""\newsavebox\measured\let\plain\resizebox\makeatletter
+\renewcommand{\resizebox}[3]{\sbox\measured{#3}%
+\typeout{TYPE \f@size\space\the\wd\measured\space\the\linewidth}%
+\plain{#1}{#2}{\usebox\measured}}\makeatother"""
+"""Says of each table its type, its width and the room it has, in points."""
+
+
+def test_a_table_too_wide_for_readable_type_is_taken_apart():
+    rows = [f"row {i}" for i in range(4)]
+    wide = {f"value of column {i}": [0.1234567, 1.0, 2.0, 3.0] for i in range(30)}
+    table = pd.DataFrame({"cell": rows, "metric": "AlignScore", **wide})
+    found = latex_tables(Exhibit("x", "X", [], table, notes=["Said."], digits=7))
+    parts = found.split(r"\begin{tabular}")[1:]
+    assert len(parts) > 1
+    for part in parts:
+        assert part.count("row ") == 4  # each part names its rows
+    assert sum(part.count("0.1234567") for part in parts) == 30
+    assert r"\caption{X. Said. metric: AlignScore in every row.}" in found
+    assert found.count(r"\caption{X, continued.}") == len(parts) - 1
+    assert found.count("AlignScore") == 1
+
+
+def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
+    """Without what is only of the figure; it says what u_sem is, and at which depth."""
+    save(tmp_path / "run")
+    cells = load_cells([tmp_path / "run"])
+    ranked, *_ = benchmark(cells)
+    drawn, *_ = payoff(cells)
+    for item in (ranked, drawn):
+        assert any("Figure: " in note for note in item.caption)
+        assert "Figure: " not in latex_tables(item)
+        assert r"ASMI's operating depth: 60 \%." in latex_tables(item)
+    assert r"u\_sem: the score of Sem-ASMI" in latex_tables(drawn)
+    assert "u\\_sem: " not in latex_tables(ranked)
+    # Standard errors are spoken of just where they are printed.
+    assert r"$\pm$: standard error, 1,000 resamples of answers." in latex_tables(ranked)
 
 
 def twelve(tmp_path):
@@ -71,6 +121,7 @@ def test_many_cells_stand_under_their_models(tmp_path):
     assert r"MSP & " + " & ".join(["0.50"] * 12) + r" \\" in lines
     caption = next(line for line in lines if "caption" in line)
     assert caption.startswith(r"\caption{X \& Y. Said: 95 \% [low, high]. Standard errors: see")
+    assert "pm" not in caption
 
 
 def test_long_tables_take_several_floats():
@@ -84,8 +135,15 @@ def test_long_tables_take_several_floats():
 
 
 def test_no_path_of_this_machine(tmp_path):
-    save(tmp_path / "secret" / "run")
+    about = manifest(60)
+    about["model"]["path"] = "/secret/models/tiny/snapshot"
+    about["dataset"]["source"] = "/secret/data/shared/squad.json"
+    save(tmp_path / "secret" / "run", about=about)
     build_report(load_cells([tmp_path / "secret" / "run"]), tmp_path / "out")
-    for kind in ("tables/*.tex", "tables/*.md", "report.md", "figures/*.svg"):
-        for path in (tmp_path / "out").glob(kind):
-            assert "secret" not in path.read_text(), path
+    found = [path for path in (tmp_path / "out").rglob("*.*") if path.is_file()]
+    assert {path.suffix for path in found} >= {".tex", ".md", ".json", ".csv"}
+    for path in found:
+        assert b"secret" not in path.read_bytes(), path
+    (cell,) = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert cell["runs"][0]["file"] == "run/ue_manager_seed1"
+    assert (cell["model"], cell["dataset"]) == ("tiny/snapshot", "shared/squad.json")

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pandas as pd
@@ -23,12 +24,13 @@ from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
+from lm_polygraph_asmi.report.exhibit import Marked
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
-from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, head_to_head
+from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, depths, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
-from lm_polygraph_asmi.report.exhibits.mechanism import case_study
-from lm_polygraph_asmi.report.exhibits.signal import distinct
+from lm_polygraph_asmi.report.exhibits.mechanism import case_study, screen
+from lm_polygraph_asmi.report.exhibits.signal import distinct, flags, payoff
 from lm_polygraph_asmi.saved.probe import write_probe
 from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
@@ -265,7 +267,8 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
         "itself). Wrong way round (interval below zero): 1. Undecided: 0."
     )
     assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
-    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
+    assert said[2].startswith("**Against the best free baseline")
+    assert said[3].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
     assert file.read_text().splitlines()[2] == said[0]
     # The others, which rank them the right way, are not accused.
     assert sum("Wrong way round: " in line for line in said) == 1
@@ -277,7 +280,8 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     assert "Hardly any masking response" in said
     assert "candidate screen" in said
     save(tmp_path / "normal", content(n=120))
-    known, adds = findings(load_cells([tmp_path / "normal"]))
+    known, against, adds = findings(load_cells([tmp_path / "normal"]))
+    assert "better in 1, equivalent in 0, undecided in 0, worse in 0 of 1 cells" in against
     assert "3 of 3 ASMI scores" in known
     assert "u_sem in 1 of 1 cells" in adds
 
@@ -292,7 +296,11 @@ def test_noise_is_not_known_to_rank(tmp_path):
     said = findings(load_cells([tmp_path / "run"]))
     assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
     assert said[0].endswith("Undecided: 3.")
-    assert said[1].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
+    assert said[1].startswith(
+        "**Against the best free baseline (no samples, no further question): better in 0, "
+        "equivalent in 0, undecided in 0, worse in 1 of 1 cells** (tiny model, squad)."
+    )
+    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -710,6 +718,39 @@ def test_bold_is_what_the_interval_excludes(tmp_path):
     assert next(iter(marks["close"].values())).startswith("<u>")
 
 
+@pytest.mark.parametrize("mark", ["bold", "underline"])
+def test_the_lowest_aurc_is_bold_where_its_interval_excludes_the_next(tmp_path, mark):
+    saved, rng = content(n=120), np.random.default_rng(2)
+    if mark == "underline":
+        for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
+            saved["estimations"]["sequence", f"{symbol} (60%, K=64)"] = rng.normal(size=120)
+    save(tmp_path / "run", saved)
+    items = {item.name: item for item in payoff(load_cells([tmp_path / "run"]))}
+    (row,) = items["aurc"].table.to_dict("records")
+    marked = {name: v for name, v in row.items() if isinstance(v, Marked)}
+    (best,) = marked
+    plain = {name: getattr(row[name], "value", row[name]) for name in ("MSP", "entropy", "u_sem")}
+    assert plain[best] == min(plain.values())
+    assert marked[best].mark == mark
+
+
+@pytest.mark.parametrize("mark", ["bold", "underline"])
+def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, mark):
+    saved, rng = content(n=120, depths=(60, 80)), np.random.default_rng(2)
+    for depth in (60, 80):
+        for symbol in ("Sem-ASMI", "Adapt-ASMI"):
+            name = "sequence", f"{symbol} ({depth}%, K=64)"
+            noise = 0.1 if (mark, depth) == ("bold", 60) else 3
+            saved["estimations"][name] += noise * rng.normal(size=120)
+    save(tmp_path / "run", saved)
+    selection, by_cell = depths(load_cells([tmp_path / "run"]))
+    found = selection.table["aggregate PRR"]
+    assert [v.mark for v in found if isinstance(v, Marked)] == [mark, mark]
+    # As the table by cell has it, of this only cell.
+    tied = {"bold": ["60%", "60%"], "underline": ["60%, 80%", "60%, 80%"]}
+    assert by_cell.table["best or tied"].tolist() == tied[mark]
+
+
 def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     """Against the statistics called by hand; undecided is no tie, and no equality."""
     for name, shift in (("a", 0.0), ("b", 0.3)):
@@ -726,19 +767,83 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
         order = sorted([*cell.variants.values(), *cell.baselines], key=lambda m: -prr[m])
         se, msp = "SemanticEntropy", "MaximumSequenceProbability"
         sem, raw = cell.variants["Sem-ASMI"], cell.variants["ASMI"]
-        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (sem, raw), (top, "RAUQ"),
-                 tuple(order[:2])]  # fmt: skip
+        free = max((m for m in cell.baselines if m != se), key=prr.get)
+        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (top, free), (sem, raw),
+                 (top, "RAUQ"), tuple(order[:2])]  # fmt: skip
         _, judged = prr_comparisons(scores, cell.quality, cell.clusters, pairs)
         by_hand.append(judged[sem, msp])
-    rows = found[found["comparison"] == "Sem-ASMI Δ MSP"]
+    plain = items["outcomes"].flat()
+    rows = plain[plain["comparison"] == "Sem-ASMI Δ MSP"]
     assert rows["p"].tolist() == pytest.approx(holm([c.p_value for c in by_hand]))
     equivalent = holm([c.p_equivalent for c in by_hand])
     assert rows["p, equivalent"].tolist() == pytest.approx(equivalent)
+    assert rows["margin in reach"].tolist() == pytest.approx([c.reach for c in by_hand])
     assert set(rows["outcome"]) == {"better"}  # planted
     assert set(found["comparison"]) == {
         "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
-        "Sem-ASMI Δ ASMI", "top Δ RAUQ",
+        "top Δ best free", "Sem-ASMI Δ ASMI", "top Δ RAUQ",
     }  # fmt: skip
+    beyond = int((plain["margin in reach"] >= 0.02).sum())
+    assert beyond > 0
+    (said,) = (note for note in items["outcomes"].notes if note.startswith("Margin in reach"))
+    assert f"in {beyond} of {len(plain)} rows" in said
+    assert not (plain["p, equivalent"][plain["margin in reach"] >= 0.02] < 0.05).any()
+    # The first lines count the same.
+    (line,) = (line for line in findings(cells) if line.startswith("**Against the best free"))
+    counts = items["outcome_counts"].table.set_index(["cells", "comparison"])
+    for name, which in (("top Δ best free", "further question)"), ("top Δ best baseline", "all")):
+        n = counts.loc[("grounded" if cells[0].grounded else "not recorded which", name)]
+        assert f"better in {n['better']}, equivalent in {n['equivalent']}" in line
+        assert which in line
+
+
+def test_a_p_value_at_the_floor_of_its_resamples_is_at_most_that(tmp_path):
+    saved = content(n=120)
+    for name in ("RAUQ", "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"):
+        saved["estimations"]["sequence", name] = saved["estimations"]["sequence", SEM]
+    save(tmp_path / "run", saved)
+    (cell,) = load_cells([tmp_path / "run"])
+    outcomes = head_to_head([cell])[1]
+    shown = outcomes.shown("markdown").set_index("comparison")
+    assert shown.loc["top Δ RAUQ", "p, equivalent"].startswith(
+        ("≤ 0.00", r"\< 0.001")
+    )  # no difference at all
+    assert shown.loc["top Δ RAUQ", "p"] == "1.000"
+    assert shown.loc["top Δ RAUQ", "outcome"] == "equivalent"
+    least = outcomes.flat().set_index("comparison").loc["top Δ RAUQ", "p, equivalent"]
+    assert 1e-4 < least < 0.05
+    assert (outcomes.shown("latex")["p, equivalent"].str.count(r"\$\\leq\$") <= 1).all()
+
+
+def filled(figure) -> set[bool]:
+    """Whether markers of a forest are filled."""
+    dots = [line for ax in figure.axes for line in ax.lines if line.get_marker() == "o"]
+    return {dot.get_markerfacecolor() != "white" for dot in dots}
+
+
+@pytest.mark.parametrize("adjusted", [0.04, 0.06])
+def test_marks_follow_the_adjusted_p_values(tmp_path, monkeypatch, adjusted):
+    """And not intervals each by itself, which exclude zero here."""
+    for made in (benchmark, distinct):
+        raised = lambda p_values: np.full(len(p_values), adjusted)  # noqa: E731
+        monkeypatch.setattr(sys.modules[made.__module__], "holm", raised)
+    save(tmp_path / "run", content(n=120))
+    cells = load_cells([tmp_path / "run"])
+    items = {item.name: item for item in [*head_to_head(cells), *distinct(cells)]}
+    (row,) = items["head_to_head"].table.to_dict("records")
+    assert row["Sem-ASMI Δ MSP"].value.excludes(0)
+    sure = adjusted < 0.05
+    for name, column in (("head_to_head", "Sem-ASMI Δ MSP"), ("outcomes", "difference")):
+        shown = items[name].shown("markdown")[column]
+        assert {"*" in value for value in shown} == {sure}
+        assert any("asterisk: p < 0.05, adjusted" in note for note in items[name].caption)
+    assert filled(items["head_to_head"].figure) == {sure}
+    # The test of added information, with its z and its own verdict.
+    figure, (added, *_) = items["distinct_signal"].figure, items["distinct_signal"].table["z"]
+    assert filled(figure) == {sure}
+    assert added > 1.96
+    (dot,) = (line for line in figure.axes[0].lines if line.get_marker() == "o")
+    assert np.ravel(dot.get_xdata()).tolist() == [added]
 
 
 def test_judges_disagree_where_metrics_do(tmp_path):
@@ -810,6 +915,14 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     assert named[0].startswith("2")
     first = cell.lengths == 2
     scores = {"u_sem": cell.u_sem[first], "MSP": cell.msp[first]}
+    assert np.isnan(found.loc["all", "PRR length"].value) == (not np.ptp(cell.lengths))
+    for name in named:
+        one = "to" not in name.split()
+        assert (found.loc[name, "PRR length"] is None) == one
+        assert (
+            item.shown("markdown").set_index("answers of").loc[name, "PRR length"] == "–"
+        ) == one
+    assert any("to" not in name.split() for name in named)
     if named[0] == "2 tokens":
         keys = [c for c, used in zip(cell.clusters, first, strict=True) if used]
         _, paired = prr_intervals(scores, cell.quality[first], keys, [("u_sem", "MSP")], 2000)
@@ -817,6 +930,55 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     inside = ~cell.empty
     expected = normalised_prr(cell.u_sem[inside], cell.quality[inside])
     assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)
+
+
+def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):
+    save(tmp_path / "run")
+    (item,) = flags(load_cells([tmp_path / "run"]))
+    for name in ("errors by both", "only by u_sem", "only by entropy"):
+        assert item.shown("markdown")[name.replace("_", r"\_")].str.isdigit().all()
+    save(tmp_path / "robust", content(scale=0.003))
+    (item,) = screen(load_cells([tmp_path / "robust"]))
+    median = item.table["median MI_t"][0]
+    assert 0 < median < 0.001
+    assert item.shown("markdown")[r"median MI\_t"][0] == f"{median:.4f}"
+
+
+def test_what_was_realised_stands_above_the_curve_of_the_payoff(tmp_path):
+    saved = content()
+    msp = np.array(saved["estimations"]["sequence", "MaximumSequenceProbability"])
+    tied = np.where(msp < np.quantile(msp, 0.7), 0.0, msp)
+    saved["estimations"]["sequence", "MaximumSequenceProbability"] = tied.tolist()
+    save(tmp_path / "run", saved)
+    item, _ = payoff(load_cells([tmp_path / "run"]))
+    (ax,) = item.figure.axes
+    assert item.table["confident share"][0] == pytest.approx(0.7)
+    assert "confident 70%" in ax.get_title().replace("\n", " ")
+    assert "half" not in ax.get_xlabel()
+
+
+def test_violins_show_their_medians_whole():
+    values = np.r_[np.zeros(40), np.linspace(0.5, 1.2, 20)]
+    wrong = np.arange(60) % 2 == 0
+    figure = figures.violins({"a cell": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})})
+    (ax,) = figure.axes
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    assert len(dots) == 2
+    assert not any(dot.get_clip_on() for dot in dots)
+    low, high = ax.get_ylim()
+    assert any(low <= at <= high for at in ax.get_yticks())
+
+
+def test_of_many_cells_few_depth_curves_are_named():
+    band = np.zeros((2, 2))
+    cells = {f"cell {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
+    figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), cells, (band[0], band))})
+    (ax,) = figure.axes
+    said = [text.get_text() for text in ax.get_legend().texts]
+    assert said == ["other cells", "highest: cell 8", "lowest: cell 0", "mean"]
+    colours = [line.get_color() for line in ax.lines]
+    assert colours.count(figures.GREY) == 7
+    assert len(set(colours)) == 4
 
 
 def test_cases_are_those_that_masks_change(tmp_path):
@@ -850,6 +1012,13 @@ def test_figures_of_many_cells_fit_a_page(tmp_path):
         assert width <= figures.PAGE[0]
         assert height <= figures.PAGE[1]
         assert "filled: the interval excludes 0; open: it holds it" in figure.get_supxlabel()
+    # Panels that are compared share their scale.
+    wide = {"method 0": Interval(3.0, 2.0, 4.0)}
+    figure = figures.forest({"a": rows, "b": wide}, "PRR")
+    left, right = (ax.get_xlim() for ax in figure.axes)
+    assert left == right
+    assert left[0] < -0.3
+    assert left[1] > 4
     curve = np.linspace(0.5, 0, 19), np.tile([[0.1], [0.6]], (1, 19))
     figure = figures.payoff(
         {f"m, d{i}": {"entropy": curve, "u_sem": curve} for i in range(16)}, np.linspace(0, 0.9, 19)

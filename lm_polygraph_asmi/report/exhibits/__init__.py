@@ -6,9 +6,12 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
+from lm_polygraph_asmi.analysis.verdict import MARGIN
 from lm_polygraph_asmi.report.exhibit import Items
 from lm_polygraph_asmi.report.exhibits.benchmark import (
+    adjusted_comparisons,
     benchmark,
+    count_outcomes,
     datasets,
     depths,
     head_to_head,
@@ -40,7 +43,7 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     verdicts_of,
 )
 from lm_polygraph_asmi.report.exhibits.sources import sources
-from lm_polygraph_asmi.saved.cells import Cell, variant
+from lm_polygraph_asmi.saved.cells import Cell, one_per_question_set, variant
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
@@ -62,7 +65,7 @@ def findings(cells: Sequence[Cell]) -> list[str]:
     Before all, grounded cells whose signal something else than heads reproduces; counts, then
     scores that rank errors the wrong way, then what weakens the rest.
     """
-    parts = (reproduced, _known, _wrong_way, _added, _weak, _judges, _others)
+    parts = (reproduced, _known, _wrong_way, _against_best, _added, _weak, _judges, _others)
     return [line for part in parts for line in part(cells)]
 
 
@@ -95,6 +98,31 @@ def _known(cells: Sequence[Cell]) -> list[str]:
             f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
         )
     return said
+
+
+def _against_best(cells: Sequence[Cell]) -> list[str]:
+    """How often the top variant is better, equivalent or worse than the best of the others."""
+    counted, _ = one_per_question_set(cells)
+    adjusted = adjusted_comparisons(cells)
+    said = []
+    for name, which in (
+        ("top Δ best free", "best free baseline (no samples, no further question)"),
+        ("top Δ best baseline", "best of all baselines"),
+    ):
+        own = {cell: one for cell, one in adjusted.get(name, {}).items() if cell in counted}
+        if own:
+            worse = [cell.label for cell, one in own.items() if one.outcome == "worse"]
+            counts = ", ".join(f"{kind} in {n}" for kind, n in count_outcomes(own.values()).items())
+            said.append(
+                f"**Against the {which}: {counts} of {len(own)} cells**{_in_brackets(worse)}"
+            )
+    if not said:
+        return []
+    return [
+        ". ".join(said)
+        + f". PRR of the top ASMI variant, adjusted p; equivalent: within {MARGIN}. "
+        "Both sides are the best on these very answers."
+    ]
 
 
 def _added(cells: Sequence[Cell]) -> list[str]:

@@ -23,7 +23,16 @@ from lm_polygraph_asmi.analysis.verdict import (
     prr_comparisons,
 )
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, Reason, frame
+from lm_polygraph_asmi.report.exhibit import (
+    AtMost,
+    Exhibit,
+    Gap,
+    Items,
+    Judged,
+    Marked,
+    Reason,
+    frame,
+)
 from lm_polygraph_asmi.saved.cells import (
     SEMANTIC_ENTROPY,
     Cell,
@@ -93,13 +102,12 @@ def benchmark(cells: Sequence[Cell]) -> Items:
         Exhibit(
             "benchmark", "Benchmark: PRR of every method", cells, ranked, figure,
             [
-                "PRR ± bootstrap standard error over answers (1,000 resamples); 1 = errors "
-                "rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-                f"{marks} The figure has 95 % intervals over clusters ({DRAWS:,} resamples). "
-                "Compare within a column only.",
+                "PRR: 1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the "
+                f"wrong way. {marks} Compare within a column only.",
                 "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
                 "them as the file orders them.",
             ],
+            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), each by itself.",
         )
     ]  # fmt: skip
     judged = [cell for cell in cells if not cell.wrong.all() and cell.wrong.any()]
@@ -210,22 +218,26 @@ def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
 
 COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
 """Columns of the head-to-head table, first minus second."""
-BESIDES = ("Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
+BESIDES = ("top Δ best free", "Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
 """Compared too, in the table of outcomes."""
+FREE = {method for method, family in FAMILIES.items() if family in ("information", "attention")}
+"""Baselines that the answer's own pass gives: no samples, no further question."""
 
 
+@cache
 def compared_on(cell: Cell) -> dict[str, tuple[str, str]]:
     """What the report compares on a cell: name -> (first, second)."""
     prr = {m: normalised_prr(cell.score(m), cell.quality) for m in cell.scores}
     top, best = _best(list(cell.variants.values()), prr), _best(cell.baselines, prr)
+    free = _best([method for method in cell.baselines if method in FREE], prr)
     semantic = cell.variants.get("Sem-ASMI")
     wanted = dict(
         zip(
             COMPARED + BESIDES,
             (
                 (top, SEMANTIC_ENTROPY), (top, best), (semantic, SEMANTIC_ENTROPY),
-                (semantic, MSP), (semantic, cell.variants.get("ASMI")), (top, "RAUQ"),
-                (top, "RAUQ (entropy)"),
+                (semantic, MSP), (top, free), (semantic, cell.variants.get("ASMI")),
+                (top, "RAUQ"), (top, "RAUQ (entropy)"),
             ),
             strict=True,
         )
@@ -245,19 +257,56 @@ def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str],
     return prr_comparisons(scores, cell.quality, cell.clusters, pairs, DRAWS, SEED)
 
 
+def adjusted_comparisons(cells: Sequence[Cell]) -> dict[str, dict[Cell, Comparison]]:
+    """By name and cell, p-values adjusted within the cell and (Holm) for the cells.
+
+    Those without an interval are left out, and cells without a variant or a baseline.
+    """
+    found: dict[str, dict[Cell, Comparison]] = {name: {} for name in COMPARED + BESIDES}
+    for cell in cells:
+        pairs = compared_on(cell)
+        for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
+            one = intervals_of(cell)[1][pair]
+            if one.outcome is not None:
+                found[name][cell] = one
+    for name, judged in found.items():
+        p_values = holm([one.p_value for one in judged.values()])
+        equivalent = holm([one.p_equivalent for one in judged.values()])
+        columns = zip(judged.items(), p_values, equivalent, strict=True)
+        found[name] = {
+            cell: one._replace(
+                p_value=float(p),
+                p_equivalent=float(q),
+                # As Holm raised what was at its floor; 0 where it was not.
+                least=float(p) if one.p_value <= one.least else 0.0,
+                least_equivalent=float(q) if one.p_equivalent <= one.least_equivalent else 0.0,
+            )
+            for (cell, one), p, q in columns
+        }
+    return {name: judged for name, judged in found.items() if judged}
+
+
 def head_to_head(cells: Sequence[Cell]) -> Items:
     """Table "h2h" of the paper: paired differences, what follows from each, and how often."""
     title = "Head-to-head: paired differences of PRR"
 
+    adjusted = adjusted_comparisons(cells)
+
+    def _judged(cell: Cell, name: str) -> Judged | Interval | None:
+        if name not in compared_on(cell):
+            return None
+        one = adjusted.get(name, {}).get(cell)
+        if one is None:  # without an interval there is nothing to judge
+            return intervals_of(cell)[1][compared_on(cell)[name]].difference
+        return Judged(one.difference, one.p_value < LEVEL)
+
     def compute(cell: Cell) -> list[dict[str, Any]]:
-        alone, judged = intervals_of(cell)
+        alone, _ = intervals_of(cell)
         pairs = compared_on(cell)
         if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
         top, best = pairs["top Δ best baseline"]
-        differences = {
-            name: judged[pairs[name]].difference if name in pairs else None for name in COMPARED
-        }
+        differences = {name: _judged(cell, name) for name in COMPARED}
         return [
             {
                 "cell": cell.label,
@@ -278,10 +327,10 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
         )
 
     notes = [
-        "Cluster-respecting paired bootstrap; positive = ASMI ahead. An asterisk is of this "
-        "interval alone: see the table of outcomes for p-values adjusted for their number. The "
-        "best baseline and the top variant are chosen on the same answers; the interval takes them "
-        "as given."
+        "Cluster-respecting paired bootstrap; positive = ASMI ahead. Intervals stand each by "
+        "itself; asterisks and filled markers follow p-values adjusted within a cell "
+        "(Romano-Wolf) and over the cells (Holm), as the outcomes do. The best baseline and the "
+        "top variant are chosen on the same answers; the interval takes them as given."
     ]
     (item,) = frame(
         "head_to_head",
@@ -309,54 +358,62 @@ def _outcomes(cells: Sequence[Cell]) -> Items:
     """Every comparison with its p-value and outcome, and how often each came out."""
     title = "Outcomes: better, equivalent or undecided"
 
-    def compute(cell: Cell) -> list[dict[str, Any]]:
-        judged = intervals_of(cell)[1]
-        rows = []
-        for name, pair in compared_on(cell).items():
-            found = judged[pair]
-            if found.outcome is not None:
-                rows.append(
-                    {
-                        "comparison": name,
-                        "cell": cell.label,
-                        "difference": found.difference,
-                        "p": found.p_value,
-                        "p, equivalent": found.p_equivalent,
-                    }
-                )
-        return rows
+    adjusted = adjusted_comparisons(cells)
 
-    def finish(table: pd.DataFrame) -> pd.DataFrame:
-        table = table.sort_values("comparison", key=_place, kind="stable", ignore_index=True)
-        for p_value in ("p", "p, equivalent"):
-            table[p_value] = table.groupby("comparison")[p_value].transform(holm)
-        columns = zip(table["difference"], table["p"], table["p, equivalent"], strict=True)
-        table["outcome"] = [Comparison(*row).outcome for row in columns]
-        return table
+    def compute(name: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "comparison": name,
+                "cell": cell.label,
+                "difference": Judged(one.difference, one.p_value < LEVEL),
+                "p": _floored(one.p_value, one.least),
+                "p, equivalent": _floored(one.p_equivalent, one.least_equivalent),
+                "margin in reach": one.reach,
+                "outcome": one.outcome,
+            }
+            for cell, one in adjusted[name].items()
+        ]
 
-    notes = [
-        "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted for "
-        "the comparisons of a cell (Romano-Wolf, on shared resamples) and for the cells of a "
-        "comparison (Holm). p, equivalent: two one-sided tests of a difference of at least "
-        f"{MARGIN} in PRR, Holm over the cells. Better or worse: p < {LEVEL}; else equivalent: "
-        f"p, equivalent < {LEVEL}; else undecided, which is no equality."
-    ]
-    (item,) = frame(
-        "outcomes", title, cells, compute, notes, digits=3, signed=("difference",),
-        p_values=("p", "p, equivalent"), finish=finish, resamples=DRAWS,
+    def notes(item: Exhibit) -> list[str]:
+        assert item.table is not None
+        beyond = int((item.table["margin in reach"] >= MARGIN).sum())
+        return [
+            "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted "
+            "for the comparisons of a cell (Romano-Wolf, on shared resamples) and for the cells "
+            "of a comparison (Holm). p, equivalent: two one-sided tests of a difference of at "
+            f"least {MARGIN} in PRR, Holm over the cells. ≤: no resample was further out, so p is "
+            f"at most that. Better or worse: p < {LEVEL}; else equivalent: p, equivalent < "
+            f"{LEVEL}; else undecided, which is no equality.",
+            "Best free: the best baseline that the answer's own pass gives, without samples or "
+            "further questions.",
+            "Margin in reach: half of the 90 % interval of the difference. Where it is not below "
+            f"{MARGIN}, as in {beyond} of {len(item.table)} rows, p, equivalent cannot fall below "
+            f"{LEVEL}, wherever the difference lies: it takes more answers.",
+        ]
+
+    items = frame(
+        "outcomes", title, list(adjusted), compute, notes, digits=3, signed=("difference",),
+        p_values=("p", "p, equivalent"), resamples=DRAWS, label=str,
         otherwise="no difference has an interval: fewer than two clusters in every run",
     )  # fmt: skip
+    (item,) = items
     if isinstance(item, Gap):
         return [item]
-    assert item.table is not None
-    return [item, _counts(item.cells, item.table)]
+    item.cells = [cell for cell in cells if any(cell in judged for judged in adjusted.values())]
+    return [item, _counts(item.cells, adjusted)]
 
 
-def _place(comparisons: pd.Series) -> pd.Series:
-    return comparisons.map((COMPARED + BESIDES).index)
+def _floored(p_value: float, least: float) -> float | AtMost:
+    return AtMost(p_value) if p_value <= least else p_value
 
 
-def _counts(cells: Sequence[Cell], outcomes: pd.DataFrame) -> Exhibit:
+def count_outcomes(judged: Iterable[Comparison]) -> dict[str, int]:
+    """How often each of `OUTCOMES` came out."""
+    found = [one.outcome for one in judged]
+    return {kind: found.count(kind) for kind in OUTCOMES}
+
+
+def _counts(cells: Sequence[Cell], adjusted: Mapping[str, Mapping[Cell, Comparison]]) -> Exhibit:
     def is_llama_squad(cell: Cell) -> bool:
         name = f"{cell.model} {cell.dataset}".lower()
         return "llama2" in re.sub("[ -]", "", name) and "squad" in name
@@ -372,11 +429,12 @@ def _counts(cells: Sequence[Cell], outcomes: pd.DataFrame) -> Exhibit:
         ]
     rows = []
     for name, chosen in subsets.items():
-        here = outcomes[outcomes["cell"].isin([cell.label for cell in chosen])]
-        for comparison, found in here.groupby("comparison", sort=False):
-            counts = {kind: int((found["outcome"] == kind).sum()) for kind in OUTCOMES}
-            leads = sum(difference.value > 0 for difference in found["difference"])
-            rows.append({"cells": name, "comparison": comparison} | counts | {"leads": leads})
+        for comparison, judged in adjusted.items():
+            here = [one for cell, one in judged.items() if cell in chosen]
+            if here:
+                leads = sum(one.difference.value > 0 for one in here)
+                counts = count_outcomes(here) | {"leads": leads}
+                rows.append({"cells": name, "comparison": comparison} | counts)
     notes = ["Cells by outcome; leads: cells with a positive difference, whatever its outcome."]
     if len(subsets) > len(kinds):
         notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
@@ -416,16 +474,16 @@ def depths(cells: Sequence[Cell]) -> Items:
         if np.ptp(found.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
+        groups = min(len(set(c.clusters)) for c in halved)
+        mean = _mean(drawn.values())
+        mark = "bold" if _ahead(found.aggregate, mean, groups).excludes(0) else "underline"
         curves[symbol] = figures.DepthCurves(
             common,
             {
                 c.label: (own, _band(drawn[c], len(set(c.clusters))))
                 for c, own in zip(halved, found.cells, strict=True)
             },
-            (
-                found.aggregate,
-                _band(_mean(drawn.values()), min(len(set(c.clusters)) for c in halved)),
-            ),
+            (found.aggregate, _band(mean, groups)),
         )
         for c, own in zip(halved, found.cells, strict=True):
             by_cell.append(_depths_of(c, symbol, common, own, drawn[c]))
@@ -433,7 +491,7 @@ def depths(cells: Sequence[Cell]) -> Items:
             {
                 "variant": symbol,
                 "depth": f"{depth:.0%}",
-                "aggregate PRR": Marked(found.aggregate[i], "bold")
+                "aggregate PRR": Marked(found.aggregate[i], mark)
                 if i == found.chosen
                 else float(found.aggregate[i]),
                 "selected on halves": float(found.selected[i]),
@@ -444,15 +502,20 @@ def depths(cells: Sequence[Cell]) -> Items:
         ]
 
     notes = [
-        "Aggregate: mean over cells. Split-half: 1,000 random halves of clusters; the depth that "
-        "is best on the first half, and the PRR it loses on the second (share of splits that lose "
-        "nothing). Regret stands in the row of the chosen depth and is of the whole procedure. "
-        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each cell up to "
-        f"{figures.FEW} of them, else of the mean over these cells."
+        "Aggregate: mean over cells. Bold: the highest, where its paired 95 % interval over "
+        "clusters excludes the next; underlined: the highest, where it does not. Split-half: 1,000 "
+        "random halves of clusters; the depth that is best on the first half, and the PRR it loses "
+        "on the second (share of splits that lose nothing). Regret stands in the row of the chosen "
+        "depth and is of the whole procedure."
     ]
+    pictured = (
+        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each cell up to "
+        f"{figures.FEW} of them, else of the mean over these cells. Beyond {figures.MANY} cells "
+        "those of highest and lowest mean PRR are named, the others grey; see the table by cell."
+    )
     items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
-        digits=3, label=lambda sweep: sweep[0], reasons=reasons,
+        digits=3, label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
         otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
     if isinstance(items[0], Gap):
@@ -484,6 +547,16 @@ def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
     """(B, D) mean over the cells where PRR is defined."""
     known = [one for one in drawn if np.isfinite(one).any()]
     return np.nanmean(known, axis=0) if known else np.full((1, 1), np.nan)
+
+
+def _ahead(prr: np.ndarray, drawn: np.ndarray, clusters: int) -> Interval:
+    """The highest minus the next, paired; `drawn` (B, D) as of `_mean`."""
+    first, second = np.argsort(-prr, kind="stable")[:2]
+    if drawn.shape[1] < 2:
+        return Interval(float(prr[first] - prr[second]), float("nan"), float("nan"))
+    return percentile_interval(
+        prr[first] - prr[second], drawn[:, first] - drawn[:, second], clusters
+    )
 
 
 def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:

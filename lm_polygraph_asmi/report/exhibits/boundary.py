@@ -205,10 +205,11 @@ def coverage(cells: Sequence[Cell]) -> Items:
     notes = [
         "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
         "by MI_t. Bound: what the mass outside the top 64 adds to an entropy at most as one "
-        "bucket, -m ln m nats. Figure: pointwise 95 % bands over clusters (200 resamples), "
-        "tokens banded anew in each."
+        "bucket, -m ln m nats."
     ]
     return frame(
         "top_k_coverage", title, cells, compute, notes,
         lambda table: figures.coverage(table, spread), digits=3,
+        pictured="Figure: pointwise 95 % bands over clusters (200 resamples), tokens banded anew "
+        "in each.",
     )  # fmt: skip

@@ -45,15 +45,18 @@ def rejection(cells: Sequence[Cell]) -> Items:
         ]
 
     notes = [
-        "Mean quality of the answers kept when the most uncertain are rejected. Figure: grey "
-        "dotted: rejection by quality itself (oracle); grey line: at random; simultaneous 95 % "
-        "bands over clusters (1,000 resamples): each holds its whole curve, so what they say holds "
-        "at all shares together. Overlapping bands are no test of a difference: see the paired "
-        "intervals."
+        "Mean quality of the answers kept when the most uncertain are rejected. Oracle: by "
+        "quality itself."
     ]
-    return frame(
-        "rejection", title, cells, compute, notes, lambda _: figures.rejection(panels), digits=3
+    pictured = (
+        "Figure: grey dotted: the oracle; grey line: at random; simultaneous 95 % bands over "
+        "clusters (1,000 resamples): each holds its whole curve, so what they say holds at all "
+        "shares together. Overlapping bands are no test of a difference: see the paired intervals."
     )
+    return frame(
+        "rejection", title, cells, compute, notes, lambda _: figures.rejection(panels), digits=3,
+        pictured=pictured,
+    )  # fmt: skip
 
 
 def reliable(cells: Sequence[Cell]) -> Items:
@@ -90,13 +93,15 @@ def reliable(cells: Sequence[Cell]) -> Items:
         "Probability of error by an isotonic fit of u_sem on the clusters of four folds, held "
         "against the errors of the fifth (lower Brier score = better). Brier score = "
         "miscalibration − discrimination + uncertainty; of the error rate: the Brier score of that "
-        "rate alone, held out too. Figure: the curve is an isotonic fit of the errors on the "
-        "probabilities, without bins; on the diagonal they are right; shaded: where the curve "
-        f"would lie in 95 % of {DRAWS:,} draws, point by point, if they were (consistency band, "
-        "signs of whole clusters tossed); bars: answers at each probability. p, "
-        "calibrated: of a miscalibration as large in such draws."
+        "rate alone, held out too. p, calibrated: of a miscalibration as large in "
+        f"{DRAWS:,} draws in which the probabilities are right (signs of whole clusters tossed)."
     ]
+    pictured = (
+        "Figure: the curve is an isotonic fit of the errors on the probabilities, without bins; on "
+        "the diagonal they are right; shaded: where the curve would lie in 95 % of those draws, "
+        "point by point (consistency band); bars: answers at each probability."
+    )
     return frame(
         "reliability", title, cells, compute, notes, lambda _: figures.reliability(panels),
-        digits=3, p_values=("p, calibrated",),
+        digits=3, p_values=("p, calibrated",), pictured=pictured,
     )  # fmt: skip

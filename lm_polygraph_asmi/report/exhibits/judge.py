@@ -142,7 +142,9 @@ def length(cells: Sequence[Cell]) -> Items:
                     "answers of": name,
                     "n": int(inside.sum()),
                     "error rate": float(cell.wrong[inside].mean()),
-                    **{f"PRR {score}": interval for score, interval in alone.items()},
+                    "PRR u_sem": alone["u_sem"],
+                    "PRR MSP": alone["MSP"],
+                    "PRR length": alone["length"] if np.ptp(lengths[inside]) else None,
                     "u_sem Δ MSP": paired["u_sem", "MSP"],
                     "ρ of u_sem and length": rank_correlation(u_sem[inside], lengths[inside])
                     if np.ptp(u_sem[inside]) and np.ptp(lengths[inside])
@@ -162,7 +164,8 @@ def length(cells: Sequence[Cell]) -> Items:
         "Thirds by the number of tokens, equal lengths together; PRR is normalised within each. "
         "Length: the number of tokens as a score. Where length decides what a judge calls wrong, a "
         "score that reads length ranks errors without knowing of them: what is left within a "
-        "stratum is not of that kind. Empty: without a letter or digit."
+        "stratum is not of that kind. A dash: all answers of the stratum have one length, which "
+        "ranks nothing. Empty: without a letter or digit."
     ]
     return frame("length", title, cells, compute, notes, draw, signed=("u_sem Δ MSP",))
 

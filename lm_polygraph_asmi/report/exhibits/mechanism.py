@@ -55,15 +55,16 @@ def screen(cells: Sequence[Cell]) -> Items:
 
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
-        "95 % intervals over clusters. Violins: on a logarithmic axis, values below the "
-        "first percentile of the positive ones at its foot; dot: median.",
+        "95 % intervals over clusters.",
         f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
         "label-free screen, as in the paper, which has one such cell (0.002 nats, and the signal "
         "fails) against others from 0.016 nats on. It has not been validated.",
     ]
     return frame(
         "error_separation", title, cells, compute, notes, lambda _: figures.violins(panels),
-        digits=3,
+        digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
+        pictured="Figure: on a logarithmic axis, values below the first percentile of the positive "
+        "ones at its foot; dot: median.",
     )  # fmt: skip
 
 

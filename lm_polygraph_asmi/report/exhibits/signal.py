@@ -17,16 +17,18 @@ from lm_polygraph_asmi.analysis.added import (
     adds_information,
     stacked_gain,
 )
-from lm_polygraph_asmi.analysis.clusters import cluster_band
+from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.verdict import holm
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Marked, frame
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Judged, Marked, frame
 from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.saved.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
+Z = 1.96
+"""Half the 95 % interval of a standard normal."""
 
 
 def _control_source(cells: Sequence[Cell]) -> str:
@@ -116,11 +118,11 @@ def distinct(cells: Sequence[Cell]) -> Items:
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
-        return figures.forest(
-            {"u_sem over MSP and H": dict(zip(main["cell"], main["residual AUROC"], strict=True))},
-            "residual AUROC, 95 % over clusters",
-            reference=0.5,
-        )
+        own = {
+            row["cell"]: Judged(Interval(row["z"], row["z"] - Z, row["z"] + Z), row["adds"] != "no")
+            for _, row in main.iterrows()
+        }
+        return figures.forest({"u_sem beyond MSP, H and length": own}, f"z ± {Z}; > 0: adds")
 
     def notes(item: Exhibit) -> list[str]:
         without = [cell.label for cell in item.cells if cell.lengths is None]
@@ -147,6 +149,8 @@ def distinct(cells: Sequence[Cell]) -> Items:
         "distinct_signal", title, cells, compute, notes, draw,
         digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
         finish=finish,
+        pictured=f"Figure: z ± {Z} of u_sem; filled where the verdict is that it adds, or the "
+        "wrong way round.",
     )  # fmt: skip
 
 
@@ -269,9 +273,9 @@ def flags(cells: Sequence[Cell]) -> Items:
             {
                 "cell": cell.label,
                 "flagged by each": found.flagged,
-                "errors by both": found.both,
-                "only by u_sem": found.only_first,
-                "only by entropy": found.only_second,
+                "errors by both": _count(found.both),
+                "only by u_sem": _count(found.only_first),
+                "only by entropy": _count(found.only_second),
                 "McNemar p": found.p_value,
             }
         ]
@@ -282,6 +286,11 @@ def flags(cells: Sequence[Cell]) -> Items:
     ]
     p_values = ("McNemar p",)
     return frame("matched_flags", title, cells, compute, notes, digits=3, p_values=p_values)
+
+
+def _count(mean: float) -> float | int:
+    """Of answers: whole where ties left no choice to average over."""
+    return int(mean) if float(mean).is_integer() else mean
 
 
 def confident_fragile(cells: Sequence[Cell]) -> Items:
@@ -372,7 +381,11 @@ def payoff(cells: Sequence[Cell]) -> Items:
     def areas(cell: Cell) -> list[dict[str, Any]]:
         signals = _signals(cell)
         value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
-        best = min(value.values())
+        best, next_best = sorted(value, key=lambda name: value[name])[:2]
+        ahead = selective.aurc_difference(
+            signals[best], signals[next_best], cell.wrong, cell.clusters
+        )
+        mark = "bold" if ahead.excludes(0) else "underline"
         difference = selective.aurc_difference(
             signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
         )
@@ -381,17 +394,17 @@ def payoff(cells: Sequence[Cell]) -> Items:
         }
         return [
             {"cell": cell.label}
-            | {name: Marked(v, "bold") if v == best else v for name, v in value.items()}
+            | {name: Marked(v, mark) if name == best else v for name, v in value.items()}
             | {"u_sem − MSP": difference}
         ]
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
         msp, entropy, u_sem = _signals(cell).values()
-        kept[f"{cell.label}, n = {len(cell)}"] = {
+        found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
+        kept[f"{cell.label}, n = {len(cell)}, confident {found.confident:.0%}"] = {
             name: _filter_curve(cell, msp, score)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
-        found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
         return [
             {
                 "cell": cell.label,
@@ -408,21 +421,24 @@ def payoff(cells: Sequence[Cell]) -> Items:
         "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
         "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
         "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
-        "Figure: pointwise 95 % bands over clusters (200 resamples)."
     ]
+    bands = "Figure: pointwise 95 % bands over clusters (200 resamples)."
     area_notes = [
-        "AURC, lower is better, lowest in bold, whatever its interval; negative difference: u_sem "
-        "has the lower area. Figure: pointwise 95 % bands over clusters (200 resamples)."
+        "AURC, lower is better. Bold: the lowest, where its paired 95 % interval over clusters "
+        "excludes the next; underlined: the lowest, where it does not. Negative difference: u_sem "
+        "has the lower area."
     ]
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", cells, compute, filter_notes,
         lambda _: figures.payoff(kept, ABSTAIN), digits=3, signed=("u_sem − entropy",),
+        pictured=bands,
     )  # fmt: skip
     if isinstance(filtered[0], Gap):
         return filtered
     return filtered + frame(
         "aurc", "Area under the risk-coverage curve", cells, areas, area_notes,
         lambda _: figures.risk_coverage(risks), digits=3, signed=("u_sem − MSP",),
+        pictured=bands,
     )  # fmt: skip
 
 

@@ -158,11 +158,15 @@ class Memory:
         self.state = state_in_session(model)
 
     def take(self, model: PreTrainedModel, input_ids: Sequence[int], cache: DynamicCache) -> None:
-        """Keep what a cache holds of a sequence; nothing where it does not hold all layers."""
+        """Keep what a cache holds of a sequence; nothing where it does not hold all of it.
+
+        A sliding layer keeps the last positions alone, and does not say since when.
+        """
         layers: list[Any] = cache.layers  # of a kind that keeps keys and values
         found = [(layer.keys, layer.values) for layer in layers]
         lengths = {0 if key is None else key.shape[-2] for key, _ in found}
-        whole = len(lengths) == 1
+        slides = any(getattr(layer, "is_sliding", False) for layer in layers)
+        whole = len(lengths) == 1 and not slides
         self.keep(model, list(input_ids)[: lengths.pop()] if whole else [], found if whole else [])
 
 

@@ -40,13 +40,24 @@ class _Listening:
         return found
 
 
-def _remembered(model: Model, ids: list[int], cache: Any) -> Memory:
-    """What a cache knows of a sequence; nothing where it is of no use."""
-    memory, transformer = Memory(), causal_model(model)
-    if isinstance(cache, DynamicCache) and Memory.serves(transformer):
-        with scoring_session(transformer):  # which looks at the model's state
-            memory.take(transformer, ids, cache)
-    return memory
+def _remembered(model: Model, ids: list[int], cache: Any) -> Memory | None:
+    """What a cache knows of a sequence; None where it is of no use, or may be another model's.
+
+    Weights are in the memory's state, dropout and autocast are not: they are looked for here.
+    """
+    if not isinstance(cache, DynamicCache) or model.model_type != "CausalLM":
+        return None
+    try:
+        transformer = causal_model(model)
+    except TypeError:  # no heads to be masked: somebody else's run
+        return None
+    dropped = any(module.training for module in transformer.modules())
+    if dropped or not Memory.serves(transformer):
+        return None
+    with scoring_session(transformer):  # which looks at the model's state
+        memory = Memory()
+        memory.take(transformer, ids, cache)
+    return memory if all(key.dtype == transformer.dtype for key, _ in memory.layers) else None
 
 
 class RememberingGreedyCalculator(GreedyProbsCalculator):
@@ -117,7 +128,8 @@ class SavedAnswersCalculator(StatCalculator):
         """
         if not self._checked:
             self._check_model(model)
-        rows = [self._row(text, model) for text in texts]
+        remember = self.remember and len(texts) == 1
+        rows = [self._row(text, model, remember) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _check_model(self, model: Model) -> None:
@@ -132,7 +144,7 @@ class SavedAnswersCalculator(StatCalculator):
                 )
         self._checked = True
 
-    def _row(self, text: str, model: Model) -> dict[str, Any]:
+    def _row(self, text: str, model: Model, remember: bool) -> dict[str, Any]:
         if text not in self.answers:
             raise KeyError(
                 f"the run {self.run} holds no answer to the prompt {text[-200:]!r}: it must have "
@@ -142,7 +154,7 @@ class SavedAnswersCalculator(StatCalculator):
         transformer = causal_model(model)
         prompt = prompt_ids(model, text, 0, {})
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
-        remember = self.remember and Memory.serves(transformer)
+        remember = remember and Memory.serves(transformer)
         with torch.no_grad():
             out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=remember)
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
@@ -162,9 +174,16 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     """Builder named in a config's `stat_calculators` entry.
 
     `answers` names a finished run, or is None to generate; `output_attentions` as in LM-Polygraph;
-    `scope` is that of ASMI's masks.
+    `masks` is the entry of the masked passes: they have a use for what the model knows then if they
+    run behind the prompt and mask heads' whole output (`scoring.engine.Engine`).
     """
-    remember = config.get("scope") == "response"
+    masks = config.get("masks") or {}
+    remember = (
+        masks.get("scope") == "response"
+        and masks.get("source", "all") in ("all", ["all"])
+        and not masks.get("without_context")
+        and masks.get("perturbation", "heads") == "heads"
+    )
     calculator: StatCalculator
     if config["answers"] is not None:
         calculator = SavedAnswersCalculator(config["answers"], remember)

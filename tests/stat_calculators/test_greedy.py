@@ -10,7 +10,9 @@ from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.greedy import (
     MEMORY,
+    RememberingGreedyCalculator,
     SavedAnswersCalculator,
+    _remembered,
     load_stat_calculator,
 )
 from tests.tiny_lm import whitebox
@@ -105,7 +107,7 @@ def starts(monkeypatch):
 def test_masked_passes_start_where_generation_ended(finished, model, starts, scope, saved):
     """In the scope that needs nothing else of the prompt; the numbers are those without."""
     config = {"answers": str(finished[0]) if saved else None, "output_attentions": True}
-    greedy = load_stat_calculator(config | {"scope": scope}, None)
+    greedy = load_stat_calculator(config | {"masks": {"scope": scope}}, None)
     calculator = MaskedHeadsCalculator(scope=scope, top_k=8)
     for text in TEXTS:  # memories are each row's own
         stats = greedy({}, [text], model, 5)
@@ -119,10 +121,11 @@ def test_masked_passes_start_where_generation_ended(finished, model, starts, sco
         assert starts[-2:] == [prompt - 1 if scope == "response" else 0, 0]
 
 
-def test_a_batch_with_padding_is_not_remembered(model, starts):
-    greedy = load_stat_calculator(
-        {"answers": None, "output_attentions": False, "scope": "response"}, None
-    )
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_batch_is_not_remembered(finished, model, starts, saved):
+    """It is padded where it is generated, and several rows' keys are much to hold."""
+    config = {"answers": str(finished[0]) if saved else None, "output_attentions": False}
+    greedy = load_stat_calculator(config | {"masks": {"scope": "response"}}, None)
     stats = greedy({}, TEXTS, model, 5)
     assert MEMORY not in stats
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS, model)
@@ -132,10 +135,90 @@ def test_a_batch_with_padding_is_not_remembered(model, starts):
 def test_weights_that_change_after_generation(starts):
     model = whitebox()
     greedy = load_stat_calculator(
-        {"answers": None, "output_attentions": False, "scope": "response"}, None
+        {"answers": None, "output_attentions": False, "masks": {"scope": "response"}}, None
     )
     stats = greedy({}, TEXTS[:1], model, 5)
     with torch.no_grad():
         model.model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS[:1], model)
     assert starts == [0]
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"source": ["all", "context"]},
+        {"source": "context"},
+        {"without_context": True},
+        {"perturbation": "mlp"},
+    ],
+)
+def test_nothing_is_held_for_passes_that_run_the_prompt_again(model, masks):
+    config = {"answers": None, "output_attentions": False}
+    masks = {"scope": "response"} | masks
+    assert MEMORY not in load_stat_calculator(config | {"masks": masks}, None)({}, TEXTS[:1], model)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_windows_are_not_mistaken_for_the_start(saved):
+    """At a sliding window's edge a cache of the model's own holds the last positions alone.
+
+    Rows below it come first: they are checked against whole passes, and those after them trusted.
+    """
+    words = [
+        "Who",
+        "built",
+        "the",
+        "ferry",
+        "Ondine",
+        "in",
+        "Brask",
+        "in",
+        "1931",
+        "?",
+        "Where",
+        "do",
+        "the",
+        "blue",
+        "kites",
+        "start",
+        "?",
+        "The",
+        "answer",
+        "is",
+        "in",
+        "the",
+        "passage",
+        "Ondine",
+        "start",
+    ]
+    model = whitebox("mistral-window", sliding_window=24)
+    by_length = {}
+    for end in range(1, len(words) + 1):
+        for start in range(end):
+            text = " ".join(words[start:end])
+            by_length[len(model.tokenize([text])["input_ids"][0])] = text
+    calculator = MaskedHeadsCalculator(scope="response", top_k=8)
+    assert by_length.keys() >= {18, 19, 20, 21}
+    for length, text in sorted(by_length.items()):
+        if not 17 <= length <= 22:
+            continue
+        stats = RememberingGreedyCalculator(False, True)({}, [text], model, 5)
+        (tokens,) = stats["greedy_tokens"]
+        if saved:
+            ids = torch.cat([model.tokenize([text])["input_ids"][0], torch.tensor(tokens)])
+            cache = model.model(ids[None], use_cache=True).past_key_values
+            stats[MEMORY] = [_remembered(model, ids.tolist(), cache)]
+        known = calculator(stats, [text], model)
+        plain = calculator({"greedy_tokens": [tokens]}, [text], model)
+        for name in ("asmi_mi_d60", "asmi_entropy", "asmi_log_likelihood"):
+            np.testing.assert_allclose(known[name][0], plain[name][0], atol=1e-5, err_msg=name)
+
+
+def test_dropout_and_models_without_heads_leave_nothing():
+    model = whitebox()
+    stats = RememberingGreedyCalculator(False, True)({}, TEXTS[:1], model, 3)
+    assert stats[MEMORY][0].input_ids
+    model.model.train()
+    stats = RememberingGreedyCalculator(False, True)({}, TEXTS[:1], model, 3)
+    assert stats[MEMORY] == [None]

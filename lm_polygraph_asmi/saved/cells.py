@@ -130,6 +130,10 @@ def variant(method: str) -> Variant | None:
     return Variant(found[1], float(found[2]) / 100, found[3] or "") if found else None
 
 
+FEW_CLUSTERS, FEW_ERRORS = 50, 20
+"""Below these, errors or right answers, a cell is too small to trust its intervals."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """One model's answers to one dataset, and all that was measured on them.
@@ -447,6 +451,13 @@ class Cell:
         """ASMI's settings at the operating depth."""
         found = self.saved("asmi_settings", at_operating_depth=True)
         return dict(found[0]) if found else None
+
+    @property
+    def too_small(self) -> bool:
+        """Whether 95 % intervals on it may hold the truth less often than they say."""
+        errors = int(self.wrong.sum())
+        fewest = min(errors, len(self) - errors)
+        return len(set(self.clusters)) < FEW_CLUSTERS or fewest < FEW_ERRORS
 
     def provenance(self) -> dict[str, Any]:
         """Where the numbers come from, as plain values; files by the ends of their paths."""

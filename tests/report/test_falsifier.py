@@ -131,6 +131,8 @@ def test_an_arm_that_reads_the_same_is_named_first(cell):
     assert said["Sem-ASMI"].arm == "mlp"
     lines = findings([cell])
     assert lines[0].startswith("**Not special to heads: tiny model, squad.** mlp at matched effect")
+    small = any(line.startswith("**Too small") for line in lines)
+    assert ("by its own criterion, if so few answers may speak." in lines[0]) == small
     assert "Known to rank errors" in lines[2]
     (item,) = falsifier_verdicts([cell])
     row = item.table.set_index("score").loc["Sem-ASMI"]

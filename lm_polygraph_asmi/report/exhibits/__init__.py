@@ -43,7 +43,13 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     verdicts_of,
 )
 from lm_polygraph_asmi.report.exhibits.sources import sources
-from lm_polygraph_asmi.saved.cells import Cell, one_per_question_set, variant
+from lm_polygraph_asmi.saved.cells import (
+    FEW_CLUSTERS,
+    FEW_ERRORS,
+    Cell,
+    one_per_question_set,
+    variant,
+)
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
@@ -54,9 +60,6 @@ EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
     judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""
-
-
-FEW_CLUSTERS, FEW_ERRORS = 50, 20
 
 
 def findings(cells: Sequence[Cell]) -> list[str]:
@@ -167,7 +170,7 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
                 f"{'wrong' if errors else 'right'} ({cell.metric} at 0.5): what needs right and "
                 "wrong answers is undefined."
             )
-        elif clusters < FEW_CLUSTERS or min(errors, len(cell) - errors) < FEW_ERRORS:
+        elif cell.too_small:
             said.append(
                 f"**Too small to trust its intervals: {cell.label}.** {clusters} clusters, "
                 f"{errors} wrong of {len(cell)} answers. Below {FEW_CLUSTERS} clusters or "

@@ -374,9 +374,10 @@ def reproduced(cells: Sequence[Cell]) -> list[str]:
         none = (
             "" if heads.low > 0 else " Heads are not known to rank errors here in the first place."
         )
+        few = ", if so few answers may speak" if one.cell.too_small else ""
         lines.append(
             f"**Not special to heads: {one.cell.label}.** {found.arm} at matched effect reproduces "
             f"{one.symbol} or does better (p {found.p_reproduced:.3f}, Holm): the paper's "
-            f"hypothesis fails on this cell by its own criterion.{none}"
+            f"hypothesis fails on this cell by its own criterion{few}.{none}"
         )
     return lines

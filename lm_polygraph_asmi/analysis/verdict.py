@@ -31,7 +31,7 @@ class Comparison(NamedTuple):
         least, least_equivalent: the smallest that so many resamples could have made of either: what
             is found there is at most that.
         reach: the margin below which no difference, not even zero, could be called equivalent: half
-            of the 90 % interval.
+            of the 90 % interval; None where so few resamples have no such interval.
     """
 
     difference: Interval
@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
     p_equivalent: float
     least: float = 0.0
     least_equivalent: float = 0.0
-    reach: float = float("nan")
+    reach: float | None = None
 
     @property
     def outcome(self) -> str | None:
@@ -118,11 +118,11 @@ def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None =
     return tail((1 + max(above, below)) / (1 + len(known)), clusters)
 
 
-def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float:
+def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float | None:
     """Margin up to which `equivalence` cannot fall below 0.05, wherever the difference lies.
 
-    Half of the 90 % interval that the two one-sided tests ask to lie within the margin; infinite
-    where so few resamples have no such interval.
+    Half of the 90 % interval that the two one-sided tests ask to lie within the margin; None where
+    so few resamples have no such interval: no margin is wide enough.
 
     Args:
         drawn, clusters: as of `equivalence`.
@@ -130,10 +130,8 @@ def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float:
     known = np.asarray(drawn, dtype=float)
     known = known[np.isfinite(known)]
     share = share_of_tail(LEVEL, clusters)
-    if not len(known):
-        return float("nan")
     if share * (1 + len(known)) <= 1:
-        return float("inf")
+        return None
     low, high = np.quantile(known, [share, 1 - share])
     return float(high - low) / 2
 

@@ -376,7 +376,7 @@ def _outcomes(cells: Sequence[Cell]) -> Items:
 
     def notes(item: Exhibit) -> list[str]:
         assert item.table is not None
-        beyond = int((item.table["margin in reach"] >= MARGIN).sum())
+        beyond = int((~(item.table["margin in reach"].astype(float) < MARGIN)).sum())
         return [
             "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted "
             "for the comparisons of a cell (Romano-Wolf, on shared resamples) and for the cells "

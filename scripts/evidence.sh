@@ -15,9 +15,9 @@
 # `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
 # (masks that take every head as often), `heads` (300 masks, two depths), and the arms of the
 # falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
-# doses are found on other rows and kept in CELL.doses.json. `exhibits` comes last: all
-# shards joined, the causal probe where there are `heads` (TOKENS=200 of each group), and the
-# report's tables in CELL.exhibits/.
+# doses are found on other rows and kept in CELL.doses.json. `exhibits` comes last: all shards
+# joined, the causal probe where there are `heads` (TOKENS=200 of each group), and the report's
+# tables in CELL.exhibits/.
 #
 # --paper runs the shipped configs of the paper's 16 cells, or those named, on a machine with a GPU
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the

@@ -166,8 +166,10 @@ class Memory:
         found = [(layer.keys, layer.values) for layer in layers]
         lengths = {0 if key is None else key.shape[-2] for key, _ in found}
         slides = any(getattr(layer, "is_sliding", False) for layer in layers)
-        whole = len(lengths) == 1 and not slides
-        self.keep(model, list(input_ids)[: lengths.pop()] if whole else [], found if whole else [])
+        if slides or len(lengths) != 1:
+            self.keep(model, [], [])
+        else:
+            self.keep(model, list(input_ids)[: lengths.pop()], found)
 
 
 NO_MEMORY = "passes over known keys and values were wrong"

@@ -78,6 +78,20 @@ granted on evidence that the answers paraphrase each other; without a pair there
 """
 
 
+def prompt_is_shared(
+    scope: str = "all",
+    source: str | Sequence[str] = "all",
+    without_context: bool = False,
+    perturbation: str = "heads",
+) -> bool:
+    """Whether all masks have the prompt's keys and values, and need nothing else of it.
+
+    Not so for sources, which are told apart in it, nor for arms, which may look at its heads.
+    """
+    plain = sources_of(source) == ("all",) and not without_context
+    return scope == "response" and plain and perturbation == "heads"
+
+
 class Engine:
     """Scores responses under S head masks at one layer per depth.
 
@@ -246,9 +260,8 @@ class Engine:
 
     def remembers(self, model: PreTrainedModel) -> bool:
         """Whether known keys and values are of use: the prompt's are the same for all masks."""
-        plain = self.sources == ("all",) and not self.without_context
-        heads = self.perturbation == "heads"  # another arm may look at the prompt's heads
-        return self.scope == "response" and plain and heads and Memory.serves(model)
+        settings = (self.scope, self.sources, self.without_context, self.perturbation)
+        return prompt_is_shared(*settings) and Memory.serves(model)
 
     def _score(
         self,

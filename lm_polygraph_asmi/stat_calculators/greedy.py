@@ -18,6 +18,7 @@ from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.model import Memory, scoring_session
 from lm_polygraph_asmi.saved.manifest import model_revision
 from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.scoring.engine import prompt_is_shared
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
 MEMORY = "asmi_memory"
@@ -57,7 +58,8 @@ def _remembered(model: Model, ids: list[int], cache: Any) -> Memory | None:
     with scoring_session(transformer):  # which looks at the model's state
         memory = Memory()
         memory.take(transformer, ids, cache)
-    return memory if all(key.dtype == transformer.dtype for key, _ in memory.layers) else None
+    kinds = {key.dtype for key, _ in memory.layers}
+    return memory if kinds == {transformer.dtype} else None  # none where the cache was of no use
 
 
 class RememberingGreedyCalculator(GreedyProbsCalculator):
@@ -174,16 +176,12 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     """Builder named in a config's `stat_calculators` entry.
 
     `answers` names a finished run, or is None to generate; `output_attentions` as in LM-Polygraph;
-    `masks` is the entry of the masked passes: they have a use for what the model knows then if they
-    run behind the prompt and mask heads' whole output (`scoring.engine.Engine`).
+    `masks` is the entry of the masked passes, which tells whether they have a use for what the
+    model knows then.
     """
     masks = config.get("masks") or {}
-    remember = (
-        masks.get("scope") == "response"
-        and masks.get("source", "all") in ("all", ["all"])
-        and not masks.get("without_context")
-        and masks.get("perturbation", "heads") == "heads"
-    )
+    told = ("scope", "source", "without_context", "perturbation")
+    remember = prompt_is_shared(**{name: masks[name] for name in told if name in masks})
     calculator: StatCalculator
     if config["answers"] is not None:
         calculator = SavedAnswersCalculator(config["answers"], remember)

@@ -215,7 +215,7 @@ def test_windows_are_not_mistaken_for_the_start(saved):
             np.testing.assert_allclose(known[name][0], plain[name][0], atol=1e-5, err_msg=name)
 
 
-def test_dropout_and_models_without_heads_leave_nothing():
+def test_dropout_leaves_nothing():
     model = whitebox()
     stats = RememberingGreedyCalculator(False, True)({}, TEXTS[:1], model, 3)
     assert stats[MEMORY][0].input_ids

@@ -229,7 +229,9 @@ def rejection_curve(
     drawn = [value[None]]
     if len(set(clusters)) > 1:
         drawn = [curve(counts) for counts in cluster_draws(clusters, resamples, seed)]
-    return RejectionCurve(shares, value, simultaneous_band(value, np.concatenate(drawn)))
+    band = simultaneous_band(value, np.concatenate(drawn))
+    # A mean of qualities leaves their range nowhere, however wide the band.
+    return RejectionCurve(shares, value, np.clip(band, worth.min(), worth.max()))
 
 
 def prr_with_error(

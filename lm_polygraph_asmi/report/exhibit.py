@@ -258,9 +258,16 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
     sign = "+" if signed else ""
 
-    def number(value: float) -> str:
+    def number(value: float, digits: int = digits) -> str:
         # Without the sign of what rounds to zero.
         return f"{round(float(value), digits) + 0.0:{sign}.{digits}f}"
+
+    def end(value: float, excluded: bool) -> str:
+        # The end of an interval that excludes zero is not written as zero.
+        finer = digits
+        while excluded and value and not round(float(value), finer):
+            finer += 1
+        return number(value, finer)
 
     if isinstance(value, Interval):
         if pd.isna(value.value):
@@ -268,8 +275,8 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
         if pd.isna(value.low):
             return _minus(number(value.value), markup)
         star = "*" if signed and (value.excludes(0) if sure is None else sure) else ""
-        found = f"{number(value.value)}{star} [{number(value.low)}, {number(value.high)}]"
-        return _minus(found, markup)
+        ends = ", ".join(end(bound, value.excludes(0)) for bound in (value.low, value.high))
+        return _minus(f"{number(value.value)}{star} [{ends}]", markup)
     if isinstance(value, PRR):
         if pd.isna(value.value):
             return "–"

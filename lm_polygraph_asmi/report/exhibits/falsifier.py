@@ -212,7 +212,8 @@ def falsifier(cells: Sequence[Cell]) -> Items:
         "the unmasked model is, found on other rows and without labels. Norm-matched arms move "
         "predictions less than heads do, so the verdict is by effect. Questions to differ: that "
         "would show a difference of this size; to be equal: that would show equivalence if there "
-        "is none. Never competing with methods: an arm is no score.",
+        "is none. Asterisks and filled markers are of single intervals, adjusted for nothing; the "
+        "verdict is adjusted. Never competing with methods: an arm is no score.",
     ]
     return frame(
         "falsifier", title, _all(cells), compute, notes, draw, digits=3, resamples=10_000,

@@ -258,7 +258,7 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
 
 
 def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
-    saved = content()
+    saved = content(n=120)
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     save(tmp_path / "run", saved)
     file, said = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
@@ -310,8 +310,13 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
     about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
     save(tmp_path / "run", saved, about)
-    said = "\n".join(findings(load_cells([tmp_path / "run"])))
+    lines = findings(load_cells([tmp_path / "run"]))
+    said = "\n".join(lines)
     assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
+    # However far from zero their intervals lie.
+    assert lines[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
+    assert lines[0].endswith("Undecided: 3, of which 3 because their cells are too small.")
+    assert "Wrong way round:" not in said
 
 
 def test_another_quality_is_named_in_the_first_lines(tmp_path):
@@ -513,7 +518,7 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
 
 
 def test_scores_of_other_settings_are_watched_too(tmp_path):
-    saved = content()
+    saved = content(n=120)
     worst = saved["gen_metrics"]["sequence", "AlignScore"]
     saved["estimations"]["sequence", "ASMI (60%, K=64, scope=response)"] = worst
     save(tmp_path / "run", saved)

@@ -83,18 +83,24 @@ def _scores(cells: Sequence[Cell]) -> list[tuple[Cell, str, Interval]]:
 
 
 def _known(cells: Sequence[Cell]) -> list[str]:
-    """How many scores are known to rank errors, and how many to rank them the wrong way."""
+    """How many scores are known to rank errors, and how many to rank them the wrong way.
+
+    Cells too small for their intervals leave theirs undecided, whatever the intervals say.
+    """
     scores = _scores(cells)
     if not scores:
         return ["These runs hold no ASMI score."]
     said, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
-    known = [found for _, _, found in scores if not np.isnan(found.low)]
-    if known:
+    defined = [(cell, found) for cell, _, found in scores if not np.isnan(found.low)]
+    if defined:
+        known = [found for cell, found in defined if not cell.too_small]
         above, below = sum(i.low > 0 for i in known), sum(i.high < 0 for i in known)
+        small = len(defined) - len(known)
         said.append(
-            f"**Known to rank errors here: {above} of {len(known)} ASMI scores** (PRR interval "
+            f"**Known to rank errors here: {above} of {len(defined)} ASMI scores** (PRR interval "
             f"above zero, each by itself). Wrong way round (interval below zero): {below}. "
-            f"Undecided: {len(known) - above - below}."
+            f"Undecided: {len(defined) - above - below}"
+            f"{f', of which {small} because their cells are too small' if small else ''}."
         )
     if undefined:
         said.append(
@@ -155,7 +161,7 @@ def _wrong_way(cells: Sequence[Cell]) -> list[str]:
         f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to decide which of "
         "these answers to trust."
         for cell, method, found in _scores(cells)
-        if found.high < 0
+        if found.high < 0 and not cell.too_small
     ]
 
 

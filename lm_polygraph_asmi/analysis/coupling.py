@@ -66,6 +66,14 @@ def criticality_coupling(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
+        >>> found = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
+        >>> [round(one.value, 1) for one in (found.information, found.entropy)]
+        [1.0, 0.0]
+        >>> found.difference.excludes(0)
+        True
     """
     columns = [information, entropy, z]
     if controls is not None:
@@ -97,13 +105,23 @@ def sharpening(
 
     Raises:
         ValueError: as `coupling`.
+
+    Example:
+        >>> z, noise, units = np.arange(40.0), [0.0, 1.0] * 20, [str(n // 4) for n in range(40)]
+        >>> sharpening((noise, z), (z**2, z), units, resamples=200).low > 0  # bound only in depth
+        True
     """
     found = correlations([*shallow, *deep], units, resamples, seed)
     return interval(found[:, 2, 3] - found[:, 0, 1], len(set(units)))
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
-    """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order."""
+    """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order.
+
+    Example:
+        >>> high_stratum([0.1, 0.9, 0.2]).tolist()
+        [False, True, False]
+    """
     values = finite(information=information)
     order = np.argsort(-values, kind="stable")
     chosen = np.zeros(len(values), dtype=bool)

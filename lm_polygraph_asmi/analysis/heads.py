@@ -35,6 +35,11 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
 
     Raises:
         ValueError: other shapes, divergences that are not finite, or masks of other than 0 and 1.
+
+    Example:
+        >>> masks = [[0, 1], [1, 0]]  # the first mask ablates head 0, the second head 1
+        >>> head_criticality([[0.4], [0.1]], masks).round(2).tolist()  # nats of the one token
+        [[0.3, -0.3]]
     """
     divergence, kept = _checked(kl, masks)
     found = divergence.T @ _contrasts(kept)
@@ -119,6 +124,14 @@ def permutation_null(
 
     Raises:
         ValueError: as `head_criticality`, or fewer than two shuffles.
+
+    Example:
+        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 of 8 heads
+        >>> found = permutation_null(1.0 - masks[:, :1], masks, shuffles=100)  # head 0 matters
+        >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
+        ([1.0], True)
+        >>> bool(found.z[0] > 1)  # fewer heads than noise gives
+        True
     """
     divergence, kept = _checked(kl, masks)
     _check_draws(shuffles)
@@ -140,6 +153,13 @@ def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> Permuta
 
     Raises:
         ValueError: as `head_criticality`, or fewer than two redraws.
+
+    Example:
+        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 of 8 heads
+        >>> others = redrawn_masks(100, 256, 8, mask_rate=0.5, sampler="bernoulli")
+        >>> found = redrawn_null(1.0 - masks[:, :1], masks, others)  # head 0 alone matters
+        >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
+        ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
     others = np.asarray(redrawn)
@@ -158,6 +178,10 @@ def redrawn_masks(
 
     Raises:
         ValueError: an unknown sampler.
+
+    Example:
+        >>> redrawn_masks(2, 10, 4, mask_rate=0.2, sampler="balanced").sum(1).tolist()
+        [[8, 8, 8, 8], [8, 8, 8, 8]]
     """
     rng = np.random.default_rng(seed)
     uniform = rng.random((redraws, num_masks, num_heads), dtype=np.float32)
@@ -187,6 +211,14 @@ def split_half(
 
     Raises:
         ValueError: as `permutation_null`, or fewer than four masks.
+
+    Example:
+        >>> masks = np.tile(np.indices([2] * 6).reshape(6, -1).T, (2, 1))  # all of 6 heads, twice
+        >>> kl = 1.0 - masks[:, :1]  # head 0 alone matters,
+        >>> kl[0] = 1000  # but for one mask, which is in the first half
+        >>> disagreement, null = split_half(kl, masks, shuffles=100)
+        >>> bool(disagreement[0] > 10), null.effective_heads.round(2).tolist()
+        (True, [1.0])
     """
     divergence, kept = np.asarray(kl, dtype=float), np.asarray(masks)
     half = len(kept) // 2

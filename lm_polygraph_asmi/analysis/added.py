@@ -162,7 +162,7 @@ def stacked_gain(
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
         >>> gain = stacked_gain(wrong, length, wrong, [str(n) for n in range(100)], resamples=20)
-        >>> gain.log_loss.high < 0, gain.auroc.low > 0.3  # nats, and what chance lacks
+        >>> gain.log_loss.high < 0, gain.auroc.low > 0.3  # the score is each error
         (True, True)
     """
     score, table, errors = checked(scores, controls, wrong, clusters)

@@ -272,8 +272,8 @@ def cluster_interval(
         >>> stories, rows = [str(n // 4) for n in range(40)], [str(n) for n in range(40)]
         >>> rate = lambda chosen: wrong[chosen].mean()
         >>> by_story, by_row = (cluster_interval(rate, keys) for keys in (stories, rows))
-        >>> by_story.value, by_story.low < by_row.low < 0.5 < by_row.high < by_story.high
-        (0.5, True)
+        >>> by_story.low < by_row.low < 0.5 < by_row.high < by_story.high  # whole stories vary more
+        True
     """
     if not len(clusters):
         raise ValueError("there is no row: at least one cluster is wanted")
@@ -386,7 +386,8 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
         ValueError: other shapes, or values that are not finite.
 
     Example:
-        >>> simultaneous_band([0.8, 1.0], [[0.6, 1.0], [1.0, 1.0]]).round(2).tolist()
+        >>> drawn = [[0.6, 1.0], [1.0, 1.0]]  # the second point never moves
+        >>> simultaneous_band([0.8, 1.0], drawn).round(2).tolist()
         [[0.6, 1.0], [1.0, 1.0]]
     """
     curve, resampled = finite(values=values), finite(drawn=drawn)

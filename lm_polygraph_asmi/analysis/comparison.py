@@ -179,7 +179,7 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
         ValueError: as `auroc`.
 
     Example:
-        >>> augrc([0.1, 0.9], wrong=[0, 1]), augrc([0.9, 0.1], wrong=[0, 1])  # best, worst
+        >>> augrc([0.1, 0.9], wrong=[0, 1]), augrc([0.9, 0.1], wrong=[0, 1])  # lower is better
         (0.125, 0.375)
     """
     scores, errors = _pair(score, wrong)

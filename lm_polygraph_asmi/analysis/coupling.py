@@ -70,7 +70,7 @@ def criticality_coupling(
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
         >>> found = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
-        >>> [round(one.value, 1) for one in (found.information, found.entropy)]
+        >>> [round(one.value, 1) for one in (found.information, found.entropy)]  # of z**2, of noise
         [1.0, 0.0]
         >>> found.difference.excludes(0)
         True
@@ -107,8 +107,9 @@ def sharpening(
         ValueError: as `coupling`.
 
     Example:
-        >>> z, noise, units = np.arange(40.0), [0.0, 1.0] * 20, [str(n // 4) for n in range(40)]
-        >>> sharpening((noise, z), (z**2, z), units, resamples=200).low > 0  # bound only in depth
+        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
+        >>> shallow, deep = ([0.0, 1.0] * 20, z), (z**2, z)  # noise at the first layer, then z**2
+        >>> sharpening(shallow, deep, units, resamples=200).low > 0
         True
     """
     found = correlations([*shallow, *deep], units, resamples, seed)
@@ -119,7 +120,7 @@ def high_stratum(information: ArrayLike) -> np.ndarray:
     """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order.
 
     Example:
-        >>> high_stratum([0.1, 0.9, 0.2]).tolist()
+        >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one
         [False, True, False]
     """
     values = finite(information=information)

@@ -126,12 +126,11 @@ def permutation_null(
         ValueError: as `head_criticality`, or fewer than two shuffles.
 
     Example:
-        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 of 8 heads
-        >>> found = permutation_null(1.0 - masks[:, :1], masks, shuffles=100)  # head 0 matters
-        >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
+        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
+        >>> found = permutation_null(kl, masks, shuffles=100)
+        >>> found.effective_heads.round(2).tolist(), bool(found.z[0] > 1)  # noise spreads over more
         ([1.0], True)
-        >>> bool(found.z[0] > 1)  # fewer heads than noise gives
-        True
     """
     divergence, kept = _checked(kl, masks)
     _check_draws(shuffles)
@@ -155,9 +154,9 @@ def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> Permuta
         ValueError: as `head_criticality`, or fewer than two redraws.
 
     Example:
-        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 of 8 heads
-        >>> others = redrawn_masks(100, 256, 8, mask_rate=0.5, sampler="bernoulli")
-        >>> found = redrawn_null(1.0 - masks[:, :1], masks, others)  # head 0 alone matters
+        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
+        >>> found = redrawn_null(kl, masks, redrawn_masks(100, 256, 8, 0.5, "bernoulli"))
         >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
         ([1.0], True)
     """
@@ -180,7 +179,8 @@ def redrawn_masks(
         ValueError: an unknown sampler.
 
     Example:
-        >>> redrawn_masks(2, 10, 4, mask_rate=0.2, sampler="balanced").sum(1).tolist()
+        >>> masks = redrawn_masks(2, 10, 4, mask_rate=0.2, sampler="balanced")
+        >>> masks.sum(1).tolist()  # each of 4 heads is kept by 8 of 10 masks
         [[8, 8, 8, 8], [8, 8, 8, 8]]
     """
     rng = np.random.default_rng(seed)
@@ -214,10 +214,10 @@ def split_half(
 
     Example:
         >>> masks = np.tile(np.indices([2] * 6).reshape(6, -1).T, (2, 1))  # all of 6 heads, twice
-        >>> kl = 1.0 - masks[:, :1]  # head 0 alone matters,
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
         >>> kl[0] = 1000  # but for one mask, which is in the first half
         >>> disagreement, null = split_half(kl, masks, shuffles=100)
-        >>> bool(disagreement[0] > 10), null.effective_heads.round(2).tolist()
+        >>> bool(disagreement[0] > 10), null.effective_heads.round(2).tolist()  # not in the second
         (True, [1.0])
     """
     divergence, kept = np.asarray(kl, dtype=float), np.asarray(masks)

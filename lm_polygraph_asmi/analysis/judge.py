@@ -67,9 +67,9 @@ def label_noise(found: Interval) -> float:
         them is one whose interval would exclude 0.5. NaN where undefined, or at exactly 0.5.
 
     Example:
-        >>> round(label_noise(Interval(0.7, 0.6, 0.8)), 2)  # it makes a gap of 0.2 one of 0.1
+        >>> round(label_noise(Interval(0.7, 0.6, 0.8)), 2)  # with it, 0.2 above chance is 0.1
         0.5
-        >>> round(label_noise(Interval(0.55, 0.45, 0.65)), 2)  # it makes one of 0.1 this 0.05
+        >>> round(label_noise(Interval(0.55, 0.45, 0.65)), 2)  # without it, 0.05 would be 0.1
         -0.5
     """
     gap = abs(found.value - 0.5)

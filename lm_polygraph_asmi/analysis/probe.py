@@ -102,7 +102,7 @@ def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:
         ValueError: more heads than there are.
 
     Example:
-        >>> chance_of_hitting(8, num_heads=32)
+        >>> chance_of_hitting(8, num_heads=32)  # a quarter of the heads, one of them decisive
         0.25
     """
     if not 0 <= k <= num_heads or not 0 <= decisive <= num_heads:

@@ -257,7 +257,7 @@ def prr_with_error(
     Example:
         >>> score, quality = [0.1, 0.3, 0.2, 0.9], [1.0, 1.0, 0.0, 0.0]
         >>> few, many = (prr_with_error(score * n, quality * n) for n in (10, 40))
-        >>> round(few.standard_error / many.standard_error)  # of four times as many answers: half
+        >>> round(few.standard_error / many.standard_error)  # four times the answers, half of it
         2
     """
     value = normalised_prr(uncertainty, quality)

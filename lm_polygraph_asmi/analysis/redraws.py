@@ -50,7 +50,8 @@ def rank_correlations(scores: ArrayLike) -> np.ndarray:
     """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`.
 
     Example:
-        >>> rank_correlations([[1, 2, 3], [1, 2, 9], [3, 2, 1]]).round(2).tolist()
+        >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third turns the order round
+        >>> rank_correlations(scores).round(2).tolist()  # of 1 and 2, 1 and 3, 2 and 3
         [1.0, -1.0, -1.0]
     """
     return np.array([rank_correlation(*pair) for pair in combinations(ordered(scores=scores), 2)])

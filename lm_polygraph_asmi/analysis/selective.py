@@ -353,7 +353,7 @@ def filter_curve(
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
-        >>> filter_curve(msp, by, wrong, abstain=[0, 0.25]).tolist()  # its error goes first
+        >>> filter_curve(msp, by, wrong, abstain=[0, 0.25]).tolist()  # one of four, then none
         [0.25, 0.0]
     """
     check_rows(["" for _ in np.asarray(wrong)], msp=msp, by=by, wrong=wrong)

@@ -116,8 +116,10 @@ def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None =
         clusters: how many were resampled; None: very many.
 
     Example:
-        >>> equivalence([0.0] * 999, margin=0.02), equivalence([0.05] * 999, margin=0.02)
-        (0.001, 1.0)
+        >>> equivalence([0.0] * 999, margin=0.02)  # all draws within
+        0.001
+        >>> equivalence([0.05] * 999, margin=0.02)  # all without
+        1.0
     """
     known = np.asarray(drawn, dtype=float)
     known = known[np.isfinite(known)]

@@ -24,7 +24,8 @@ def relative_change(
     `sqrt(mean_s |r_s - r|^2) / |r|` at each position; 0 where nothing changes.
 
     Example:
-        >>> relative_change(torch.tensor([[3.0, 4.0]]), torch.tensor([[[3.0, 4.5]]])).tolist()
+        >>> plain, perturbed = torch.tensor([[3.0, 4.0]]), torch.tensor([[[3.0, 4.5]]])
+        >>> relative_change(plain, perturbed).tolist()  # 0.5 of 5
         [0.1]
     """
     plain, perturbed = plain.double(), perturbed.double()

@@ -123,7 +123,8 @@ def source_share(part: Float[Tensor, " T"], whole: Float[Tensor, " T"]) -> Float
     them may be above one, where sources cancel. 0 where there is no MI_t to share.
 
     Example:
-        >>> source_share(torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.0])).tolist()
+        >>> context, everything = torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.0])  # nats
+        >>> source_share(context, everything).tolist()
         [0.5, 0.0]
     """
     return torch.where(whole > NO_INFORMATION, part / whole.clamp_min(NO_INFORMATION), 0.0)

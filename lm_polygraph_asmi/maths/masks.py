@@ -75,7 +75,7 @@ def example_masks(
 
     Example:
         >>> seed, masks = example_masks(10, 4, 0.2, "balanced", 0, layer=18, token_ids=[5, 7])
-        >>> seed == mask_seed(0, 18, [5, 7]), masks.sum(0).tolist()
+        >>> seed == mask_seed(0, 18, [5, 7]), masks.sum(0).tolist()  # kept, of 10
         (True, [8.0, 8.0, 8.0, 8.0])
     """
     seed = mask_seed(base_seed, layer, token_ids)

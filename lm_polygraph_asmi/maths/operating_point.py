@@ -36,7 +36,7 @@ def masks_for_pair_coverage(num_heads: int, mask_rate: float, failure: float = 0
     has no budget for it (about 410 masks for 32 heads at p = 0.15).
 
     Example:
-        >>> masks_for_pair_coverage(32, 0.15), masks_for_coverage(32, 0.15)
+        >>> masks_for_pair_coverage(32, 0.15), masks_for_coverage(32, 0.15)  # pairs, single heads
         (409, 40)
     """
     return math.ceil(math.log(math.comb(num_heads, 2) / failure) / mask_rate**2)

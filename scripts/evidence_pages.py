@@ -1,8 +1,7 @@
 """Make the tables and figures of the pages of evidence anew, from the small files beside them.
 
-    python scripts/evidence_pages.py            # writes them into docs/*.md and docs/evidence/*.md
-    python scripts/evidence_pages.py --check    # changes nothing, says what would change
-    python scripts/evidence_pages.py --publish  # begins docs/worth.md, once a cell is complete
+    python scripts/evidence_pages.py          # writes them into docs/*.md and docs/evidence/*.md
+    python scripts/evidence_pages.py --check  # changes nothing, says what would change
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; all else on a page is written by
 hand. `<!-- verdict -->` is a place for that: a page whose verdict is empty is refused. The files,
@@ -51,7 +50,6 @@ from lm_polygraph_asmi.saved.aggregation import aggregate
 from lm_polygraph_asmi.validation import AGGREGATIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
-TEMPLATE = Path(__file__).with_name("worth_template.md")
 RESAMPLES, REFITS = 2000, 500
 DEPTHS = (60, 70, 80, 90)
 
@@ -552,6 +550,49 @@ def coupling_table(cells: list[Evidence], judge: str) -> str:
     )
 
 
+PLACES: dict[str, Callable[[np.ndarray], float]] = {
+    "first": lambda tokens: tokens[0],
+    "between": lambda tokens: tokens[1:-1].mean(),
+    "closing": lambda tokens: tokens[-1],
+}
+"""Places in an answer that ended by itself, and what stands for their tokens."""
+
+
+def places_table(cells: list[Evidence], judge: str) -> str:
+    """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
+    rows = []
+    for e in judged(cells, judge):
+        per_token = {"MI": e.tokens("ASMI"), "entropy": e.tokens("entropy")}
+        if "asmi_mi_d60_context" in e.answers:
+            per_token["MI of the passage"] = e.tokens("ASMI", "context")
+        for place, mean_of in PLACES.items():
+            # An answer of two tokens has none between; one that was cut has no closing token.
+            has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
+            one = e.among(has)
+            wrong = one.wrong(judge)
+            if wrong.all() or not wrong.any():
+                continue
+            scores = {
+                name: np.array([mean_of(own) for own, ok in zip(tokens, has, strict=True) if ok])
+                for name, tokens in per_token.items()
+            }
+            found = rank_signals(scores, wrong, one.clusters, resamples=RESAMPLES)
+            halves = [
+                f"{np.median(own[~wrong]):.1e} / {np.median(own[wrong]):.1e}"
+                for name, own in scores.items()
+                if name != "entropy"
+            ]
+            areas = [plain(found[name].auroc) for name in scores]
+            if "MI of the passage" not in scores:
+                halves, areas = [*halves, ""], [*areas, ""]
+            rows.append([e.label, place, f"{len(wrong)} / {int(wrong.sum())}", *areas, *halves])
+    columns = [
+        "cell", "token", "answers / wrong", "AUROC of MI", "of entropy", "of the passage's MI",
+        "median MI, right / wrong", "the passage's",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
 TICKS = (0.1, 0.3, 1, 3, 10)
 MARKS = dict(zip(CELLS, "os^DvP<>XhH*", strict=True))
 
@@ -643,8 +684,8 @@ for _judge in JUDGES:
     FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
         "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,
-        "quadrants": quadrants_table, "strata": strata_table, "coupling": coupling_table,
-        "settings": settings_table, "baselines": baselines_table,
+        "places": places_table, "quadrants": quadrants_table, "strata": strata_table,
+        "coupling": coupling_table, "settings": settings_table, "baselines": baselines_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)
 
@@ -697,16 +738,9 @@ def update_figures(folder: Path, pages: str, cells: list[Evidence], check: bool)
 @click.command(help=__doc__)
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 where something differs.")
 @click.option("--quick", is_flag=True, help="With --check: compute nothing.")
-@click.option("--publish", is_flag=True, help="Begin the page “What it is worth”.")
-def main(check: bool, quick: bool, publish: bool) -> None:
-    evidence, worth = DOCS / "evidence", DOCS / "worth.md"
+def main(check: bool, quick: bool) -> None:
+    evidence = DOCS / "evidence"
     made_from = digest(evidence)
-    if publish:
-        if not files_of(evidence):
-            raise click.ClickException("no cell is complete: there is nothing to publish")
-        if worth.exists():
-            raise click.ClickException(f"{worth} is there already")
-        worth.write_text(TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
     pages = {p: p.read_text(encoding="utf-8") for p in sorted(DOCS.glob("*.md"))}
     pages |= {p: p.read_text(encoding="utf-8") for p in sorted(evidence.glob("*.md"))}
     pages = {page: text for page, text in pages.items() if _PLACE.search(text)}

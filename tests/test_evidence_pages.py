@@ -15,6 +15,8 @@ from PIL import Image
 from lm_polygraph_asmi.analysis import adds_information, auroc, normalised_prr
 from tests.test_scripts import SCRIPTS
 
+REPOSITORY = SCRIPTS.parent
+
 N = 80
 RESAMPLES = 20
 
@@ -53,6 +55,7 @@ def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL"
         columns["score MeanTokenEntropy"] = [own.mean() for own in columns["asmi_entropy"]]
     if run == "baselines":
         columns["score RAUQ (0.2)"] = rng.random(N)
+    columns["closing"] = rng.random(N) < 0.9
     return pd.DataFrame(columns)
 
 
@@ -93,11 +96,14 @@ VERDICT = "On these made-up answers MI knows of errors. No model was asked. Noth
 
 @pytest.fixture(scope="module")
 def published(start, docs):
-    """The page begun and filled."""
-    begun = start(docs, "--publish")
-    assert begun.exit_code == 0, begun.output
-    assert "without a verdict, so not to be published: worth.md" in begun.output
-    return (docs / "worth.md").read_text()
+    """The page “What it is worth”, its verdicts taken out, made of other evidence."""
+    page = docs / "worth.md"
+    own = (REPOSITORY / "docs/worth.md").read_text()
+    page.write_text(re.sub(r"(<!-- verdict -->\n).*?(?=<!-- end -->)", r"\1", own, flags=re.DOTALL))
+    made = start(docs)
+    assert made.exit_code == 0, made.output
+    assert "without a verdict, so not to be published: worth.md" in made.output
+    return page.read_text()
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
@@ -117,7 +123,6 @@ def test_the_page_is_whole(start, published, docs):
         1,
         ["to be made anew: nothing", "without a verdict, so not to be published: worth.md"],
     )
-    assert "there already" in start(docs, "--publish").output
 
 
 PAGE = """A page. <!-- made from nothing -->
@@ -197,6 +202,11 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     coupled = rows_of(text, "coupling stands")[2]
     assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
     assert number(coupled[4]) > number(coupled[3])  # as it was planted
+    inside = one["closing"] & (lengths >= 3)
+    between = np.array([own[1:-1].mean() for own in mi[inside]])
+    placed = rows_of(text, "places stands")[3]
+    assert placed[1:3] == ["between", f"{inside.sum()} / {wrong[inside].sum()}"]
+    assert number(placed[3]) == pytest.approx(auroc(between, wrong[inside]), abs=0.0051)
     halves = rows_of(text, "quadrants stands")[2]
     assert sum(int(cell.split()[-1]) for cell in halves[2:6]) == N
     within = rows_of(text, "strata stands")[2:]
@@ -217,14 +227,14 @@ def test_the_figure_says_what_it_was_drawn_from(published, docs):
     assert drawn.info["Description"] == said
 
 
-def test_nothing_is_published_before_a_cell_is_complete(start, tmp_path):
+def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
     """Shards are not read, whatever they hold."""
     shard = tmp_path / "evidence/smollm2/shards/open/sources/0.parquet"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"not read")
-    refused = start(tmp_path, "--publish")
-    assert "no cell is complete" in refused.output
-    assert not (tmp_path / "worth.md").exists()
+    (tmp_path / "page.md").write_text(PAGE)
+    start(tmp_path)
+    assert "No cell with this judge is complete." in (tmp_path / "page.md").read_text()
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
     assert "is named as no model, cell and run" in start(tmp_path).output
 

@@ -332,6 +332,16 @@ def test_examples_in_docstrings_run(module):
     assert not found.failed
 
 
+@pytest.mark.parametrize("room", ["analysis", "maths"])
+def test_every_public_formula_has_an_example_that_calls_it(room):
+    public = importlib.import_module(f"lm_polygraph_asmi.{room}")
+    assert public.__all__
+    for name in public.__all__:
+        examples = doctest.DocTestParser().get_examples(getattr(public, name).__doc__)
+        called = any(f"{name}(" in example.source for example in examples)
+        assert called or isinstance(getattr(public, name), type), name
+
+
 def test_every_interface_page_names_a_module():
     for page in (DOCS / "reference/api").glob("*.rst"):
         for module in re.findall(r"automodule:: (\S+)", page.read_text()):

@@ -89,6 +89,14 @@ def adds_information(
     Raises:
         ValueError: too few clusters or errors for the folds, a constant score, controls that are
             no table, lengths that differ, or values that are not finite.
+
+    Example:
+        >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
+        >>> own = [str(n) for n in range(100)]  # every answer is a cluster of its own
+        >>> adds_information(wrong, length, wrong, own).added  # a score that knows each error
+        True
+        >>> adds_information(range(100), length, wrong, own).added  # a score that is its control
+        False
     """
     score, table, errors = checked(scores, controls, wrong, clusters)
     check_folds(errors, clusters)
@@ -150,6 +158,12 @@ def stacked_gain(
 
     Raises:
         ValueError: as `adds_information`.
+
+    Example:
+        >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
+        >>> gain = stacked_gain(wrong, length, wrong, [str(n) for n in range(100)], resamples=20)
+        >>> gain.log_loss.high < 0, gain.auroc.low > 0.3  # the score is each error
+        (True, True)
     """
     score, table, errors = checked(scores, controls, wrong, clusters)
     worth = 1 - errors if quality is None else np.asarray(quality, dtype=float)

@@ -40,6 +40,10 @@ def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
 
     Raises:
         ValueError: no answer, lengths that differ, or values that are not finite.
+
+    Example:
+        >>> calibrate([0.1] * 25 + [0.9] * 25, [0] * 20 + [1] * 5 + [1] * 20 + [0] * 5)
+        [Step(start=0.1, n=25, errors=5), Step(start=0.9, n=25, errors=20)]
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -79,6 +83,11 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
 
     Raises:
         ValueError: a score that is not finite, or no step.
+
+    Example:
+        >>> steps = [Step(0.1, 25, 5), Step(0.9, 25, 20)]  # half of all answers are wrong
+        >>> round(probability_at(steps, 2.0), 2)  # (20 + 0.5) / (25 + 1)
+        0.79
     """
     finite(score=score)
     if not steps:
@@ -98,6 +107,12 @@ def held_out_probability(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
+        >>> chance, base = held_out_probability([0.1, 0.9] * 50, [0, 1] * 50, passages)
+        >>> chance[:2].round(2).tolist(), base[:2].tolist()  # the base rate cannot tell them apart
+        ([0.01, 0.99], [0.5, 0.5])
     """
     from sklearn.model_selection import GroupKFold
 
@@ -123,6 +138,12 @@ def held_out_brier(
 
     Mean squared difference of probability and outcome, lower = better; None, and errors, as of
     `held_out_probability`.
+
+    Example:
+        >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
+        >>> calibrated, base = held_out_brier([0.1, 0.9] * 50, [0, 1] * 50, passages)
+        >>> round(calibrated, 4), base  # a coin's is 0.25
+        (0.0001, 0.25)
     """
     found = held_out_probability(scores, wrong, clusters)
     if found is None:
@@ -187,6 +208,14 @@ def reliability(
     Raises:
         ValueError: lengths differ, a value that is not finite, probabilities outside [0, 1], or
             fewer than two clusters.
+
+    Example:
+        >>> chance, wrong = [0.1] * 5 + [0.9] * 5, [0, 0, 0, 0, 1, 0, 1, 1, 1, 1]
+        >>> found = reliability(chance, wrong, list("abcdefghij"))
+        >>> found.rate.round(2).tolist()  # one of five was wrong, and four of five: not 0.1 and 0.9
+        [0.2, 0.8]
+        >>> round(found.miscalibration, 2)  # 0.1 squared
+        0.01
     """
     check_rows(clusters, chance=chance, wrong=wrong)
     said, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
@@ -238,6 +267,12 @@ def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 
     Raises:
         ValueError: lengths differ, fewer than two answers, values that are not finite, or
             probabilities outside [0, 1].
+
+    Example:
+        >>> debiased_calibration_error([0.5] * 100, [0, 1] * 50)
+        0.0
+        >>> round(debiased_calibration_error([0.9] * 100, [0, 1] * 50, bins=1), 1)  # 0.9 for 0.5
+        0.4
     """
     said, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
     if said.shape != errors.shape:

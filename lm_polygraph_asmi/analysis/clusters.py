@@ -130,10 +130,15 @@ def cluster_codes(clusters: Sequence[str]) -> np.ndarray:
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
-    """What rows share, read from their prompts: CoQA's story, SQuAD's passage, else all of it.
+    r"""What rows share, read from their prompts: CoQA's story, SQuAD's passage, else all of it.
 
     Source: appendix "Head-to-Head Significance" of the paper. Only the paper's zero-shot prompts
     are known; the manifest of a run has the keys of any other.
+
+    Example:
+        >>> prompt = "\nStory: {}\n\nQuestion: {}".format
+        >>> text_clusters([prompt("Ann saw Bo.", "Who saw?"), prompt("Ann saw Bo.", "Whom?")])
+        ['Ann saw Bo.', 'Ann saw Bo.']
     """
     for pattern in _SHARED_TEXT:
         found = [pattern.search(prompt) for prompt in prompts]
@@ -149,6 +154,11 @@ def cluster_draws(
 
     Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts until
     `resamples` rows are made; what is computed from one row of an array shares its draw.
+
+    Example:
+        >>> counts = next(cluster_draws(["a", "a", "b"], resamples=100))
+        >>> counts.shape, bool((counts[:, 0] == counts[:, 1]).all())  # both rows of a, or neither
+        ((100, 3), True)
     """
     if not len(clusters):
         raise ValueError("there is no row: at least one cluster is wanted")
@@ -256,6 +266,14 @@ def cluster_interval(
     Args:
         statistic: of an array of row numbers, which may repeat.
         clusters: cluster key of each row.
+
+    Example:
+        >>> wrong = np.repeat([0, 1] * 5, 4)  # of each story all four answers alike
+        >>> stories, rows = [str(n // 4) for n in range(40)], [str(n) for n in range(40)]
+        >>> rate = lambda chosen: wrong[chosen].mean()
+        >>> by_story, by_row = (cluster_interval(rate, keys) for keys in (stories, rows))
+        >>> by_story.low < by_row.low < 0.5 < by_row.high < by_story.high  # whole stories vary more
+        True
     """
     if not len(clusters):
         raise ValueError("there is no row: at least one cluster is wanted")
@@ -330,6 +348,12 @@ def cluster_band(
 
     Returns:
         (2, points), low and high; NaN with fewer than two clusters.
+
+    Example:
+        >>> wrong, own = np.array([0, 1] * 10), [str(n) for n in range(20)]
+        >>> low, high = cluster_band(lambda i: wrong[i].cumsum() / np.arange(1, 21), own, points=2)
+        >>> (high - low > 0.9).tolist()  # error rate of the first answer alone, and of all twenty
+        [True, False]
     """
     if not len(clusters):
         raise ValueError("there is no row: at least one cluster is wanted")
@@ -360,6 +384,11 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
 
     Raises:
         ValueError: other shapes, or values that are not finite.
+
+    Example:
+        >>> drawn = [[0.6, 1.0], [1.0, 1.0]]  # the second point never moves
+        >>> simultaneous_band([0.8, 1.0], drawn).round(2).tolist()
+        [[0.6, 1.0], [1.0, 1.0]]
     """
     curve, resampled = finite(values=values), finite(drawn=drawn)
     if resampled.shape[1:] != curve.shape:

@@ -44,6 +44,13 @@ def prr_intervals(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> quality, own = [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> scores = {"knows": [0.1, 0.9] * 10, "constant": [0.5] * 20}
+        >>> alone, paired = prr_intervals(scores, quality, own, [("knows", "constant")], 100)
+        >>> str(alone["knows"]), paired["knows", "constant"].excludes(0)
+        ('+1.00 [+1.00, +1.00]', True)
     """
     value, column = drawn_prr(scores, quality, clusters, resamples, seed)
     groups = len(set(clusters))
@@ -86,7 +93,12 @@ class Tally(NamedTuple):
 
 
 def tally(differences: Iterable[Interval]) -> Tally:
-    """Wins, ties and losses; a difference without an interval is none of them."""
+    """Wins, ties and losses; a difference without an interval is none of them.
+
+    Example:
+        >>> tally([Interval(0.2, 0.1, 0.3), Interval(0.3, 0.2, 0.4), Interval(0.1, -0.1, 0.3)])
+        Tally(wins=2, ties=1, losses=0)
+    """
     defined = [d for d in differences if np.isfinite([d.low, d.high]).all()]
     wins, losses = sum(d.low > 0 for d in defined), sum(d.high < 0 for d in defined)
     return Tally(wins, len(defined) - wins - losses, losses)
@@ -165,6 +177,10 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
 
     Raises:
         ValueError: as `auroc`.
+
+    Example:
+        >>> augrc([0.1, 0.9], wrong=[0, 1]), augrc([0.9, 0.1], wrong=[0, 1])  # lower is better
+        (0.125, 0.375)
     """
     scores, errors = _pair(score, wrong)
     rate = float(errors.mean())
@@ -179,6 +195,12 @@ def auroc_interval(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
+        >>> found = auroc_interval(score, wrong, [str(n) for n in range(40)])
+        >>> found.value, found.excludes(0.5)  # three of four pairs are in order: better than chance
+        (0.75, True)
     """
     check_rows(clusters, score=score, wrong=wrong)
     scores, errors = _pair(score, wrong)
@@ -197,6 +219,11 @@ def auroc_difference(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> wrong, own = [0, 1] * 10, [str(n) for n in range(20)]
+        >>> str(auroc_difference([0.1, 0.9] * 10, [0.5] * 20, wrong, own))  # 1 minus chance
+        '+0.50 [+0.50, +0.50]'
     """
     check_rows(clusters, first=first, second=second, wrong=wrong)
     (a, errors), (b, _) = _pair(first, wrong), _pair(second, wrong)
@@ -218,6 +245,12 @@ def difference_interval(
     Raises:
         ValueError: lengths differ, a value is not finite, or `wrong` holds other values than 0 and
             1.
+
+    Example:
+        >>> good, bad, own = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
+        >>> found = difference_interval(augrc, good, bad, [0, 1] * 10, own, resamples=200)
+        >>> round(found.value, 2), found.high < 0  # of AUGRC lower is better
+        (-0.25, True)
     """
     check_rows(clusters, first=first, second=second, wrong=wrong)
     a, b, errors = np.asarray(first), np.asarray(second), binary(wrong=wrong)
@@ -261,6 +294,10 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     Raises:
         ValueError: lengths differ, a value is not finite, a constant score, or more flags than
             answers.
+
+    Example:
+        >>> mcnemar([9, 1, 2, 0], [1, 9, 2, 0], wrong=[1, 1, 0, 0], flagged=1)  # one error each
+        McNemar(only_first=1.0, only_second=1.0, both=0.0, flagged=1, p_value=1.0)
     """
     from scipy.stats import binomtest  # a second to import, and few tables need it
 

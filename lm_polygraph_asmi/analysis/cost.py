@@ -38,6 +38,11 @@ def method_seconds(
 
     Args:
         seconds, warm_up: as of `phase_seconds`; several depths of a run are paid for together.
+
+    Example:
+        >>> seconds = {"greedy": [1.0, 3.0, 2.0], "asmi": [2.0, 0.5, 3.0]}
+        >>> method_seconds(seconds, warm_up=0)["Sem-ASMI"]  # of 3, 3.5 and 5; both medians make 4
+        PhaseSeconds(median=3.5, n=3)
     """
     found = {}
     for method, phases in PHASES_OF.items():
@@ -60,6 +65,10 @@ def phase_seconds(
     Args:
         seconds: by phase, (n,) seconds of every answer in the order they were made.
         warm_up: answers at the beginning that do not count.
+
+    Example:
+        >>> phase_seconds({"greedy": [30.0, 1.0, 2.0, 3.0]}, warm_up=1)  # the first answer warms up
+        {'greedy': PhaseSeconds(median=2.0, n=3)}
     """
     return {
         phase: PhaseSeconds(float(np.median(taken[warm_up:])), len(taken) - warm_up)

@@ -66,6 +66,14 @@ def criticality_coupling(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
+        >>> found = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
+        >>> [round(one.value, 1) for one in (found.information, found.entropy)]  # of z**2, of noise
+        [1.0, 0.0]
+        >>> found.difference.excludes(0)
+        True
     """
     columns = [information, entropy, z]
     if controls is not None:
@@ -97,13 +105,24 @@ def sharpening(
 
     Raises:
         ValueError: as `coupling`.
+
+    Example:
+        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
+        >>> shallow, deep = ([0.0, 1.0] * 20, z), (z**2, z)  # noise at the first layer, then z**2
+        >>> sharpening(shallow, deep, units, resamples=200).low > 0
+        True
     """
     found = correlations([*shallow, *deep], units, resamples, seed)
     return interval(found[:, 2, 3] - found[:, 0, 1], len(set(units)))
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
-    """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order."""
+    """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order.
+
+    Example:
+        >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one
+        [False, True, False]
+    """
     values = finite(information=information)
     order = np.argsort(-values, kind="stable")
     chosen = np.zeros(len(values), dtype=bool)

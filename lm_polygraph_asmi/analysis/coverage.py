@@ -26,6 +26,10 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
 
     Raises:
         ValueError: a mass that is NaN.
+
+    Example:
+        >>> tail_entropy_bound([0.045, 1.0]).round(2).tolist()  # nats; never above 1/e
+        [0.14, 0.37]
     """
     mass = np.clip(ordered(missing=missing), 0, 1 / np.e)
     return -mass * np.log(np.where(mass > 0, mass, 1))
@@ -49,6 +53,11 @@ def coverage_by_band(
 
     Raises:
         ValueError: other shapes, no token, or MI_t that is not finite.
+
+    Example:
+        >>> table = coverage_by_band(list(range(10)), [[1.0]] * 9 + [[0.9]], top_k=[64])
+        >>> table[64].round(2).tolist()  # low, mid, high MI; all tokens
+        [1.0, 1.0, 0.9, 0.99]
     """
     information, coverage = np.asarray(information, dtype=float), np.asarray(coverage, dtype=float)
     if coverage.shape != (len(information), len(top_k)):
@@ -84,6 +93,13 @@ def coverage_intervals(
 
     Raises:
         ValueError: as many arrays as clusters were wanted, or an answer without a token.
+
+    Example:
+        >>> mi = [np.array([0.1, 0.2])] * 4  # two tokens an answer; the second loses 0.1 or 0.2
+        >>> mass = [np.array([[1.0], [kept]]) for kept in (0.9, 0.8, 0.9, 0.8)]
+        >>> bands = coverage_intervals(mi, mass, list("abcd"))
+        >>> bands["low (bottom decile)"].tolist(), bands["high (top decile)"].round(1).tolist()
+        ([[1.0], [1.0]], [[0.8], [0.9]])
     """
     lengths = [len(tokens) for tokens in information]
     if not len(information) == len(coverage) == len(clusters) or not all(lengths):

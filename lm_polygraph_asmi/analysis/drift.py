@@ -50,6 +50,12 @@ def drifts(
 
     Raises:
         ValueError: values that are not finite.
+
+    Example:
+        >>> before = {"length": range(100), "score": range(100)}
+        >>> [found] = drifts(before, {"length": range(50, 150), "score": range(100)})
+        >>> found.name, round(found.distance, 2), found.before, found.now
+        ('length', 0.5, 49.5, 99.5)
     """
     from scipy.stats import ks_2samp
 

@@ -84,6 +84,13 @@ def arm_comparisons(
     Raises:
         ValueError: lengths differ, a value is not finite, fewer than two clusters, or all answers
             equally good.
+
+    Example:
+        >>> heads, quality, own = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> arms = {"foreign": [0.9, 0.1] * 10, "the same again": heads}
+        >>> found = arm_comparisons(heads, arms, quality, own, resamples=200)
+        >>> found["foreign"].p_above < 0.05, found["the same again"].p_equivalent < 0.05
+        (True, True)
     """
     scores = {"heads": heads, **{f"arm {name}": score for name, score in arms.items()}}
     value, drawn = drawn_prr(scores, quality, clusters, resamples, seed)
@@ -134,6 +141,14 @@ def verdicts(cells: Sequence[Mapping[str, ArmComparison]]) -> list[Verdict]:
 
     Args:
         cells: arm -> comparison at matched effect, a mapping for each cell.
+
+    Example:
+        >>> heads, quality, own = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> beaten = dict.fromkeys(MUST_BEAT, [0.9, 0.1] * 10)
+        >>> arms = beaten, {**beaten, "noise": heads}  # on the second cell noise does as much
+        >>> cells = [arm_comparisons(heads, found, quality, own, resamples=200) for found in arms]
+        >>> [said.outcome for said in verdicts(cells)]
+        ['special', 'reproduced']
     """
     nearest = [min(found, key=lambda arm: _reproduced(found[arm]), default=None) for found in cells]
     special = holm([_special(found) for found in cells])
@@ -204,6 +219,13 @@ def double_dissociation(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> quality, own = [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10
+        >>> opened, closed = (good, bad, quality), (bad, bad, quality)  # ahead with context
+        >>> double_dissociation(opened, closed, own, resamples=200).low > 0
+        True
     """
     value, drawn = [], []
     for heads, arm, quality in (opened, closed):
@@ -236,6 +258,14 @@ def corrected_correlation(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> drawn = np.random.default_rng(0).normal(np.arange(100), 20, size=(4, 100))
+        >>> one, other, *again = drawn  # four draws of the same
+        >>> own = [str(n) for n in range(100)]
+        >>> plain, corrected = corrected_correlation((one, other), tuple(again), own, resamples=100)
+        >>> plain.excludes(1), corrected.excludes(1)
+        (True, False)
     """
     found = correlations([*scores, *again], clusters, resamples, seed)
     reliability = found[:, 0, 2] * found[:, 1, 3]

@@ -105,6 +105,13 @@ def risk_threshold(
     Raises:
         ValueError: lengths differ, values are not finite, labels other than right and wrong, fewer
             than two clusters, or a promise that is none.
+
+    Example:
+        >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
+        >>> own = [str(n) for n in range(200)]
+        >>> found = risk_threshold(scores, wrong, own, risk=0.1, confidence=0.9)
+        >>> found.threshold, found.coverage, found.error_rate
+        (0.1, 0.75, 0.0)
     """
     for name, value in (("risk", risk), ("confidence", confidence)):
         check_number(name, value)
@@ -190,6 +197,11 @@ def risk_p_value(
         risk: in (0, 1).
         largest: answers a cluster may have, since all of them may be wrong; None: the most seen.
         seed: of the order.
+
+    Example:
+        >>> accepted, wrong = [1] * 30, [0] * 30
+        >>> round(risk_p_value(accepted, wrong, range(30), risk=0.1), 3)  # 0.9 to the power of 30
+        0.042
     """
     check_rows(list(clusters), accepted=accepted, wrong=wrong)
     codes = cluster_codes(clusters)

@@ -35,6 +35,11 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
 
     Raises:
         ValueError: other shapes, divergences that are not finite, or masks of other than 0 and 1.
+
+    Example:
+        >>> masks = [[0, 1], [1, 0]]  # the first mask ablates head 0, the second head 1
+        >>> head_criticality([[0.4], [0.1]], masks).round(2).tolist()  # nats of the one token
+        [[0.3, -0.3]]
     """
     divergence, kept = _checked(kl, masks)
     found = divergence.T @ _contrasts(kept)
@@ -119,6 +124,13 @@ def permutation_null(
 
     Raises:
         ValueError: as `head_criticality`, or fewer than two shuffles.
+
+    Example:
+        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
+        >>> found = permutation_null(kl, masks, shuffles=100)
+        >>> found.effective_heads.round(2).tolist(), bool(found.z[0] > 1)  # noise spreads over more
+        ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
     _check_draws(shuffles)
@@ -140,6 +152,13 @@ def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> Permuta
 
     Raises:
         ValueError: as `head_criticality`, or fewer than two redraws.
+
+    Example:
+        >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
+        >>> found = redrawn_null(kl, masks, redrawn_masks(100, 256, 8, 0.5, "bernoulli"))
+        >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
+        ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
     others = np.asarray(redrawn)
@@ -158,6 +177,11 @@ def redrawn_masks(
 
     Raises:
         ValueError: an unknown sampler.
+
+    Example:
+        >>> masks = redrawn_masks(2, 10, 4, mask_rate=0.2, sampler="balanced")
+        >>> masks.sum(1).tolist()  # each of 4 heads is kept by 8 of 10 masks
+        [[8, 8, 8, 8], [8, 8, 8, 8]]
     """
     rng = np.random.default_rng(seed)
     uniform = rng.random((redraws, num_masks, num_heads), dtype=np.float32)
@@ -187,6 +211,14 @@ def split_half(
 
     Raises:
         ValueError: as `permutation_null`, or fewer than four masks.
+
+    Example:
+        >>> masks = np.tile(np.indices([2] * 6).reshape(6, -1).T, (2, 1))  # all of 6 heads, twice
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
+        >>> kl[0] = 1000  # but for one mask, which is in the first half
+        >>> disagreement, null = split_half(kl, masks, shuffles=100)
+        >>> bool(disagreement[0] > 10), null.effective_heads.round(2).tolist()  # not in the second
+        (True, [1.0])
     """
     divergence, kept = np.asarray(kl, dtype=float), np.asarray(masks)
     half = len(kept) // 2

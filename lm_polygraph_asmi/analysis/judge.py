@@ -26,6 +26,11 @@ def auroc_by_judge(
 
     Returns:
         (metric, threshold) -> method -> AUROC; judges that call all answers alike are left out.
+
+    Example:
+        >>> scores, qualities = {"msp": [0.3, 0.1, 0.9]}, {"ROUGE-L": [0.9, 0.6, 0.2]}
+        >>> auroc_by_judge(scores, qualities, thresholds=[0.5, 0.7])  # is the middle answer right?
+        {('ROUGE-L', 0.5): {'msp': 1.0}, ('ROUGE-L', 0.7): {'msp': 0.5}}
     """
     found = {}
     for metric, quality in qualities.items():
@@ -37,7 +42,12 @@ def auroc_by_judge(
 
 
 def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """Kendall's tau-b between two rankings of the same methods; NaN where one ranks none."""
+    """Kendall's tau-b between two rankings of the same methods; NaN where one ranks none.
+
+    Example:
+        >>> round(same_order({"msp": 0.8, "asmi": 0.9}, {"asmi": 0.7, "msp": 0.6}), 2)
+        1.0
+    """
     return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
 
 
@@ -55,6 +65,12 @@ def label_noise(found: Interval) -> float:
         e0 + e1: positive, if the interval excludes 0.5: so much noise on top would make it hold
         0.5. Negative, if it holds 0.5: with so much noise in the labels there are, the AUROC behind
         them is one whose interval would exclude 0.5. NaN where undefined, or at exactly 0.5.
+
+    Example:
+        >>> round(label_noise(Interval(0.7, 0.6, 0.8)), 2)  # with it, 0.2 above chance is 0.1
+        0.5
+        >>> round(label_noise(Interval(0.55, 0.45, 0.65)), 2)  # without it, 0.05 would be 0.1
+        -0.5
     """
     gap = abs(found.value - 0.5)
     width = found.value - found.low if found.value > 0.5 else found.high - found.value
@@ -67,6 +83,10 @@ def strata(values: ArrayLike, parts: int = 3) -> np.ndarray:
     """(n,) number of the part, from 0, that each value falls into by rank.
 
     Equal values stay together, so that parts may differ in size, or be fewer.
+
+    Example:
+        >>> strata([5, 1, 9, 1, 7, 3]).tolist()  # low, middle, high
+        [1, 0, 2, 0, 2, 1]
     """
     place = (rankdata(finite(values=values), method="average") - 0.5) / len(np.asarray(values))
     return np.unique(np.floor(place * parts), return_inverse=True)[1]

@@ -41,6 +41,11 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
 
     Raises:
         ValueError: no token, or values that are not finite.
+
+    Example:
+        >>> found = masking_response([np.array([0.001, 0.003]), np.array([0.002])])  # two answers
+        >>> round(found.mean, 4), found.tokens, found.over_robust  # nats; below 0.005
+        (0.002, 3, True)
     """
     if not sum(map(len, information)):
         raise ValueError("there is no token: the masking response needs at least one")
@@ -74,6 +79,13 @@ def error_separation(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
+        >>> means, wrong = [0.1, 0.5, 0.1, 0.5], [0, 1, 0, 1]
+        >>> found = error_separation(mi, {"mean MI": means}, wrong, list("abcd"))
+        >>> round(found.right, 2), round(found.wrong, 2), found.auroc["mean MI"].value
+        (0.1, 0.5, 1.0)
     """
     check_rows(clusters, wrong=wrong)
     wrong = binary(wrong=wrong)
@@ -113,6 +125,10 @@ def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
     Args:
         top_tokens: (S, T) most likely token of each subnetwork.
         tokens: (T,) the answer.
+
+    Example:
+        >>> votes(np.array([[7], [7], [7], [2]]), tokens=[7])  # four masks, one token
+        [Vote(agree=0.75, alternative=2, share=0.25)]
     """
     found = []
     for position, own in enumerate(np.asarray(tokens).tolist()):

@@ -40,6 +40,11 @@ def sample_size(
     Raises:
         ValueError: a difference, standard error or size that is not positive, or a power or level
             outside (0, 1).
+
+    Example:
+        >>> pilot = {"standard_error": 0.05, "clusters": 100, "questions": 200}
+        >>> [sample_size(gap, **pilot).clusters for gap in (0.1, 0.05)]  # half as large: four times
+        [197, 785]
     """
     if not (difference > 0 and standard_error > 0 and 0 < clusters <= questions):
         raise ValueError(
@@ -71,6 +76,11 @@ def equivalence_size(
 
     Raises:
         ValueError: as `sample_size`.
+
+    Example:
+        >>> pilot = {"standard_error": 0.02, "clusters": 100, "questions": 200}
+        >>> [equivalence_size(margin, **pilot) for margin in (0.04, 0.02)]  # half: four times
+        [430, 1714]
     """
     # The normal quantiles of a two-sided test at twice the level are those of one-sided ones.
     return sample_size(

@@ -37,6 +37,12 @@ def flip_rates(
 
     Raises:
         ValueError: no token, other lengths, or values that are not finite.
+
+    Example:
+        >>> own = [str(n) for n in range(20)]
+        >>> found = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, own)  # one head ablated, and two
+        >>> [str(rate) for rate in found]
+        ['+0.00 [+0.00, +0.16]', '+0.50 [+0.30, +0.70]']
     """
     total, found = len(set(units)), flip_differences(flips, units, resamples, seed)
     columns = np.asarray(flips, dtype=float).T
@@ -62,6 +68,12 @@ def flip_differences(
 
     Raises:
         ValueError: as `flip_rates`.
+
+    Example:
+        >>> own = [str(n) for n in range(20)]
+        >>> [found] = flip_differences([[1], [0], [1], [1]] * 5, own)  # critical minus random heads
+        >>> found.value, found.excludes(0)
+        (0.75, True)
     """
     table = np.asarray(differences, dtype=float)
     if table.ndim != 2:
@@ -88,6 +100,10 @@ def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:
 
     Raises:
         ValueError: more heads than there are.
+
+    Example:
+        >>> chance_of_hitting(8, num_heads=32)  # a quarter of the heads, one of them decisive
+        0.25
     """
     if not 0 <= k <= num_heads or not 0 <= decisive <= num_heads:
         raise ValueError(f"wanted k and decisive heads of {num_heads}, got {k} and {decisive}")

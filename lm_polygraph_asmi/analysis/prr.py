@@ -175,6 +175,12 @@ def prr_draws(
 
     Raises:
         ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
+
+    Example:
+        >>> good, bad, quality = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [1.0, 0.0] * 10
+        >>> drawn = prr_draws([good, bad], quality, [str(n) for n in range(20)], resamples=100)
+        >>> drawn.shape, bool((drawn[:, 0] > 0).all()), bool((drawn[:, 1] < 0).all())
+        ((100, 2), True, True)
     """
     check_rows(clusters, quality=quality)
     return weighted_prr(scores, quality, cluster_draws(clusters, resamples, seed))
@@ -215,6 +221,12 @@ def rejection_curve(
 
     Raises:
         ValueError: lengths differ, a value that is not finite, or a coverage outside (0, 1].
+
+    Example:
+        >>> uncertainty, quality = [0.1, 0.2, 0.3, 0.9], [1.0, 1.0, 1.0, 0.0]
+        >>> curve = rejection_curve(uncertainty, quality, list("abcd"), coverages=[0.5, 0.75, 1.0])
+        >>> curve.values.round(2).tolist()  # the wrong one is the first to go
+        [1.0, 1.0, 0.75]
     """
     check_rows(clusters, uncertainty=uncertainty, quality=quality)
     order, worth = Rejection(uncertainty), np.asarray(quality, dtype=float)
@@ -241,6 +253,12 @@ def prr_with_error(
 
     Raises:
         ValueError: as `normalised_prr`.
+
+    Example:
+        >>> score, quality = [0.1, 0.3, 0.2, 0.9], [1.0, 1.0, 0.0, 0.0]
+        >>> few, many = (prr_with_error(score * n, quality * n) for n in (10, 40))
+        >>> round(few.standard_error / many.standard_error)  # four times the answers, half of it
+        2
     """
     value = normalised_prr(uncertainty, quality)
     examples = len(np.asarray(quality))

@@ -31,6 +31,10 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
     Raises:
         ValueError: lengths differ, no answer, or a value is NaN.
+
+    Example:
+        >>> round(rank_correlation([1, 2, 3], [0.1, 0.2, 9.0]), 2)  # only the order counts
+        1.0
     """
     one, other = ordered(first=first), ordered(second=second)
     if one.shape != other.shape or not one.size:
@@ -43,7 +47,13 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def rank_correlations(scores: ArrayLike) -> np.ndarray:
-    """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`."""
+    """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`.
+
+    Example:
+        >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third turns the order round
+        >>> rank_correlations(scores).round(2).tolist()  # of 1 and 2, 1 and 3, 2 and 3
+        [1.0, -1.0, -1.0]
+    """
     return np.array([rank_correlation(*pair) for pair in combinations(ordered(scores=scores), 2)])
 
 
@@ -52,6 +62,11 @@ def redraw_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
 
     Raises:
         ValueError: fewer than two redraws, lengths that differ, or a value that is NaN.
+
+    Example:
+        >>> found = redraw_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
+        >>> found.low < 0 < found.high, round(found.rank_correlation, 2)  # each the other's reverse
+        (True, -1.0)
     """
     scores = ordered(scores=scores)
     if scores.ndim != 2 or len(scores) < 2:

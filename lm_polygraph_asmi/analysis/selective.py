@@ -47,6 +47,10 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
 
     Raises:
         ValueError: lengths differ, or a value is NaN.
+
+    Example:
+        >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
+        [0.0, 0.0, 0.33]
     """
     order = Rejection(uncertainty)
     errors = finite(wrong=wrong)
@@ -63,6 +67,11 @@ def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) ->
 
     Raises:
         ValueError: coverage outside [0, 1], lengths that differ, or values that are not finite.
+
+    Example:
+        >>> uncertainty, wrong = [0.1, 0.2, 0.3, 0.9], [0, 0, 1, 1]
+        >>> [retained_error(uncertainty, wrong, coverage) for coverage in (1.0, 0.5)]
+        [0.5, 0.0]
     """
     if not 0 <= coverage <= 1:
         raise ValueError(f"coverage must lie in [0, 1], got {coverage}: it is a share of answers")
@@ -107,6 +116,14 @@ def confident_but_fragile(
         fragility: (n,), u_sem; higher = more uncertain.
         wrong: (n,).
         clusters: key of each row.
+
+    Example:
+        >>> msp, fragility, wrong = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0, 1, 1, 1] * 10
+        >>> found = confident_but_fragile(msp, fragility, wrong, [str(n) for n in range(40)])
+        >>> found.error_rate.tolist()  # confident answers are wrong where they are fragile
+        [[0.0, 1.0], [1.0, 1.0]]
+        >>> found.gap.value, found.gap.excludes(0)
+        (1.0, True)
     """
     check_rows(clusters, msp=msp, fragility=fragility, wrong=wrong)
     msp, fragility = np.asarray(msp, dtype=float), np.asarray(fragility, dtype=float)
@@ -178,6 +195,12 @@ def token_null(
 
     Raises:
         ValueError: lengths differ, a value that is not finite, or no token.
+
+    Example:
+        >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
+        >>> found = token_null([0, 1] * 10, tokens, [0, 0, 1, 1] * 5, [str(n) for n in range(20)])
+        >>> found.gap.value, found.auroc.value, found.answers  # 10 of 20 are confident
+        (0.0, 0.5, 10)
     """
     check_rows(clusters, msp=msp, wrong=wrong)
     msp, wrong = np.asarray(msp, dtype=float), binary(wrong=wrong)
@@ -260,7 +283,15 @@ def confident_filter(
     abstain: float = 0.5,
     resamples: int = RESAMPLES,
 ) -> Filter:
-    """The confident-stratum filter; source: table "payoff" of the paper."""
+    """The confident-stratum filter; source: table "payoff" of the paper.
+
+    Example:
+        >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
+        >>> wrong, own = [0, 1, 1, 1] * 10, [str(n) for n in range(40)]
+        >>> found = confident_filter(msp, fragility, other, wrong, own, resamples=200)
+        >>> found.confident_error, found.by_fragility, found.by_other
+        (0.5, 0.0, 0.5)
+    """
     check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
     outcome = binary(wrong=wrong)
     columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, outcome)]
@@ -295,6 +326,11 @@ def aurc_difference(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> good, bad, own = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
+        >>> aurc_difference(good, bad, [0, 1] * 10, own).high < 0  # the first is better
+        True
     """
     check_rows(clusters, first=first, second=second, wrong=wrong)
     errors = np.asarray(wrong, dtype=float)
@@ -314,6 +350,11 @@ def filter_curve(
 
     Raises:
         ValueError: lengths differ, no answer, or a value that is not finite.
+
+    Example:
+        >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
+        >>> filter_curve(msp, by, wrong, abstain=[0, 0.25]).tolist()  # one of four, then none
+        [0.25, 0.0]
     """
     check_rows(["" for _ in np.asarray(wrong)], msp=msp, by=by, wrong=wrong)
     return np.array([filter_error(msp, by, wrong, share) for share in abstain])
@@ -344,6 +385,14 @@ def global_selector(
 
     Raises:
         ValueError: too few clusters or errors for the folds.
+
+    Example:
+        >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
+        >>> control, own = [[n % 7] for n in range(40)], [str(n) for n in range(40)]
+        >>> found = global_selector(control, signal, wrong, own, coverages=[0.75], resamples=100)
+        >>> without, beside, change = found[0.75]
+        >>> without > 0.4 > beside, change.high < 0  # the control knows nothing of errors
+        (True, True)
     """
     controls = control_table(controls)
     check_rows(clusters, controls=controls, signal=signal, wrong=wrong)

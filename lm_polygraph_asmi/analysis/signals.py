@@ -55,6 +55,12 @@ def rank_signals(
 
     Raises:
         ValueError: lengths differ, or values are not finite.
+
+    Example:
+        >>> scores = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}
+        >>> found = rank_signals(scores, [0, 1] * 10, [str(n) for n in range(20)], resamples=100)
+        >>> found["good"].ranks, found["bad"].ranks, found["bad"].auroc.value
+        (True, False, 0.0)
     """
     check_rows(clusters, wrong=wrong, **scores)
     errors = binary(wrong=wrong)
@@ -87,6 +93,12 @@ def combination(
 
     Raises:
         ValueError: right or wrong answers in too few clusters for the folds.
+
+    Example:
+        >>> features = [[n % 7, score] for n, score in enumerate([0.1, 0.3, 0.2, 0.9] * 25)]
+        >>> chance = combination(features, [0, 0, 1, 1] * 25, [str(n) for n in range(100)])
+        >>> bool(chance[3::4].min() > 0.5 > chance[0::4].max())  # of scores 0.9 and 0.1
+        True
     """
     from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 
@@ -102,6 +114,11 @@ def best_signal(
 
     Those of `risk_threshold` with the same seed: it tests on the others, so that the choice costs
     its promise nothing.
+
+    Example:
+        >>> scores = {"constant": [0.5] * 20, "good": [0.1, 0.9] * 10}
+        >>> best_signal(scores, [0, 1] * 10, [str(n // 2) for n in range(20)])
+        'good'
     """
     check_rows(clusters, wrong=wrong, **scores)
     rows = fixing_rows(clusters, seed)
@@ -129,6 +146,13 @@ def recommendation(
         signals: by name, of `rank_signals` on these answers.
         scores, wrong, clusters, quality: as there.
         own: name of the signal that is compared with the best.
+
+    Example:
+        >>> scores, wrong = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}, [0, 1] * 10
+        >>> own = [str(n) for n in range(20)]
+        >>> signals = rank_signals(scores, wrong, own, resamples=100)
+        >>> print(recommendation(signals, scores, wrong, own, "good"))
+        good ranks errors best here (PRR +1.00 [+1.00, +1.00]).
     """
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:

@@ -66,6 +66,11 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None
 
     Returns:
         (m,), all NaN where no resample is defined.
+
+    Example:
+        >>> drawn = np.random.default_rng(0).normal([1.0, 0.1], 0.2, size=(999, 2))
+        >>> (romano_wolf([1.0, 0.1], drawn) < 0.05).tolist()  # 5 and 0.5 standard errors
+        [True, False]
     """
     found, resampled = np.asarray(values, dtype=float), np.asarray(drawn, dtype=float)
     resampled = resampled[np.isfinite(resampled).all(1)]
@@ -109,6 +114,12 @@ def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None =
     Args:
         drawn: (B,) the difference on B resamples; NaN are left out.
         clusters: how many were resampled; None: very many.
+
+    Example:
+        >>> equivalence([0.0] * 999, margin=0.02)  # all draws within
+        0.001
+        >>> equivalence([0.05] * 999, margin=0.02)  # all without
+        1.0
     """
     known = np.asarray(drawn, dtype=float)
     known = known[np.isfinite(known)]
@@ -160,6 +171,13 @@ def prr_comparisons(
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
+
+    Example:
+        >>> good, bad, own = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
+        >>> scores, pairs = {"a": good, "b": bad, "c": good}, [("a", "b"), ("a", "c")]
+        >>> _, found = prr_comparisons(scores, [1.0, 0.0] * 10, own, pairs, resamples=200)
+        >>> [one.outcome for one in found.values()]
+        ['better', 'equivalent']
     """
     value, column = drawn_prr(scores, quality, clusters, resamples, seed)
     groups = len(set(clusters))

@@ -34,7 +34,12 @@ def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor
 
 
 def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
-    """Cosines between output-projection rows, in float32; a zero row gives 0."""
+    """Cosines between output-projection rows, in float32; a zero row gives 0.
+
+    Example:
+        >>> cosines(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])).tolist()  # at any length
+        [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
     return cosine_blocks(rows)(slice(None))
 
 
@@ -51,6 +56,13 @@ def agreement_on_support(
 
     Args:
         rows_at_once: rows of G in memory together, at 16 U bytes each and position; by default all.
+
+    Example:
+        >>> certain = torch.eye(2)[:, None]  # two masks, after each of which another token is sure
+        >>> support, unrelated = union_support(certain.log(), top_k=1), torch.eye(2)
+        >>> drawn = torch.tensor([3.0, 1.0])  # the first thrice: 6 of 12 pairs are of the same mask
+        >>> agreement_on_support(support, unrelated, drawn).item()
+        0.5
     """
     rows = unembedding[support.token_ids]
     union, block = rows.shape[1], cosine_blocks(rows)
@@ -94,6 +106,12 @@ def semantic_agreement(
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
         FloatingPointError: NaN or infinite log-probabilities.
+
+    Example:
+        >>> certain = torch.eye(2)[:, None]  # two subnetworks, each sure of another token
+        >>> unrelated, alike = torch.eye(2), torch.tensor([[1.0, 0.0], [2.0, 0.0]])
+        >>> [semantic_agreement(certain.log(), rows, top_k=1).item() for rows in (unrelated, alike)]
+        [0.0, 1.0]
     """
     check_log_probs(log_probs, counts)
     return agreement_on_support(union_support(log_probs, top_k), unembedding, counts)

@@ -22,6 +22,11 @@ def relative_change(
     """Root mean square over masks of the change's norm, relative to the norm of what is changed.
 
     `sqrt(mean_s |r_s - r|^2) / |r|` at each position; 0 where nothing changes.
+
+    Example:
+        >>> plain, perturbed = torch.tensor([[3.0, 4.0]]), torch.tensor([[[3.0, 4.5]]])
+        >>> relative_change(plain, perturbed).tolist()  # 0.5 of 5
+        [0.1]
     """
     plain, perturbed = plain.double(), perturbed.double()
     size = (perturbed - plain).square().sum(-1).mean(0).sqrt()
@@ -43,6 +48,10 @@ def matching_dose(effect: Callable[[float], float], wanted: float, start: float)
 
     Raises:
         ValueError: nothing that is wanted.
+
+    Example:
+        >>> round(matching_dose(lambda dose: dose**2, wanted=4.0, start=0.1), 2)
+        2.0
     """
     if not wanted > 0:
         raise ValueError(f"the effect to be matched must be above 0, got {wanted}")

@@ -31,7 +31,12 @@ class Disagreement:
 
 
 def mask_weights(counts: Float[Tensor, " S"] | None, num_masks: int) -> Float[Tensor, " S"]:
-    """Share of each distinct mask among all drawn masks, in double precision; sums to one."""
+    """Share of each distinct mask among all drawn masks, in double precision; sums to one.
+
+    Example:
+        >>> mask_weights(torch.tensor([3.0, 1.0]), num_masks=2).tolist()
+        [0.75, 0.25]
+    """
     if counts is None:
         return torch.full((num_masks,), 1 / num_masks, dtype=torch.float64)
     return counts.double() / counts.sum()
@@ -43,6 +48,12 @@ def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = Non
     Args:
         support: the reduced distributions.
         counts: how often each mask was drawn, when equal masks are evaluated once.
+
+    Example:
+        >>> unsure = torch.full((2, 1, 2), 0.5)  # two subnetworks, unsure of the same two tokens
+        >>> found = disagreement(union_support(unsure.log(), top_k=2))
+        >>> found.mutual_information.item(), round(found.entropy_of_mean.item(), 4)  # 0 of ln 2
+        (0.0, 0.6931)
     """
     reduced = torch.cat([support.probs, support.tail.unsqueeze(-1)], dim=-1)
     weights = mask_weights(counts, len(reduced)).to(reduced.device)
@@ -89,7 +100,13 @@ def mutual_information(
 def divergence(
     log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "*masks T V"]
 ) -> Float[Tensor, "*masks T"]:
-    """KL(p || q) at each position, in nats, at least 0; from log-probabilities."""
+    """KL(p || q) at each position, in nats, at least 0; from log-probabilities.
+
+    Example:
+        >>> sure, even = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
+        >>> divergence(sure.log(), even.log())  # ln 2
+        tensor([0.6931], dtype=torch.float64)
+    """
     log_p, log_q = log_p.double(), log_q.double()
     apart = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0
     return (log_p.exp() * apart).sum(-1).clamp_min(0)
@@ -104,5 +121,10 @@ def source_share(part: Float[Tensor, " T"], whole: Float[Tensor, " T"]) -> Float
 
     At least 0; not a share of a sum: those of several sources need not add up to one, and one of
     them may be above one, where sources cancel. 0 where there is no MI_t to share.
+
+    Example:
+        >>> context, everything = torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.0])  # nats
+        >>> source_share(context, everything).tolist()
+        [0.5, 0.0]
     """
     return torch.where(whole > NO_INFORMATION, part / whole.clamp_min(NO_INFORMATION), 0.0)

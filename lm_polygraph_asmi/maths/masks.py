@@ -33,6 +33,12 @@ def sample_head_masks(
 
     Raises:
         ValueError: fewer than two masks, no heads, a rate outside (0, 1), or an unknown sampler.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> masks = sample_head_masks(10, 4, 0.2, generator, sampler="balanced")
+        >>> masks.sum(0).tolist()  # each of 4 heads is kept by 8 of 10 masks
+        [8.0, 8.0, 8.0, 8.0]
     """
     check_num_masks(num_samples)
     check_mask_rate(mask_rate)
@@ -66,6 +72,11 @@ def example_masks(
     Args:
         num_masks, num_heads, mask_rate, sampler: S, H, p and how masks are drawn.
         base_seed, layer, token_ids: what the seed follows from; see `mask_seed`.
+
+    Example:
+        >>> seed, masks = example_masks(10, 4, 0.2, "balanced", 0, layer=18, token_ids=[5, 7])
+        >>> seed == mask_seed(0, 18, [5, 7]), masks.sum(0).tolist()  # kept, of 10
+        (True, [8.0, 8.0, 8.0, 8.0])
     """
     seed = mask_seed(base_seed, layer, token_ids)
     generator = torch.Generator().manual_seed(seed)
@@ -86,6 +97,11 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
 
 
 def example_seed(base_seed: int, token_ids: Sequence[int]) -> int:
-    """Seed of anything random about one example, from its content; non-negative, below 2^63."""
+    """Seed of anything random about one example, from its content; non-negative, below 2^63.
+
+    Example:
+        >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])
+        True
+    """
     content = array("q", [base_seed, *token_ids]).tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

@@ -62,7 +62,13 @@ Ranked = tuple[Float[Tensor, "S T K"], Int[Tensor, "S T K"]]
 
 
 def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
-    """The `size` most likely tokens, to be shared by all that asks for the first few; at most V."""
+    """The `size` most likely tokens, to be shared by all that asks for the first few; at most V.
+
+    Example:
+        >>> values, ids = ranked(torch.tensor([[[0.2, 0.5, 0.3]]]).log(), size=2)
+        >>> ids.tolist(), values.exp()
+        ([[[1, 2]]], tensor([[[0.5000, 0.3000]]]))
+    """
     values, ids = log_probs.topk(min(size, log_probs.shape[-1]), dim=-1)
     return values, ids
 
@@ -82,6 +88,12 @@ def union_support(
 
     Raises:
         ValueError: K below 1.
+
+    Example:
+        >>> probs = torch.tensor([[[0.7, 0.2, 0.1]], [[0.2, 0.7, 0.1]]])  # two masks, one position
+        >>> found = union_support(probs.log(), top_k=1)
+        >>> found.token_ids.tolist(), found.tail[:, 0]  # the third token is in no top 1
+        ([[0, 1]], tensor([0.1000, 0.1000], dtype=torch.float64))
     """
     check_top_k(top_k)
     num_masks, num_positions, _ = log_probs.shape
@@ -120,6 +132,10 @@ def top_k_coverage(
 
     Args:
         by_rank: `ranked` of at least the largest size, if it is at hand.
+
+    Example:
+        >>> top_k_coverage(torch.tensor([[[0.2, 0.5, 0.3]]]).log(), sizes=[1, 2])
+        tensor([[[0.5000, 0.8000]]], dtype=torch.float64)
     """
     vocabulary = log_probs.shape[-1]
     kept = (by_rank or ranked(log_probs, max(sizes)))[0].double()

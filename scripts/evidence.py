@@ -8,7 +8,8 @@ of. No prompt, answer or reference is kept, so the licence of a data set does no
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_polygraph_asmi.analysis.heads import permutation_null
+from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.saved.runs import Run, load_run
 
@@ -46,6 +48,13 @@ def answers_of(run: Run) -> pd.DataFrame:
     kept["words"] = [len(words(text)) for text in texts]
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
     kept["closing"] = run.stats["asmi_closing"]
+    if regex := run.recorded("config").get("data", {}).get("context_regex"):
+        own = zip(run.stats["asmi_tokens"], run.stats["asmi_token_texts"], strict=True)
+        pairs = zip(run.stats["input_texts"], own, strict=True)
+        kept["copied"] = [
+            copied([written[token] for token in tokens.tolist()], prompt, regex)
+            for prompt, (tokens, written) in pairs
+        ]
     kept |= {f"score {name}": run.scores[name] for name in run.scores}
     for name, values in sorted(run.stats.items()):  # the runner's own order varies
         if name in DEPTH_FREE or name.startswith(OF_TOKENS):
@@ -58,6 +67,21 @@ def answers_of(run: Run) -> pd.DataFrame:
         elif name.startswith("seconds_") or name == "asmi_seconds":
             kept[name] = values
     return pd.DataFrame(kept)
+
+
+def copied(tokens: Sequence[str], prompt: str, regex: str) -> np.ndarray:
+    """(T,) whether a token goes on as the passage does: it stands there behind the one before it.
+
+    Of the first token, whether it stands there at all. None of them does where there is no passage.
+
+    Args:
+        tokens: texts of the answer's tokens.
+        regex: its first group is the passage in the prompt.
+    """
+    place = matched(regex, prompt)
+    passage = prompt[slice(*place)] if place else ""
+    pieces = [tokens[0].strip(), *map("".join, pairwise(tokens))]
+    return np.array([bool(piece.strip()) and piece in passage for piece in pieces])
 
 
 def _majority(top_tokens: np.ndarray) -> np.ndarray:

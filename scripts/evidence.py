@@ -80,8 +80,9 @@ def copied(tokens: Sequence[str], prompt: str, regex: str) -> np.ndarray:
     """
     place = matched(regex, prompt)
     passage = prompt[slice(*place)] if place else ""
-    pieces = [tokens[0].strip(), *map("".join, pairwise(tokens))]
-    return np.array([bool(piece.strip()) and piece in passage for piece in pieces])
+    pieces = [tokens[0], *map("".join, pairwise(tokens))]
+    # A space in front is the tokenizer's, and may be none in the passage.
+    return np.array([piece.lstrip() != "" and piece.lstrip() in passage for piece in pieces])
 
 
 def _majority(top_tokens: np.ndarray) -> np.ndarray:

@@ -95,7 +95,7 @@ SETTINGS = {
     "balanced": "response, balanced masks",
     "depths": "response, derived p and S",
 }
-RUNS = (*SETTINGS, "baselines", "sampled")
+RUNS = (*SETTINGS, "baselines", "sampled", "copied")
 JUDGES = {
     "stands": ("ReferenceInAnswer", "the reference stands in the answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
@@ -241,8 +241,30 @@ def load(folder: Path) -> list[Evidence]:
         table = pq.read_table(file)
         about = json.loads((table.schema.metadata or {}).get(b"run", b"{}"))
         asked = about.get("data", {}).get("limit")
-        cells.append(Evidence(model, cell, run, table.to_pandas(), asked))
+        answers = table.to_pandas()
+        beside = file.with_name(f"{cell}.copied.parquet")
+        if run == "sources" and "copied" not in answers and beside.exists():
+            answers["copied"] = copied_from(beside, answers)
+        cells.append(Evidence(model, cell, run, answers, asked))
     return cells
+
+
+def copied_from(file: Path, answers: pd.DataFrame) -> list[np.ndarray]:
+    """Which tokens of these answers stand in the passage, from a run that made them again.
+
+    Raises:
+        ValueError: it made others, or of other questions.
+    """
+    again = pq.read_table(file).to_pandas()
+    likely = (table["asmi_log_likelihood"] for table in (again, answers))
+    if not (
+        again["id"].equals(answers["id"])
+        and all(
+            len(a) == len(b) and np.allclose(a, b, atol=1e-3) for a, b in zip(*likely, strict=True)
+        )
+    ):
+        raise ValueError(f"{file} holds other answers than the run beside it")
+    return list(again["copied"])
 
 
 def digest(folder: Path) -> str:
@@ -593,6 +615,43 @@ def places_table(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
+def copying_table(cells: list[Evidence], judge: str) -> str:
+    """Tokens between the first and the closing one, by whether they go on as the passage does."""
+    rows = []
+    for e in judged(cells, judge):
+        if "copied" not in e.answers:
+            continue
+        inside = [slice(1, -1 if closes else None) for closes in e.answers["closing"]]
+
+        def flat(values: Iterable[Any], inside: list[slice] = inside) -> np.ndarray:
+            return np.concatenate([own[part] for own, part in zip(values, inside, strict=True)])
+
+        as_there = flat(e.answers["copied"]).astype(bool)
+        wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
+        clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
+        signals = {
+            "MI": flat(e.tokens("ASMI")),
+            "the passage's": flat(e.tokens("ASMI", "context")),
+            "entropy": flat(e.tokens("entropy")),
+        }
+        for place, chosen in (("as in the passage", as_there), ("otherwise", ~as_there)):
+            errors = wrong[chosen]
+            if errors.all() or not errors.any():
+                continue
+            own = {name: values[chosen] for name, values in signals.items()}
+            found = rank_signals(own, errors, list(clusters[chosen]), resamples=RESAMPLES)
+            rows.append(
+                [e.label, place, str(len(errors)), share(errors),
+                 *(f"{np.median(values):.1e}" for values in own.values()),
+                 *(plain(signal.auroc) for signal in found.values())]
+            )  # fmt: skip
+    columns = [
+        "cell", "tokens that go on", "number", "in wrong answers", "median MI", "the passage's",
+        "entropy", "AUROC of MI", "of the passage's", "of entropy",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
 TICKS = (0.1, 0.3, 1, 3, 10)
 MARKS = dict(zip(CELLS, "os^DvP<>XhH*", strict=True))
 
@@ -684,8 +743,9 @@ for _judge in JUDGES:
     FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
         "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,
-        "places": places_table, "quadrants": quadrants_table, "strata": strata_table,
-        "coupling": coupling_table, "settings": settings_table, "baselines": baselines_table,
+        "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
+        "strata": strata_table, "coupling": coupling_table, "settings": settings_table,
+        "baselines": baselines_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)
 

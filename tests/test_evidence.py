@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from lm_polygraph.utils.common import load_external_module
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import configs_path
@@ -28,6 +29,20 @@ NOTED = '#!/bin/bash\nprintf "%s\\0" {name} "$@" >> "$NOTED"; printf "\\n\\0" >>
 """In the place of a program: how it was called."""
 CHAT = "{% for m in messages %}Q: {{ m.content }}{% endfor %} A:"
 """Of a tiny model: who speaks, and nothing else."""
+
+
+def test_which_tokens_go_on_as_the_passage_does():
+    copied = load_external_module(str(SCRIPTS / "evidence.py")).copied
+    prompt, regex = "Passage: The old mill was red.\nQuestion: Was it blue?", r"Passage: (.*)\n"
+    for tokens, there in (
+        ([" The", " old", " mill", "\n"], [True, True, True, False]),
+        ([" old", " red", "."], [True, False, True]),  # each is there, but not in this order
+        ([" blue", "?"], [False, False]),  # of the question
+        ([" ", "mill"], [False, True]),
+        (["\n"], [False]),
+    ):
+        assert copied(tokens, prompt, regex).tolist() == there
+    assert not copied([" mill"], "no passage", regex).any()
 
 
 @pytest.fixture
@@ -191,6 +206,12 @@ def test_other_runs(noted, folders, kinds):
     assert any("Adapt-ASMI" in name for name in found["sampled"])
     assert (used["paper"]["mask_rate"], used["paper"]["num_masks"]) == (0.15, 40)
     assert used["balanced"]["mask_sampler"] == "balanced"
+
+
+def test_what_was_copied_is_asked_of_answers_made_anew(noted, folders):
+    (run,) = (c for c in noted(*folders, "open", SHARDS="1", RUNS="copied") if "eval" in c[0])
+    assert "asmi.calculator.num_masks=2" in run
+    assert not any("asmi.answers" in option for option in run)
 
 
 def test_an_unknown_cell_or_run_is_named(noted, folders):

@@ -56,6 +56,8 @@ def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL"
     if run == "baselines":
         columns["score RAUQ (0.2)"] = rng.random(N)
     columns["closing"] = rng.random(N) < 0.9
+    if run == "copied":
+        columns["copied"] = [rng.random(t) < 0.6 for t in lengths]
     return pd.DataFrame(columns)
 
 
@@ -74,6 +76,7 @@ def docs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     put(folder, "smollm2", "open-worked", "sources", asked=100)
     put(folder, "smollm2", "open-worked", "depths")
+    put(folder, "smollm2", "open-worked", "copied")
     put(folder, "smollm2", "open-worked", "baselines", seed=3)
     put(folder, "qwen05", "open", "sources", seed=1)
     put(folder, "llama2_7b", "coqa", "benchmark", seed=2, judge="quality AlignScore")
@@ -207,6 +210,20 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     placed = rows_of(text, "places stands")[3]
     assert placed[1:3] == ["between", f"{inside.sum()} / {wrong[inside].sum()}"]
     assert number(placed[3]) == pytest.approx(auroc(between, wrong[inside]), abs=0.0051)
+    again = pd.read_parquet(docs / "evidence/smollm2/open-worked.copied.parquet")["copied"]
+    there = [
+        (m, w)
+        for tokens, marks, w, closes in zip(mi, again, wrong, one["closing"], strict=True)
+        for m, mark in list(zip(tokens, marks, strict=True))[1 : -1 if closes else None]
+        if mark
+    ]
+    row = rows_of(text, "copying stands")[2]
+    assert row[1:4] == [
+        "as in the passage",
+        str(len(there)),
+        f"{np.mean([w for _, w in there]):.0%}",
+    ]
+    assert number(row[7]) == pytest.approx(auroc(*zip(*there, strict=True)), abs=0.0051)
     halves = rows_of(text, "quadrants stands")[2]
     assert sum(int(cell.split()[-1]) for cell in halves[2:6]) == N
     within = rows_of(text, "strata stands")[2:]
@@ -237,6 +254,12 @@ def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
     assert "No cell with this judge is complete." in (tmp_path / "page.md").read_text()
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
     assert "is named as no model, cell and run" in start(tmp_path).output
+
+
+def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
+    put(tmp_path, "smollm2", "open-worked", "sources")
+    put(tmp_path, "smollm2", "open-worked", "copied", seed=7)
+    assert "copied.parquet holds other answers than the run beside it" in start(tmp_path).output
 
 
 def test_no_complete_cell_is_no_table(pages):

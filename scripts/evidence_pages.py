@@ -103,7 +103,7 @@ JUDGES = {
 }
 FIRST = "first"
 WAYS = (*AGGREGATIONS, FIRST)
-NOTHING = "No cell with this judge is complete."
+NOTHING = "Not measured yet on a complete cell."
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,12 +364,13 @@ PLANNED = {
 def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
     planned = [c for c in judged(cells, judge) if (c.model, c.cell) in PLANNED]
     tests = [SourceTests.of(cell, judge, method) for cell in planned]
-    adjusted = [
-        holm([getattr(test, p) for test in tests]) for p in ("p_passage", "p_difference", "p_added")
-    ] if tests else []  # fmt: skip
+    primary = method == "Sem-ASMI"  # the plan adjusts nothing else
+    ps = [[getattr(test, p) for test in tests] for p in ("p_passage", "p_difference", "p_added")]
+    adjusted = [holm(own) if primary else own for own in ps] if tests else []
+    how = "Holm" if primary else "unadjusted"
     columns = [
-        "cell", "answers / clusters", "wrong", "PRR, all", "PRR, passage", "p (1)",
-        "passage − all", "p (2)", "beyond what is free, z", "p (3)",
+        "cell", "answers / clusters", "wrong", f"PRR of {method}, all", "passage", f"p (1), {how}",
+        "passage − all", f"p (2), {how}", "beyond what is free, z", f"p (3), {how}",
     ]  # fmt: skip
     return table(
         columns,
@@ -389,6 +390,26 @@ def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") ->
             for i, test in enumerate(tests)
         ],
     )
+
+
+def elsewhere_table(cells: list[Evidence], judge: str) -> str:
+    """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
+    rows = []
+    for e in judged(cells, judge):
+        if "asmi_mi_d60_elsewhere" not in e.answers:
+            continue
+        sources = ("all", "context", "elsewhere")
+        scores = {source: e.score("Sem-ASMI", source) for source in sources}
+        free = {"MSP": e.signals["MSP"], "Perplexity": e.signals["Perplexity"]}
+        pairs = [("elsewhere", name) for name in free]
+        alone, gaps = prr_intervals(scores | free, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        shown = [signed(alone[name]) for name in (*sources, *free)]
+        rows.append([e.label, *shown, *(signed(gaps[pair]) for pair in pairs)])
+    columns = [
+        "cell", "PRR of Sem-ASMI: all", "passage", "elsewhere", "MSP", "Perplexity",
+        "elsewhere − MSP", "elsewhere − Perplexity",
+    ]  # fmt: skip
+    return table(columns, rows)
 
 
 def added_text(evidence: Evidence, name: str, judge: str) -> str:
@@ -618,13 +639,13 @@ def places_table(cells: list[Evidence], judge: str) -> str:
 def copying_table(cells: list[Evidence], judge: str) -> str:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
     rows = []
-    for e in judged(cells, judge):
-        if "copied" not in e.answers:
+    for cell in judged(cells, judge):
+        if "copied" not in cell.answers:
             continue
-        inside = [slice(1, -1 if closes else None) for closes in e.answers["closing"]]
+        e = cell.among(cell.answers["closing"].to_numpy())
 
-        def flat(values: Iterable[Any], inside: list[slice] = inside) -> np.ndarray:
-            return np.concatenate([own[part] for own, part in zip(values, inside, strict=True)])
+        def flat(values: Iterable[Any]) -> np.ndarray:
+            return np.concatenate([own[1:-1] for own in values])
 
         as_there = flat(e.answers["copied"]).astype(bool)
         wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
@@ -740,6 +761,7 @@ FIGURES: dict[str, str] = {}
 for _judge in JUDGES:
     TABLES[f"source {_judge}"] = partial(source_table, judge=_judge)
     TABLES[f"source raw {_judge}"] = partial(source_table, judge=_judge, method="ASMI")
+    TABLES[f"source elsewhere {_judge}"] = partial(elsewhere_table, judge=_judge)
     FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
         "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,

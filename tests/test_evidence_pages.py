@@ -214,8 +214,8 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     there = [
         (m, w)
         for tokens, marks, w, closes in zip(mi, again, wrong, one["closing"], strict=True)
-        for m, mark in list(zip(tokens, marks, strict=True))[1 : -1 if closes else None]
-        if mark
+        for m, mark in list(zip(tokens, marks, strict=True))[1:-1]
+        if mark and closes
     ]
     row = rows_of(text, "copying stands")[2]
     assert row[1:4] == [
@@ -251,7 +251,7 @@ def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
     shard.write_bytes(b"not read")
     (tmp_path / "page.md").write_text(PAGE)
     start(tmp_path)
-    assert "No cell with this judge is complete." in (tmp_path / "page.md").read_text()
+    assert "Not measured yet on a complete cell." in (tmp_path / "page.md").read_text()
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
     assert "is named as no model, cell and run" in start(tmp_path).output
 

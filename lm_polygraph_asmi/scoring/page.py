@@ -22,8 +22,8 @@ JOINERS = "\u200c\u200d"
 SOURCES_SAY = (
     "Share of MI: MI under masks that take from heads only what comes from a source, over MI under "
     "the same masks where they take all (scope response). Shares need not add up. What an answer "
-    "hangs on does not say whether it is right: on SmolLM2-135M fragility that came from the "
-    "passage went with right answers on one data set, with wrong ones on another."
+    "hangs on does not say whether it is right: on SmolLM2-135M a large share of the passage went "
+    "with right answers on one data set, and with neither on another."
 )
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code

@@ -492,8 +492,8 @@ class Score:
         elif self.reference is None:
             said.append(
                 "No verdict: without a reference run of this model on such questions, nobody "
-                "knows which way this number points. On the small models measured so far it adds "
-                "nothing to perplexity, and has been seen to rank errors the wrong way."
+                "knows which way this number points. On the small models measured so far it was "
+                "not found to add to what is free, and has been seen to rank errors the wrong way."
             )
         else:
             said += self.reference.verdict(self.score, self._compared)

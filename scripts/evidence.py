@@ -49,11 +49,10 @@ def answers_of(run: Run) -> pd.DataFrame:
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
     kept["closing"] = run.stats["asmi_closing"]
     if regex := run.recorded("config").get("data", {}).get("context_regex"):
-        own = zip(run.stats["asmi_tokens"], run.stats["asmi_token_texts"], strict=True)
-        pairs = zip(run.stats["input_texts"], own, strict=True)
+        saved = (run.stats[name] for name in ("input_texts", "asmi_tokens", "asmi_token_texts"))
         kept["copied"] = [
             copied([written[token] for token in tokens.tolist()], prompt, regex)
-            for prompt, (tokens, written) in pairs
+            for prompt, tokens, written in zip(*saved, strict=True)
         ]
     kept |= {f"score {name}": run.scores[name] for name in run.scores}
     for name, values in sorted(run.stats.items()):  # the runner's own order varies

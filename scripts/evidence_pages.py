@@ -256,13 +256,13 @@ def copied_from(file: Path, answers: pd.DataFrame) -> list[np.ndarray]:
         ValueError: it made others, or of other questions.
     """
     again = pq.read_table(file).to_pandas()
-    likely = (table["asmi_log_likelihood"] for table in (again, answers))
-    if not (
-        again["id"].equals(answers["id"])
-        and all(
-            len(a) == len(b) and np.allclose(a, b, atol=1e-3) for a, b in zip(*likely, strict=True)
+    same = again["id"].equals(answers["id"]) and all(
+        len(new) == len(old) and np.allclose(new, old, atol=1e-3)
+        for new, old in zip(
+            again["asmi_log_likelihood"], answers["asmi_log_likelihood"], strict=True
         )
-    ):
+    )
+    if not same:
         raise ValueError(f"{file} holds other answers than the run beside it")
     return list(again["copied"])
 
@@ -605,9 +605,6 @@ def places_table(cells: list[Evidence], judge: str) -> str:
     """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
     rows = []
     for e in judged(cells, judge):
-        per_token = {"MI": e.tokens("ASMI"), "entropy": e.tokens("entropy")}
-        if "asmi_mi_d60_context" in e.answers:
-            per_token["MI of the passage"] = e.tokens("ASMI", "context")
         for place, mean_of in PLACES.items():
             # An answer of two tokens has none between; one that was cut has no closing token.
             has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
@@ -615,8 +612,11 @@ def places_table(cells: list[Evidence], judge: str) -> str:
             wrong = one.wrong(judge)
             if wrong.all() or not wrong.any():
                 continue
+            per_token = {"MI": one.tokens("ASMI"), "entropy": one.tokens("entropy")}
+            if "asmi_mi_d60_context" in one.answers:
+                per_token["MI of the passage"] = one.tokens("ASMI", "context")
             scores = {
-                name: np.array([mean_of(own) for own, ok in zip(tokens, has, strict=True) if ok])
+                name: np.array([mean_of(own) for own in tokens])
                 for name, tokens in per_token.items()
             }
             found = rank_signals(scores, wrong, one.clusters, resamples=RESAMPLES)
@@ -636,6 +636,11 @@ def places_table(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
+def flat(values: Iterable[Any]) -> np.ndarray:
+    """Of all answers, what belongs to their tokens between the first and the closing one."""
+    return np.concatenate([own[1:-1] for own in values])
+
+
 def copying_table(cells: list[Evidence], judge: str) -> str:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
     rows = []
@@ -643,10 +648,6 @@ def copying_table(cells: list[Evidence], judge: str) -> str:
         if "copied" not in cell.answers:
             continue
         e = cell.among(cell.answers["closing"].to_numpy())
-
-        def flat(values: Iterable[Any]) -> np.ndarray:
-            return np.concatenate([own[1:-1] for own in values])
-
         as_there = flat(e.answers["copied"]).astype(bool)
         wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
         clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))

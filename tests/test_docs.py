@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -330,10 +331,25 @@ PACKAGE = REPOSITORY / "lm_polygraph_asmi"
 EXAMPLES = sorted(file for file in PACKAGE.rglob("*.py") if ">>>" in file.read_text())
 
 
-@pytest.mark.usefixtures("tiny_hub")
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a finished run in it."""
+    folder = tmp_path_factory.mktemp("examples")
+    save(folder / "RUN")
+    return folder
+
+
+@pytest.fixture
+def smollm2(request):
+    """The model that examples name: a tiny one in its place, with --slow itself."""
+    if not request.config.getoption("--slow"):
+        request.getfixturevalue("tiny_hub")
+
+
+@pytest.mark.usefixtures("smollm2")
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
-def test_examples_in_docstrings_run(file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_examples_in_docstrings_run(file, place, monkeypatch):
+    monkeypatch.chdir(place)
     with patch.dict(FAMILIES):
         for example in DOCSTRINGS.parse(file):
             example.evaluate()
@@ -343,14 +359,27 @@ def shown(docstring: str | None) -> list[doctest.Example]:
     return doctest.DocTestParser().get_examples(docstring or "")
 
 
-@pytest.mark.parametrize("room", ["analysis", "maths"])
-def test_every_public_formula_has_an_example_that_calls_it(room):
-    public = importlib.import_module(f"lm_polygraph_asmi.{room}")
-    assert public.__all__
-    for name in public.__all__:
-        examples = shown(getattr(public, name).__doc__)
-        called = any(f"{name}(" in example.source for example in examples)
-        assert called or isinstance(getattr(public, name), type), name
+ROOMS = ("", ".scoring", ".estimators", ".model", ".maths", ".analysis")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_has_an_example(room):
+    """A function has one that calls it; a class stands in one, or such a function returns it."""
+    public = importlib.import_module(f"lm_polygraph_asmi{room}")
+    things = {name: getattr(public, name) for name in public.__all__}
+    told = {name: thing for name, thing in things.items() if callable(thing)}
+    assert things.keys() - told.keys() <= {"__version__", "FAMILIES"}
+    assert told
+    seen = ""
+    for name, thing in told.items():
+        examples = "".join(example.source + example.want for example in shown(thing.__doc__))
+        if isinstance(thing, type):
+            seen += examples
+        else:
+            assert re.search(rf"\b{name}\(", examples), name
+            seen += f"{examples}{inspect.signature(thing).return_annotation}\n"
+    for name, thing in told.items():
+        assert not isinstance(thing, type) or re.search(rf"\b{name}\b", seen), name
 
 
 def test_every_interface_page_names_a_module():

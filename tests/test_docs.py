@@ -25,6 +25,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import FAMILIES
 from lm_polygraph_asmi.saved import names
 from tests.pages import (
@@ -41,6 +42,7 @@ from tests.pages import (
     with_blocks,
 )
 from tests.report.runs import save
+from tests.test_imports import ROOMS
 from tests.tiny_lm import whitebox
 
 CONFIGS = REPOSITORY / "configs"
@@ -59,6 +61,7 @@ def test_every_language_is_run_somewhere(page):
 @pytest.fixture
 def tiny_hub(monkeypatch):
     """A tiny random model and its tokenizer in the place of all others."""
+    load_named.cache_clear()
     tiny = whitebox(max_position_embeddings=1024)
     tokenizer = tiny.tokenizer
     monkeypatch.setattr(
@@ -67,6 +70,8 @@ def tiny_hub(monkeypatch):
     for owner, thing in (("AutoModelForCausalLM", tiny.model), ("AutoTokenizer", tokenizer)):
         found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
         monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
+    yield
+    load_named.cache_clear()
 
 
 @pytest.mark.usefixtures("tiny_hub")
@@ -359,10 +364,7 @@ def shown(docstring: str | None) -> list[doctest.Example]:
     return doctest.DocTestParser().get_examples(docstring or "")
 
 
-ROOMS = ("", ".scoring", ".estimators", ".model", ".maths", ".analysis")
-
-
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", ["", ".scoring", ".estimators", ".model", ".maths", ".analysis"])
 def test_every_public_name_has_an_example(room):
     """A function has one that calls it; a class stands in one, or such a function returns it."""
     public = importlib.import_module(f"lm_polygraph_asmi{room}")
@@ -380,6 +382,12 @@ def test_every_public_name_has_an_example(room):
             seen += f"{examples}{inspect.signature(thing).return_annotation}\n"
     for name, thing in told.items():
         assert not isinstance(thing, type) or re.search(rf"\b{name}\b", seen), name
+
+
+def test_the_table_of_rooms_is_what_imports_may_be():
+    rows = table("architecture.md", "room")
+    told = {inline(room)[0]: set(inline(knows)) for room, _, knows, _ in rows}
+    assert told == {name: set(room.rooms.split()) for name, room in ROOMS.items()}
 
 
 def test_every_interface_page_names_a_module():

@@ -55,7 +55,15 @@ behind the last token given: (1, D) of the unmasked model, (B, 1, D) under each 
 
 @dataclass(frozen=True)
 class Written:
-    """Steps, and which of their rows the drawn masks have; as in `Subnetworks`."""
+    """Steps, and which of their rows the drawn masks have; as in `Subnetworks`.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     written = steps_of(model, ids[:6], 2, masks)
+        >>> isinstance(written, Written), written.keeps_all, written.counts
+        (True, True, tensor([2., 1.]))
+    """
 
     steps: Steps
     index: Int[Tensor, " S"]
@@ -253,6 +261,15 @@ def steps_of(
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
         RuntimeError: no way gives what whole passes give, or hooks of others may not.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     written = steps_of(model, ids[:6], 2, masks)
+        ...     own, subnetworks = written(ids[:6].tolist())  # the prompt
+        ...     own, subnetworks = written([9])  # and the first token of the answer
+        >>> own.shape, subnetworks.hidden.shape  # (1, D), (distinct, 1, D)
+        (torch.Size([1, 16]), torch.Size([2, 1, 16]))
     """
     if change.arm != "heads" or change.edit is not None:
         raise NotImplementedError(f"no steps for the perturbation {change.arm!r}")

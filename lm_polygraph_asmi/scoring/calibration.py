@@ -130,6 +130,16 @@ def calibrate_rows(
     Raises:
         ValueError: rows without an answer or a label, or that cannot be scored; nothing but right,
             or wrong, answers; a signal that there is not.
+
+    Example:
+        >>> rows = [
+        ...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
+        ...     for passage in range(4)
+        ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
+        ... ]
+        >>> found = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
+        >>> found.n, found.errors, found.decision.found.threshold  # far too few for any promise
+        (8, 4, None)
     """
     if signal not in ("best", "score", *SIGNALS):
         raise ValueError(f"signal must be best, score or one of {', '.join(SIGNALS)}: {signal!r}")
@@ -329,6 +339,11 @@ def calibrate_run(
     Raises:
         FileNotFoundError, ValueError: as `Reference.from_run`; or the run is of another model or
             other settings.
+
+    Example:
+        >>> calibrate_run("RUN", scorer, risk=0.1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: RUN is of another score: layer ...
     """
     from lm_polygraph_asmi.saved.cells import load_cells, with_source
 

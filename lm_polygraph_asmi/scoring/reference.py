@@ -92,6 +92,14 @@ class Reference:
             as these did.
         unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
             "part" for "answer" above; clusters are those of the answers' prompts.
+
+    Example:
+        >>> run = Reference.read("RUN")  # the folder of a finished run
+        >>> run.n, run.unit, run.percentile(run.median)
+        (60, 'answers', 50.0)
+        >>> run.save("reference.json")
+        >>> Reference.load("reference.json") == run
+        True
     """
 
     name: str

@@ -7,11 +7,16 @@
     polygraph_asmi score --model MODEL --stop '\\n' --prompt-file held_out.jsonl --reference reference.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
+Answers of a finished benchmark run, or of shards of one, take the place of the first two commands:
+
+    python scripts/try_guarantee.py take RUN ... said.jsonl
+
 An answer is right if a reference answer stands in it. The passages of the held-out questions are
 not among those of the labelled ones.
 """  # noqa: E501
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ import numpy as np
 from lm_polygraph_asmi.analysis import wilson_interval
 from lm_polygraph_asmi.host.quality import reference_in_answer
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
+from lm_polygraph_asmi.saved.runs import RIGHT, load_run
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)
@@ -58,6 +64,38 @@ def ask(source: Path, out: Path, style: str) -> None:
 
 
 @main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=OUT)
+@click.option(
+    "--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on."
+)
+def take(runs: tuple[Path, ...], out: Path, metric: str) -> None:
+    """Answers of finished RUNS with their labels, written as `score` takes them."""
+    rows = []
+    for run in map(load_run, runs):
+        config, known = run.recorded("config"), run.recorded("rows")
+        if metric not in run.quality or not known:
+            raise click.ClickException(f"{run.path} lacks {metric}, or a manifest with its rows")
+        stops = (config.get("generation_params") or {}).get("stop_strings") or []
+        for prompt, text, own, cluster, quality in zip(
+            run.stats["input_texts"], run.stats["greedy_texts"], known["ids"], known["clusters"],
+            run.quality[metric], strict=True,
+        ):  # fmt: skip
+            asked = [{"role": "user", "content": prompt}] if config.get("instruct") else prompt
+            row = {"prompt": asked, "answer": _without_stop(text, stops), "id": own}
+            rows.append(row | {"cluster": cluster, "correct": bool(quality >= RIGHT)})
+    _write(out, rows)
+
+
+def _without_stop(text: str, stops: Sequence[str]) -> str:
+    """A generated answer as it would be logged; one of nothing but its end is that end."""
+    for stop in stops:
+        if text.endswith(stop) and not text.endswith(2 * stop):  # those two may be one token
+            return text.removesuffix(stop) or text
+    return text
+
+
+@main.command()
 @click.argument("said", type=IN)
 @click.argument("labelled", type=OUT)
 @click.argument("held_out", type=OUT)
@@ -70,9 +108,9 @@ def label(
     """Answers with their labels: some to calibrate on, those over other passages held out."""
     rows = [
         {name: row[name] for name in ("prompt", "answer", "id", "cluster")}
-        | {"correct": any(reference_in_answer(row["answer"], gold) for gold in row["gold"])}
+        | {"correct": _is_right(row)}
         for row in _rows(said)
-        if row["answered"]
+        if row["answer"]
     ]
     passages = sorted({row["cluster"] for row in rows})
     chosen: list[dict[str, Any]] = []
@@ -85,6 +123,12 @@ def label(
         chosen += own[:per_passage]
     _write(labelled, chosen[:size])
     _write(held_out, [row for row in rows if row["cluster"] not in taken])
+
+
+def _is_right(row: Mapping[str, Any]) -> bool:
+    if "correct" in row:
+        return bool(row["correct"])
+    return any(reference_in_answer(row["answer"], gold) for gold in row["gold"])
 
 
 @main.command()

@@ -66,9 +66,7 @@ def ask(source: Path, out: Path, style: str) -> None:
 @main.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.argument("out", type=OUT)
-@click.option(
-    "--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on."
-)
+@click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
 def take(runs: tuple[Path, ...], out: Path, metric: str) -> None:
     """Answers of finished RUNS with their labels, written as `score` takes them."""
     rows = []

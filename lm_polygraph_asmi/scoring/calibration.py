@@ -32,6 +32,7 @@ from lm_polygraph_asmi.scoring.text import asked
 from lm_polygraph_asmi.validation import check_number
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.saved.cells import Cell
     from lm_polygraph_asmi.scoring.call import Scorer
 
 RISKS = (0.05, 0.1, 0.2)
@@ -375,17 +376,7 @@ def calibrate_run(
                 "scored anew: the run is of other weights, or its prompts went through another "
                 "template. Give the model as the run had it"
             )
-    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
-    columns: dict[str, np.ndarray | None] = {"asmi": cell.mi, "sem": cell.u_sem}
-    if likelihoods is not None:
-        columns |= {
-            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
-            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
-        }
-    if entropies is not None:
-        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
-    columns[scorer.variant] = scores
-    known = {kind: values for kind, values in columns.items() if values is not None}
+    known = signals_of(cell) | {scorer.variant: scores}
     lengths = cell.saved("asmi_prompt_length")
     usual = {"score": made.scores}
     if "msp" in known:
@@ -396,14 +387,28 @@ def calibrate_run(
     stops, texts = scorer.endings.stop_strings, cell.saved("greedy_texts")
     judged = np.arange(len(cell))
     if texts is not None:
-        judged = np.flatnonzero([_says(text, stops) for text in texts])
+        judged = np.flatnonzero([says_anything(text, stops) for text in texts])
     known = {kind: values[judged] for kind, values in known.items()}
     wrong, clusters = cell.wrong[judged], [cell.clusters[row] for row in judged]
     chosen = _chosen(signal, known, scorer.variant, wrong, clusters)
     return with_decision(made, known, wrong, clusters, risk, confidence, chosen, resamples)
 
 
-def _says(text: str, stops: Sequence[str]) -> bool:
+def signals_of(cell: "Cell") -> dict[str, np.ndarray]:
+    """(n,) of each signal that a run has saved, by its key in `SIGNALS`; as `Score.signals`."""
+    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
+    columns: dict[str, np.ndarray | None] = {"asmi": cell.mi, "sem": cell.u_sem}
+    if likelihoods is not None:
+        columns |= {
+            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
+            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
+        }
+    if entropies is not None:
+        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
+    return {kind: values for kind, values in columns.items() if values is not None}
+
+
+def says_anything(text: str, stops: Sequence[str]) -> bool:
     """Whether a generated answer holds more than blanks and what ended it, as `Score.answered`."""
     for stop in stops:
         text = text.partition(stop)[0]

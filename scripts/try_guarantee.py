@@ -29,9 +29,8 @@ from typing import Any
 
 import click
 import numpy as np
+from scipy.stats import binomtest
 
-from lm_polygraph_asmi.analysis import wilson_interval
-from lm_polygraph_asmi.host.quality import reference_in_answer
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
 from lm_polygraph_asmi.saved.cells import load_cells, with_source
 from lm_polygraph_asmi.saved.manifest import read_manifest, write_manifest
@@ -212,6 +211,8 @@ def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
 def _is_right(row: Mapping[str, Any]) -> bool:
     if "correct" in row:
         return bool(row["correct"])
+    from lm_polygraph_asmi.host.quality import reference_in_answer  # brings torch
+
     return any(reference_in_answer(row["answer"], gold) for gold in row["gold"])
 
 
@@ -224,10 +225,10 @@ def check(decided: Path) -> None:
         own = [row for row in rows if row["accept"] is accept]
         if own:
             wrong = sum(not row["correct"] for row in own)
-            rate = wilson_interval(wrong, len(own))
+            low, high = binomtest(wrong, len(own)).proportion_ci()  # Clopper and Pearson's
             click.echo(
-                f"{name}: {len(own)} of {len(rows)}, {wrong} wrong: {rate.value:.3f} "
-                f"[{rate.low:.3f}, {rate.high:.3f}]"
+                f"{name}: {len(own)} of {len(rows)}, {wrong} wrong: {wrong / len(own):.3f} "
+                f"[{low:.3f}, {high:.3f}]"
             )
     for reason in sorted({row["accept_reason"] for row in rows if row["accept"] is None}):
         click.echo(reason)

@@ -116,13 +116,12 @@ def calibrate(
                     name=Path(str(rows)).name, out=scored,
                     progress=lambda done, all_: bar.update(scoring, completed=done, total=all_),
                 )  # fmt: skip
-            if silent := len(given) - found.n:
-                errors.print(
-                    f"{silent} rows hold no answer: left out, as `score` never accepts one."
-                )
         else:
             with errors.status("Calibrating"):
                 found = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
+        judged = found.n if found.decision is None else found.decision.found.answers
+        if silent := (len(given) or found.n) - judged:
+            errors.print(f"{silent} answers of nothing left out: `score` never accepts one.")
         found.save(out)
         if figure or reliability:
             from lm_polygraph_asmi.report import figures

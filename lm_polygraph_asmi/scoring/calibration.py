@@ -28,7 +28,6 @@ from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
-from lm_polygraph_asmi.scoring.text import asked
 from lm_polygraph_asmi.validation import check_number
 
 if TYPE_CHECKING:
@@ -177,6 +176,8 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     Raises:
         ValueError: a row that cannot be read, or without an answer or a label.
     """
+    from lm_polygraph_asmi.scoring.text import asked  # brings torch
+
     labels = {}
     for row in rows:
         try:

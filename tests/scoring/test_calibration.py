@@ -468,6 +468,7 @@ def test_from_rows_to_decisions_by_command(folder):
     found = Reference.load(folder / "reference.json")
     assert f"Decision {found.decision}." in said
     assert found.recommendation in said
+    assert "answers of nothing" not in said
     assert (folder / "promises.svg").stat().st_size > 1000
     assert (folder / "reliability.svg").stat().st_size > 1000
     files = ("--reference", folder / "reference.json", "--out", folder / "out.jsonl")
@@ -493,6 +494,12 @@ def test_from_rows_to_decisions_by_command(folder):
     assert code != 0
     assert "risk must lie strictly between 0 and 1, got 1.4" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "reference.json")
+    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
+    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
+    (folder / "few.jsonl").write_text(few)
+    code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
+    assert code == 0, said
+    assert "1 answers of nothing left out: `score` never accepts one." in said
     for own, message in (
         ((folder / "rows.jsonl", "--metric", "TokenF1"), "--metric is for --run"),
         (("--run", folder, "--right-from", 0.3), "--scored and --right-from are for ROWS"),

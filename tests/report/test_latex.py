@@ -147,3 +147,24 @@ def test_no_path_of_this_machine(tmp_path):
     (cell,) = json.loads((tmp_path / "out/provenance.json").read_text())
     assert cell["runs"][0]["file"] == "run/ue_manager_seed1"
     assert (cell["model"], cell["dataset"]) == ("tiny/snapshot", "shared/squad.json")
+
+
+def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
+    item = twelve(tmp_path)
+    assert "Standard errors" in latex_tables(item)
+    item.table = item.table.map(lambda v: v.value if isinstance(v, PRR) else v)
+    item.digits = 9
+    item.table.insert(1, "family", "information")
+    found = latex_tables(item)
+    assert found.count(r"\begin{tabular}") > 1
+    assert found.count(r"\multicolumn{4}") == found.count(r"\multicolumn") == 3  # each in one part
+    assert "Standard errors" not in found  # plain numbers have none
+
+
+def test_texts_are_set_as_they_are_read():
+    long = "Adapt-ASMI (60%, K=64, scope=response, source=context)"
+    table = pd.DataFrame({"method": [long], "tokens": ["236.5"], "text": ["a\n<|im_end|>"]})
+    found = latex_tables(Exhibit("x", "u_sem", [], table, notes=["MI_t (1 − A_t), 95 %."]))
+    assert r"\begin{tabular}{>{\raggedright\arraybackslash}p{4cm}rl}" in found
+    assert r"a $\hookleftarrow$ \textless{}\textbar{}im\_end\textbar{}\textgreater{}" in found
+    assert r"\caption{$u_{\mathrm{sem}}$. $\mathrm{MI}_t$ (1 $-$ $A_t$), 95~\%." in found

@@ -88,9 +88,9 @@ def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
     for item in (ranked, drawn):
         assert any("Figure: " in note for note in item.caption)
         assert "Figure: " not in latex_tables(item)
-        assert r"ASMI's operating depth: 60 \%." in latex_tables(item)
-    assert r"u\_sem: the score of Sem-ASMI" in latex_tables(drawn)
-    assert "u\\_sem: " not in latex_tables(ranked)
+        assert r"ASMI's operating depth: 60~\%." in latex_tables(item)
+    assert r"$u_{\mathrm{sem}}$: the score of Sem-ASMI" in latex_tables(drawn)
+    assert "the score of Sem-ASMI" not in latex_tables(ranked)
     # Standard errors are spoken of just where they are printed.
     assert r"$\pm$: standard error, 1,000 resamples of answers." in latex_tables(ranked)
 
@@ -120,7 +120,7 @@ def test_many_cells_stand_under_their_models(tmp_path):
     assert r"method & a & b & c & d & a & b & c & d & a & b & c & d \\" in lines
     assert r"MSP & " + " & ".join(["0.50"] * 12) + r" \\" in lines
     caption = next(line for line in lines if "caption" in line)
-    assert caption.startswith(r"\caption{X \& Y. Said: 95 \% [low, high]. Standard errors: see")
+    assert caption.startswith(r"\caption{X \& Y. Said: 95~\% [low, high]. Standard errors: see")
     assert "pm" not in caption
 
 

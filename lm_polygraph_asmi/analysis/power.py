@@ -50,7 +50,8 @@ def sample_size(
     if not (sound and 0 < clusters <= questions):
         raise ValueError(
             "wanted a positive, finite difference and standard error, and as many questions as "
-            f"clusters or more, got {difference}, {standard_error}, {clusters} clusters, {questions} questions"
+            f"clusters or more, got {difference}, {standard_error}, {clusters} clusters, "
+            f"{questions} questions"
         )
     if not (0 < power < 1 and 0 < level < 1):
         raise ValueError(f"power and level must lie in (0, 1), got {power} and {level}")

@@ -13,7 +13,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -169,12 +169,12 @@ def forest(
         ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
         ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
         _title(ax, title)
-        if len(found) <= MANY:
+        if not crowded:
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
     if judged:
         explained = f"filled: {ADJUSTED}; open: not"
-    if len(found) > MANY:
+    if crowded:
         explained = f"{label}; {explained}"
     figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
     return figure
@@ -215,7 +215,8 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
             for name in ends[1:-1]:
                 ax.plot(percent, cells[name][0], color=GREY, linewidth=0.6,
                         label="other cells" if name == ends[1] else None)  # fmt: skip
-            cells = {f"highest: {ends[-1]}": cells[ends[-1]], f"lowest: {ends[0]}": cells[ends[0]]}
+            named = {"highest mean": ends[-1], "lowest mean": ends[0]}
+            cells = {f"{which}: {name}": cells[name] for which, name in named.items()}
         for number, (name, (row, band)) in enumerate(cells.items()):
             colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
@@ -375,7 +376,7 @@ def violins(
 ) -> Figure:
     """Scores of right and wrong answers; figure "error-separation" of the paper."""
     each = [(cell, name) for cell, (scores, _, _) in panels.items() for name in scores]
-    figure, axes = _grid(len(each), 2.3, 2.4, columns=4)
+    figure, axes = _grid(len(each), 2.8, 2.4, columns=2)
     for ax, (cell, name) in zip(axes, each, strict=True):
         scores, wrong, aurocs = panels[cell]
         positive = scores[name][scores[name] > 0]
@@ -407,7 +408,7 @@ def violins(
         shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
         if not np.isnan(found.low):
             shown += f" [{found.low:.2f}, {found.high:.2f}]"
-        _title(ax, f"{cell}\n{name}, AUROC {shown}")
+        _title(ax, f"{cell}\nAUROC {shown}")
     return figure
 
 
@@ -421,11 +422,12 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
                           mincnt=1, xscale="log")  # fmt: skip
         bar = figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")
-        _title(ax, f"{title}\nPearson r = {r:.2f}")
+        _title(ax, f"{title}\nPearson r = " + f"{r:.2f}".replace("-", "−"))
     return figure
 
 

@@ -1,10 +1,12 @@
 import json
 import sys
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from lm_polygraph_asmi.analysis import (
@@ -974,13 +976,30 @@ def test_violins_show_their_medians_whole():
     assert any(low <= at <= high for at in ax.get_yticks())
 
 
+def test_of_two_cells_no_text_lies_on_another():
+    """Titles of violins, ticks of MI that spans many powers of ten."""
+    values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
+    both = dict.fromkeys(("Adapt-ASMI", "MSP"), values)
+    found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
+    for figure in (
+        figures.violins(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (both, wrong, found))),
+        figures.joint(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (values, values, -0.5))),
+    ):
+        drawn = FigureCanvasAgg(figure)
+        drawn.draw()
+        ticks = [text for ax in figure.axes for text in ax.get_xticklabels()]
+        texts = [ax.title for ax in figure.axes] + ticks
+        boxes = [t.get_window_extent(drawn.get_renderer()) for t in texts if t.get_text()]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
 def test_of_many_cells_few_depth_curves_are_named():
     band = np.zeros((2, 2))
     cells = {f"cell {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
     figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), cells, (band[0], band))})
     (ax,) = figure.axes
     said = [text.get_text() for text in ax.get_legend().texts]
-    assert said == ["other cells", "highest: cell 8", "lowest: cell 0", "mean"]
+    assert said == ["other cells", "highest mean: cell 8", "lowest mean: cell 0", "mean"]
     colours = [line.get_color() for line in ax.lines]
     assert colours.count(figures.GREY) == 7
     assert len(set(colours)) == 4

@@ -28,7 +28,7 @@ def columns(tokens):
 def same(found, expected):
     assert [token.id for token in found] == [token.id for token in expected]
     assert [token.text for token in found] == [token.text for token in expected]
-    np.testing.assert_allclose(columns(found), columns(expected), atol=1e-5)
+    np.testing.assert_allclose(columns(found), columns(expected), rtol=1e-5, atol=1e-5)
     assert columns(expected)[:, 0].max() > 1e-4  # masks change something
 
 

@@ -67,8 +67,8 @@ def test_steps_of_every_kind(kind):
             return
         written = steps_of(model, ids[:11], layer, masks())
         parts = [ids[:11].tolist(), *([i] for i in ids[11:-1].tolist())]
-        states = [written(part)[1] for part in parts]
-        found = torch.cat([readout(model, rows.hidden) for rows in states], dim=1)
+        states = [written.steps(part)[written.rows] for part in parts]
+        found = torch.cat([readout(model, rows) for rows in states], dim=1)
     index = written.index
     axis = 0 if type(model.get_submodule(projection.format(layer))).__name__ == "Conv1D" else 1
     slow = reference.subnetwork_log_probs(
@@ -169,12 +169,14 @@ def test_hooks_of_others_are_refused():
 
 def test_wrong_steps_are_refused(monkeypatch):
     """The steps are held against whole passes before the first token is believed."""
-    monkeypatch.setattr(stepwise.OneSequence, "_masked", lambda *_: torch.ones(()))
+    everything = stepwise.OneSequence._allowed
+    monkeypatch.setattr(
+        stepwise.OneSequence, "_allowed", lambda *given: torch.ones_like(everything(*given))
+    )
     plain = stepwise.RowsOfBatch.__call__
 
     def shifted(self, tokens):
-        own, masked = plain(self, tokens)
-        return own, masked + 1
+        return plain(self, tokens) + 1
 
     assert len(list(stream(whitebox(), PROMPT, **PLAIN, max_new_tokens=2))) == 2  # by rows
     monkeypatch.setattr(stepwise.RowsOfBatch, "__call__", shifted)

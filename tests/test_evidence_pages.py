@@ -2,7 +2,12 @@
 
 import json
 import re
+import subprocess
+import sys
 
+import evidence_cells
+import evidence_heads
+import evidence_tables
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -23,9 +28,11 @@ RESAMPLES = 20
 
 @pytest.fixture(scope="module")
 def pages():
-    script = load_external_module(str(SCRIPTS / "evidence_pages.py"))
-    script.RESAMPLES, script.REFITS = RESAMPLES, 5
-    return script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence_tables, "RESAMPLES", RESAMPLES)
+        patch.setattr(evidence_tables, "REFITS", 5)
+        patch.setattr(evidence_heads, "RESAMPLES", 10 * RESAMPLES)
+        yield load_external_module(str(SCRIPTS / "evidence_pages.py"))
 
 
 def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL") -> pd.DataFrame:
@@ -256,19 +263,104 @@ def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
     assert "is named as no model, cell and run" in start(tmp_path).output
 
 
+ARMS = """<!-- made from nothing -->
+<!-- table arms stands -->
+<!-- end -->
+<!-- table arms added stands -->
+<!-- end -->
+<!-- table falsifier stands -->
+<!-- end -->
+<!-- table falsifier raw stands -->
+<!-- end -->
+<!-- table concentration -->
+<!-- end -->
+"""
+
+
+def put_arms(folder, arms, rows=slice(None, None, 2)):
+    """Runs of some of a cell's answers, in another order, whose scores are the given ones."""
+    own = pd.read_parquet(put(folder, "smollm2", "babi", "sources"))
+    for run, tokens in arms.items():
+        again = own.iloc[rows][::-1].copy()
+        again["asmi_mi_d60"] = [
+            np.full(len(mi), value)
+            for mi, value in zip(again["asmi_mi_d60"], tokens(again), strict=True)
+        ]
+        again["asmi_agreement_d60"] = [np.zeros(len(mi)) for mi in again["asmi_mi_d60"]]
+        again.to_parquet(folder / f"evidence/smollm2/babi.{run}.parquet")
+    return own
+
+
+def wrong_first(answers):
+    return 1 - answers["ReferenceInAnswer"]
+
+
+def test_heads_against_arms(start, tmp_path):
+    """An arm that knows every error reproduces what heads know, and the twin says by how much."""
+    mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
+    own = put_arms(tmp_path, mi)
+    page = tmp_path / "page.md"
+    page.write_text(ARMS)
+    assert start(tmp_path).exit_code == 0
+    text = page.read_text()
+    half = own.iloc[::2]
+    heads = [np.mean(m) for m in half["asmi_mi_d60"]]
+    value = normalised_prr(heads, half["ReferenceInAnswer"])
+    _, _, raw, sem = rows_of(text, "arms stands")
+    assert (raw[1], sem[1]) == ("ASMI", "Sem-ASMI")
+    assert [number(raw[place]) for place in (2, 6)] == pytest.approx([value, 1], abs=0.0051)
+    assert number(raw[4]) < -0.5  # the wrong way round
+    assert raw[3] == raw[5] == raw[7] == ""  # not run
+    (said,) = rows_of(text, "falsifier raw stands")[2:]
+    assert said[1:3] == ["40 / 40", str(int(wrong_first(half).sum()))]
+    assert number(said[6]) == pytest.approx(value - 1, abs=0.0051)
+    assert said[8] == "reproduced (mlp)"
+    assert said[9] == ""  # of "special" nothing is known: pseudo_heads was not run
+    assert "Not measured yet" in text[text.index("table concentration") :]
+
+
+def test_arms_are_of_the_same_answers(start, tmp_path):
+    (tmp_path / "page.md").write_text(ARMS)
+    put_arms(tmp_path, {"mlp": wrong_first})
+    put(tmp_path, "smollm2", "babi", "foreign", seed=7)
+    assert "foreign.parquet holds other answers" in start(tmp_path).output
+    put_arms(tmp_path, {"foreign": wrong_first}, rows=slice(40))
+    assert "arms have different answers: foreign, mlp" in start(tmp_path).output
+
+
+def test_concentration_is_beside_that_of_noise(start, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(ARMS)
+    own = pd.read_parquet(put(tmp_path, "smollm2", "babi", "sources"))
+    rng = np.random.default_rng(0)
+    own["z_d60"] = [np.where(np.arange(len(m)) == 1, np.nan, m * 9) for m in own["asmi_mi_d60"]]
+    own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
+    own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
+    own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
+    assert start(tmp_path).exit_code == 0
+    (row,) = rows_of(page.read_text(), "concentration")[2:]
+    tokens = sum(map(len, own["z_d60"]))
+    without = sum(len(z) > 1 for z in own["z_d60"])
+    assert row[1:3] == ["60 %", f"{N} / {tokens - without}"]
+    assert number(row[3]) == pytest.approx(2, abs=0.2)
+    assert (row[4], number(row[5]) < -0.8, number(row[6])) == ("3.00", True, 1)
+
+
 def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
     put(tmp_path, "smollm2", "open-worked", "sources")
     put(tmp_path, "smollm2", "open-worked", "copied", seed=7)
     assert "copied.parquet holds other answers than the run beside it" in start(tmp_path).output
 
 
-def test_no_complete_cell_is_no_table(pages):
-    assert {make([]) for make in pages.TABLES.values()} == {pages.NOTHING}
+def test_no_complete_cell_is_no_table():
+    assert {make([]) for make in evidence_tables.TABLES.values()} == {evidence_cells.NOTHING}
 
 
 def test_committed_pages_are_those_of_the_committed_evidence(request):
     """What was measured and what is said of it go into one commit; all numbers with --slow."""
-    script = load_external_module(str(SCRIPTS / "evidence_pages.py"))
-    how = [] if request.config.getoption("--slow") else ["--quick"]
-    done = CliRunner().invoke(script.main, ["--check", *how])
-    assert done.exit_code == 0, done.output
+    script = SCRIPTS / "evidence_pages.py"
+    if request.config.getoption("--slow"):
+        done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    quick = CliRunner().invoke(load_external_module(str(script)).main, ["--check", "--quick"])
+    assert quick.exit_code == 0, quick.output

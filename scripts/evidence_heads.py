@@ -1,0 +1,163 @@
+"""Tables of the page on heads: which carry the disagreement, and whether other parts would do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from evidence_cells import (
+    ARMS,
+    Evidence,
+    judged,
+    minus,
+    others,
+    p_text,
+    signed,
+    table,
+)
+
+from lm_polygraph_asmi.analysis import (
+    ArmComparison,
+    arm_comparisons,
+    cluster_interval,
+    criticality_coupling,
+    high_stratum,
+    verdicts,
+)
+
+RESAMPLES = 10_000
+"""As in the report: the rule's own."""
+
+
+@dataclass(frozen=True)
+class Falsified:
+    """The answers of a cell that were scored with other parts than heads perturbed.
+
+    Attributes:
+        heads: the answers, scored with heads.
+        arms: name -> the same answers in the same order.
+    """
+
+    heads: Evidence
+    arms: Mapping[str, Evidence]
+
+    @classmethod
+    def of(cls, own: Evidence, cells: list[Evidence]) -> "Falsified | None":
+        """None where no arm was run.
+
+        Raises:
+            ValueError: arms have different answers.
+        """
+        arms = {arm.run: arm for name in ARMS for arm in others(own, cells, (name,))}
+        if not arms:
+            return None
+        shared = [own.shared_with(arm) for arm in arms.values()]
+        if any(list(one.answers["id"]) != list(shared[0].answers["id"]) for one in shared):
+            raise ValueError(f"{own.label}: arms have different answers: {', '.join(arms)}")
+        return cls(shared[0], arms)
+
+    def against(self, judge: str, method: str) -> dict[str, ArmComparison]:
+        scores = {name: arm.score(method) for name, arm in self.arms.items()}
+        return arm_comparisons(
+            self.heads.score(method),
+            scores,
+            self.heads.quality(judge),
+            self.heads.clusters,
+            RESAMPLES,
+        )
+
+
+def falsified(cells: list[Evidence], judge: str) -> list[Falsified]:
+    found = (Falsified.of(own, cells) for own in judged(cells, judge))
+    return [one for one in found if one is not None]
+
+
+def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
+    """PRR of heads minus that of each arm at matched effect, and what the rule says of it."""
+    found = falsified(cells, judge)
+    compared = [one.against(judge, method) for one in found]
+    rows = []
+    for one, arms, said in zip(found, compared, verdicts(compared), strict=True):
+        gaps = [signed(arms[name].difference) if name in arms else "" for name in ARMS]
+        outcome = f"{said.outcome} ({said.arm})" if said.arm else said.outcome
+        rows.append(
+            [
+                one.heads.label,
+                one.heads.size,
+                str(int(one.heads.wrong(judge).sum())),
+                *gaps,
+                outcome,
+                p_text(said.p_special),
+                p_text(said.p_reproduced),
+                "" if said.questions is None else f"{said.questions:,}",
+            ]
+        )
+    columns = [
+        "cell", "answers / clusters", "wrong", *(f"heads − {name}" for name in ARMS), "verdict",
+        "p special, Holm", "p reproduced, Holm", "questions to decide",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def arms_table(cells: list[Evidence], judge: str) -> str:
+    """PRR of every arm, beside what is free."""
+    rows = []
+    for one in falsified(cells, judge):
+        for method in ("ASMI", "Sem-ASMI"):
+            arms = one.against(judge, method)
+            free = arm_comparisons(
+                one.heads.score(method),
+                {name: one.heads.signals[name] for name in ("MSP", "Perplexity")},
+                one.heads.quality(judge), one.heads.clusters, RESAMPLES,
+            )  # fmt: skip
+            heads = next(iter(arms.values())).heads
+            alone = [signed(arms[name].arm) if name in arms else "" for name in ARMS]
+            rows.append(
+                [one.heads.label, method, signed(heads), *alone,
+                 *(signed(free[name].arm) for name in free)]
+            )  # fmt: skip
+    return table(["cell", "score", "PRR: heads", *ARMS, "MSP", "Perplexity"], rows)
+
+
+def arms_added_table(cells: list[Evidence], judge: str) -> str:
+    """Whether heads, and every arm, add to what is free."""
+    rows = []
+    for one in falsified(cells, judge):
+        for method in ("ASMI", "Sem-ASMI"):
+            runs = {"heads": one.heads, **one.arms}
+            shown = [
+                one.heads.beyond_free(runs[name].score(method), judge) if name in runs else ""
+                for name in ("heads", *ARMS)
+            ]
+            rows.append([one.heads.label, method, *shown])
+    return table(["cell", "score", "z (p): heads", *ARMS], rows)
+
+
+def concentration_table(cells: list[Evidence]) -> str:
+    """Effective heads beside those of noise, and how MI and entropy go with concentration."""
+    rows = []
+    for e in [e for e in cells if e.run == "heads"]:
+        keys = np.repeat(np.asarray(e.clusters), e.length)
+        entropy = np.concatenate(e.column("asmi_entropy"))
+        depths = [depth for depth in (60, 90) if f"z_d{depth}" in e.answers]
+        for depth in depths:
+            z, mi, own, null = (
+                np.concatenate(e.column(f"{name}_d{depth}"))
+                for name in ("z", "asmi_mi", "effective_heads", "null_effective_heads")
+            )
+            known = np.isfinite(z)
+            high = np.flatnonzero(known)[high_stratum(mi[known])]
+            excess = (own - null)[high]
+            fewer = cluster_interval(
+                lambda chosen, excess=excess: float(excess[chosen].mean()), list(keys[high])
+            )
+            coupled = criticality_coupling(mi[known], entropy[known], z[known], list(keys[known]))
+            rows.append(
+                [e.label, f"{depth} %", f"{len(e.answers)} / {known.sum()}",
+                 minus(f"{own[high].mean():.2f}"), f"{null[high].mean():.2f}", signed(fewer),
+                 *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
+            )  # fmt: skip
+    columns = [
+        "cell", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
+        "ρ(H, z)", "difference",
+    ]  # fmt: skip
+    return table(columns, rows)

@@ -1,0 +1,504 @@
+"""Tables and figures of the pages of evidence: what cells are worth, and where it comes from."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from evidence_cells import (
+    CELLS,
+    JUDGES,
+    MODELS,
+    OWN_ANSWERS,
+    SETTINGS,
+    WAYS,
+    Evidence,
+    correlation,
+    judged,
+    minus,
+    p_text,
+    plain,
+    share,
+    signed,
+    table,
+)
+from evidence_heads import arms_added_table, arms_table, concentration_table, verdict_table
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.analysis import (
+    Interval,
+    adds_information,
+    auroc,
+    auroc_by_judge,
+    confident_but_fragile,
+    error_separation,
+    holm,
+    prr_draws,
+    prr_intervals,
+    rank_signals,
+    stacked_gain,
+    strata,
+)
+from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
+from lm_polygraph_asmi.analysis.judge import THRESHOLDS
+from lm_polygraph_asmi.analysis.prr import normalised_prr
+from lm_polygraph_asmi.report import figures
+
+RESAMPLES, REFITS = 2000, 500
+DEPTHS = (60, 70, 80, 90)
+
+
+@dataclass(frozen=True)
+class SourceTests:
+    """The three tests of docs/evidence/source-plan.md on one cell under one judge."""
+
+    evidence: Evidence
+    passage: Interval
+    whole: Interval
+    difference: Interval
+    p_passage: float
+    p_difference: float
+    statistic: float
+    p_added: float
+
+    @classmethod
+    def of(cls, evidence: Evidence, judge: str, method: str = "Sem-ASMI") -> "SourceTests":
+        quality = evidence.quality(judge)
+        scores = {source: evidence.score(method, source) for source in ("context", "all")}
+        draws = prr_draws(list(scores.values()), quality, evidence.clusters, RESAMPLES)
+        drawn = {name: draws[:, i] for i, name in enumerate(scores)}
+        values = {name: normalised_prr(own, quality) for name, own in scores.items()}
+        gap = drawn["context"] - drawn["all"]
+        try:
+            added = adds_information(
+                scores["context"], evidence.controls, evidence.wrong(judge), evidence.clusters
+            )
+            statistic, p_added = added.statistic, added.p_value
+        except ValueError:  # too few errors for the folds
+            statistic = p_added = float("nan")
+        return cls(
+            evidence,
+            percentile_interval(values["context"], drawn["context"]),
+            percentile_interval(values["all"], drawn["all"]),
+            percentile_interval(values["context"] - values["all"], gap),
+            two_sided(drawn["context"]),
+            two_sided(gap),
+            statistic,
+            p_added,
+        )
+
+
+PLANNED = {
+    ("smollm2", "open-worked"), ("gemma", "open"), ("qwen05", "open"), ("qwen15", "open"),
+    *((model, "babi") for model in ("smollm2", "gemma", "qwen05", "qwen15")),
+}  # fmt: skip
+
+
+def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
+    planned = [c for c in judged(cells, judge) if (c.model, c.cell) in PLANNED]
+    tests = [SourceTests.of(cell, judge, method) for cell in planned]
+    primary = method == "Sem-ASMI"  # the plan adjusts nothing else
+    ps = [[getattr(test, p) for test in tests] for p in ("p_passage", "p_difference", "p_added")]
+    adjusted = [holm(own) if primary else own for own in ps] if tests else []
+    how = "Holm" if primary else "unadjusted"
+    columns = [
+        "cell", "answers / clusters", "wrong", f"PRR of {method}, all", "passage", f"p (1), {how}",
+        "passage − all", f"p (2), {how}", "beyond what is free, z", f"p (3), {how}",
+    ]  # fmt: skip
+    return table(
+        columns,
+        [
+            [
+                test.evidence.label,
+                test.evidence.size,
+                str(int(test.evidence.wrong(judge).sum())),
+                signed(test.whole),
+                signed(test.passage),
+                p_text(adjusted[0][i]),
+                signed(test.difference),
+                p_text(adjusted[1][i]),
+                minus(f"{test.statistic:+.1f}"),
+                p_text(adjusted[2][i]),
+            ]
+            for i, test in enumerate(tests)
+        ],
+    )
+
+
+def elsewhere_table(cells: list[Evidence], judge: str) -> str:
+    """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
+    rows = []
+    for e in judged(cells, judge):
+        if "asmi_mi_d60_elsewhere" not in e.answers:
+            continue
+        sources = ("all", "context", "elsewhere")
+        scores = {source: e.score("Sem-ASMI", source) for source in sources}
+        free = {"MSP": e.signals["MSP"], "Perplexity": e.signals["Perplexity"]}
+        pairs = [("elsewhere", name) for name in free]
+        alone, gaps = prr_intervals(scores | free, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        shown = [signed(alone[name]) for name in (*sources, *free)]
+        rows.append([e.label, *shown, *(signed(gaps[pair]) for pair in pairs)])
+    columns = [
+        "cell", "PRR of Sem-ASMI: all", "passage", "elsewhere", "MSP", "Perplexity",
+        "elsewhere − MSP", "elsewhere − Perplexity",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def worth_table(cells: list[Evidence], judge: str) -> str:
+    """PRR of each signal, what ours have over what is free, and whether they add to it."""
+    ours = ("Sem-ASMI", "Sem-ASMI, sum")
+    pairs = [(own, free) for own in ours for free in ("MSP", "Perplexity")]
+    rows = []
+    for e in judged(cells, judge):
+        alone, gaps = prr_intervals(e.signals, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        rows.append(
+            [
+                e.label,
+                e.size,
+                share(~e.wrong(judge)),
+                *(signed(alone[name]) for name in e.signals),
+                *(signed(gaps[pair]) for pair in pairs),
+                *(e.beyond_free(e.signals[name], judge) for name in ("ASMI", *ours)),
+            ]
+        )
+    columns = [
+        "cell", "answers / clusters", "right", "PRR: MSP", "Perplexity", "ASMI", *ours,
+        *(f"{own} − {free}" for own, free in pairs),
+        *(f"beyond what is free, {name}: z (p)" for name in ("ASMI", *ours)),
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def measures_table(cells: list[Evidence], judge: str) -> str:
+    rows = []
+    for e in judged(cells, judge):
+        wrong = e.wrong(judge)
+        if wrong.all() or not wrong.any():
+            continue
+        found = rank_signals(e.signals, wrong, e.clusters, resamples=RESAMPLES)
+        for name, signal in found.items():
+            stacked = ["", "", ""]
+            if name.startswith(("ASMI", "Sem")):
+                try:
+                    gain = stacked_gain(e.signals[name], e.controls, wrong, e.clusters,
+                                        e.quality(judge), REFITS)  # fmt: skip
+                    stacked = [signed(one) for one in (gain.log_loss, gain.auroc, gain.prr)]
+                except ValueError:
+                    stacked = ["too few errors"] * 3
+            rows.append([e.label, name, plain(signal.auroc), plain(signal.augrc, 3), *stacked])
+    columns = [
+        "cell", "score", "AUROC", "AUGRC, lower is better", "gain of a stack: log-loss", "AUROC",
+        "PRR",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def aggregation_table(cells: list[Evidence], judge: str) -> str:
+    rows = []
+    for e in judged(cells, judge):
+        for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
+            scores = {way: e.score(method, aggregation=way) for way in WAYS}
+            alone, _ = prr_intervals(scores, e.quality(judge), e.clusters, (), RESAMPLES)
+            along = " / ".join(correlation(own, e.length) for own in scores.values())
+            rows.append([e.label, method, *(signed(alone[way]) for way in WAYS), along])
+    columns = ["cell", "per token", *(f"PRR, {way}" for way in WAYS), "ρ with length, the same"]
+    return table(columns, rows)
+
+
+def quadrants_table(cells: list[Evidence], judge: str) -> str:
+    rows = []
+    for e in judged(cells, judge):
+        for name in ("Sem-ASMI", "Sem-ASMI, sum"):
+            found = confident_but_fragile(
+                e.signals["MSP"], e.signals[name], e.wrong(judge), e.clusters, RESAMPLES
+            )
+            halves = zip(found.error_rate.ravel(), found.count.ravel(), strict=True)
+            shown = [f"{rate:.0%} of {count}" if count else "none" for rate, count in halves]
+            rows.append([e.label, name, *shown, signed(found.gap)])
+    columns = [
+        "cell", "score", "wrong: confident, robust", "confident, fragile", "unsure, robust",
+        "unsure, fragile", "confident: fragile − robust",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def strata_table(cells: list[Evidence], judge: str) -> str:
+    """Within thirds by length, and without empty answers."""
+    rows = []
+    for e in judged(cells, judge):
+        part = strata(e.length)
+        chosen = {}
+        for number in range(part.max() + 1):
+            own = e.length[part == number]
+            chosen[f"{own.min()} to {own.max()} tokens"] = part == number
+        if e.empty.any():
+            chosen["not empty"] = ~e.empty
+            chosen["empty"] = e.empty
+        for name, inside in chosen.items():
+            one = e.among(inside)
+            scores = {**one.signals, "length": one.length}
+            alone, gaps = prr_intervals(
+                scores, one.quality(judge), one.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
+            )
+            rows.append(
+                [e.label, name, str(int(inside.sum())), share(one.wrong(judge)),
+                 *(signed(alone[score]) for score in scores),
+                 signed(gaps["Sem-ASMI", "MSP"])]
+            )  # fmt: skip
+    columns = [
+        "cell", "answers", "number", "wrong", "PRR: MSP", "Perplexity", "ASMI", "Sem-ASMI",
+        "Sem-ASMI, sum", "length", "Sem-ASMI − MSP",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def judges_table(cells: list[Evidence]) -> str:
+    """AUROC under every judge at every threshold; a judge of yes and no has one row."""
+    rows = []
+    for e in [e for e in cells if e.run in OWN_ANSWERS]:
+        qualities = {judge: e.quality(judge) for judge in JUDGES if e.has(judge)}
+        before: tuple[Any, ...] = ()
+        for (judge, threshold), found in auroc_by_judge(e.signals, qualities).items():
+            wrong = qualities[judge] < threshold
+            seen = (judge, *wrong)
+            if seen == before:
+                continue
+            before = seen
+            values = [f"{value:.2f}" for value in found.values()]
+            rows.append([e.label, JUDGES[judge][1], f"{threshold:g}", share(wrong), *values])
+    columns = [
+        "cell", "judge", f"right from (of {', '.join(f'{t:g}' for t in THRESHOLDS)})", "wrong",
+        "AUROC: MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+class Coupling(NamedTuple):
+    """How MI goes with errors in a cell: AUROC above .5 is the paper's direction."""
+
+    evidence: Evidence
+    mean: Interval
+    total: Interval
+    tokens: float
+    right: float
+    wrong: float
+
+
+def couplings(cells: list[Evidence], judge: str) -> list[Coupling]:
+    found = []
+    for e in judged(cells, judge):
+        scores = {way: e.score("ASMI", aggregation=way) for way in ("mean", "sum")}
+        apart = error_separation(e.tokens("ASMI"), scores, e.wrong(judge), e.clusters, RESAMPLES)
+        mean, total = apart.auroc["mean"], apart.auroc["sum"]
+        found.append(Coupling(e, mean, total, apart.mean, apart.right, apart.wrong))
+    return found
+
+
+def coupling_table(cells: list[Evidence], judge: str) -> str:
+    columns = [
+        "cell", "billion parameters", "MI of a token, nats", "in right answers", "in wrong ones",
+        "AUROC of MI, mean", "sum",
+    ]  # fmt: skip
+    return table(
+        columns,
+        [
+            [
+                one.evidence.label,
+                f"{MODELS[one.evidence.model].billions:g}",
+                *(f"{value:.4f}" for value in (one.tokens, one.right, one.wrong)),
+                plain(one.mean),
+                plain(one.total),
+            ]
+            for one in couplings(cells, judge)
+        ],
+    )
+
+
+PLACES: dict[str, Callable[[np.ndarray], float]] = {
+    "first": lambda tokens: tokens[0],
+    "between": lambda tokens: tokens[1:-1].mean(),
+    "closing": lambda tokens: tokens[-1],
+}
+"""Places in an answer that ended by itself, and what stands for their tokens."""
+
+
+def places_table(cells: list[Evidence], judge: str) -> str:
+    """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
+    rows = []
+    for e in judged(cells, judge):
+        for place, mean_of in PLACES.items():
+            # An answer of two tokens has none between; one that was cut has no closing token.
+            has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
+            one = e.among(has)
+            wrong = one.wrong(judge)
+            if wrong.all() or not wrong.any():
+                continue
+            per_token = {"MI": one.tokens("ASMI"), "entropy": one.tokens("entropy")}
+            if "asmi_mi_d60_context" in one.answers:
+                per_token["MI of the passage"] = one.tokens("ASMI", "context")
+            scores = {
+                name: np.array([mean_of(own) for own in tokens])
+                for name, tokens in per_token.items()
+            }
+            found = rank_signals(scores, wrong, one.clusters, resamples=RESAMPLES)
+            halves = [
+                f"{np.median(own[~wrong]):.1e} / {np.median(own[wrong]):.1e}"
+                for name, own in scores.items()
+                if name != "entropy"
+            ]
+            areas = [plain(found[name].auroc) for name in scores]
+            if "MI of the passage" not in scores:
+                halves, areas = [*halves, ""], [*areas, ""]
+            rows.append([e.label, place, f"{len(wrong)} / {int(wrong.sum())}", *areas, *halves])
+    columns = [
+        "cell", "token", "answers / wrong", "AUROC of MI", "of entropy", "of the passage's MI",
+        "median MI, right / wrong", "the passage's",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def flat(values: Iterable[Any]) -> np.ndarray:
+    """Of all answers, what belongs to their tokens between the first and the closing one."""
+    return np.concatenate([own[1:-1] for own in values])
+
+
+def copying_table(cells: list[Evidence], judge: str) -> str:
+    """Tokens between the first and the closing one, by whether they go on as the passage does."""
+    rows = []
+    for cell in judged(cells, judge):
+        if "copied" not in cell.answers:
+            continue
+        e = cell.among(cell.answers["closing"].to_numpy())
+        as_there = flat(e.answers["copied"]).astype(bool)
+        wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
+        clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
+        signals = {
+            "MI": flat(e.tokens("ASMI")),
+            "the passage's": flat(e.tokens("ASMI", "context")),
+            "entropy": flat(e.tokens("entropy")),
+        }
+        for place, chosen in (("as in the passage", as_there), ("otherwise", ~as_there)):
+            errors = wrong[chosen]
+            if errors.all() or not errors.any():
+                continue
+            own = {name: values[chosen] for name, values in signals.items()}
+            found = rank_signals(own, errors, list(clusters[chosen]), resamples=RESAMPLES)
+            rows.append(
+                [e.label, place, str(len(errors)), share(errors),
+                 *(f"{np.median(values):.1e}" for values in own.values()),
+                 *(plain(signal.auroc) for signal in found.values())]
+            )  # fmt: skip
+    columns = [
+        "cell", "tokens that go on", "number", "in wrong answers", "median MI", "the passage's",
+        "entropy", "AUROC of MI", "of the passage's", "of entropy",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+TICKS = (0.1, 0.3, 1, 3, 10)
+MARKS = dict(zip(CELLS, "os^DvP<>XhH*", strict=True))
+
+
+def draw_coupling(found: list[Coupling], said_by: str) -> Figure:
+    """AUROC of MI for errors against the size of the model, a mark a cell."""
+    colours = [figures.BLUE, figures.ORANGE, figures.GREEN, figures.PURPLE, figures.AMBER,
+               figures.SKY]  # fmt: skip
+    with rc_context(figures.STYLE):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        kinds = [cell for cell in CELLS if any(one.evidence.cell == cell for one in found)]
+        for ax, way in zip(axes, ("mean", "total"), strict=True):
+            ax.axhline(0.5, color=figures.GREY, linewidth=0.8)
+            for number, cell in enumerate(kinds):
+                own = [one for one in found if one.evidence.cell == cell]
+                # Cells of one model side by side.
+                apart = 1.06 ** (number - (len(kinds) - 1) / 2)
+                sizes = [MODELS[one.evidence.model].billions * apart for one in own]
+                values = np.array([getattr(one, way) for one in own], dtype=float)
+                reach = np.abs(values[:, 1:] - values[:, :1]).T
+                ax.errorbar(sizes, values[:, 0], np.nan_to_num(reach), fmt=MARKS[cell],
+                            markersize=4, linewidth=0.8, color=colours[number % len(colours)],
+                            label=CELLS[cell])  # fmt: skip
+            ax.set_xscale("log")
+            ax.set_xlim(0.09, 12)
+            ax.set_xticks(TICKS, [f"{size:g}" for size in TICKS])
+            ax.minorticks_off()
+            ax.set_xlabel("billion parameters")
+            ax.set_title({"mean": "mean of MI over tokens", "total": "sum of MI over tokens"}[way])
+        low, high = axes[0].get_ylim()
+        axes[0].set_ylim(min(low, 0.35), max(high, 0.65))  # chance is always seen
+        axes[0].set_ylabel("AUROC of MI for errors")
+        figure.suptitle(f"right: {said_by}", fontsize=9)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
+    return figure
+
+
+def settings_table(cells: list[Evidence], judge: str) -> str:
+    """Other masks, positions and depths, each on the rows it was run on, beside MSP there."""
+    rows = []
+    for e in cells:
+        if e.run not in SETTINGS or not e.has(judge):
+            continue
+        depths = [d for d in DEPTHS if f"asmi_mi_d{d}" in e.answers]
+        for depth in depths:
+            scores = {m: e.score(m, depth=depth) for m in ("ASMI", "Sem-ASMI")}
+            scores["MSP"] = e.baseline("MaximumSequenceProbability")
+            alone, gaps = prr_intervals(
+                scores, e.quality(judge), e.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
+            )
+            rows.append(
+                [e.label, SETTINGS[e.run], f"{depth} %", e.size,
+                 *(signed(alone[name]) for name in scores), signed(gaps["Sem-ASMI", "MSP"])]
+            )  # fmt: skip
+    columns = ["cell", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
+               "Sem-ASMI − MSP"]  # fmt: skip
+    return table(columns, rows)
+
+
+def baselines_table(cells: list[Evidence], judge: str) -> str:
+    """All methods of the runs that have more than ours, each run's on its own rows."""
+    rows = []
+    for e in cells:
+        wrong = e.wrong(judge) if e.has(judge) else np.array([False])
+        if e.run not in ("baselines", "sampled", "benchmark") or wrong.all() or not wrong.any():
+            continue
+        names = [name.removeprefix("score ") for name in e.answers if name.startswith("score ")]
+        scores = {name: e.baseline(name) for name in names}
+        scores.setdefault("MaximumSequenceProbability", e.baseline("MaximumSequenceProbability"))
+        usable = {name: own for name, own in scores.items() if np.isfinite(own).all()}
+        pairs = [(name, "MaximumSequenceProbability") for name in usable]
+        alone, gaps = prr_intervals(usable, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        for name in sorted(usable, key=lambda name: -alone[name].value):
+            over = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
+            area = f"{auroc(usable[name], wrong):.2f}"
+            rows.append([e.label, e.size, name, signed(alone[name]), over, area])
+    columns = ["cell", "answers / clusters", "method", "PRR", "− MSP", "AUROC"]
+    return table(columns, rows)
+
+
+TABLES: dict[str, Callable[[list[Evidence]], str]] = {
+    "judges": judges_table,
+    "concentration": concentration_table,
+}
+FIGURES: dict[str, str] = {}
+"""Name of a file beside the evidence -> judge."""
+for _judge in JUDGES:
+    TABLES[f"source {_judge}"] = partial(source_table, judge=_judge)
+    TABLES[f"source raw {_judge}"] = partial(source_table, judge=_judge, method="ASMI")
+    TABLES[f"source elsewhere {_judge}"] = partial(elsewhere_table, judge=_judge)
+    TABLES[f"arms {_judge}"] = partial(arms_table, judge=_judge)
+    TABLES[f"arms added {_judge}"] = partial(arms_added_table, judge=_judge)
+    TABLES[f"falsifier {_judge}"] = partial(verdict_table, judge=_judge)
+    TABLES[f"falsifier raw {_judge}"] = partial(verdict_table, judge=_judge, method="ASMI")
+    FIGURES[f"coupling-{_judge}.png"] = _judge
+    for _name, _make in {
+        "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,
+        "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
+        "strata": strata_table, "coupling": coupling_table, "settings": settings_table,
+        "baselines": baselines_table,
+    }.items():  # fmt: skip
+        TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

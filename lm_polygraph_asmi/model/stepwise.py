@@ -100,7 +100,7 @@ class _Grown:
 def _rows(model: PreTrainedModel, masks: Shaped[Tensor, "B H"]) -> Shaped[Tensor, "rows H"]:
     """Masks of all rows: one that keeps every head, those of the subnetworks, and, where more rows
     take less time, some that keep every head."""
-    ones, rows = torch.ones_like(masks[:1]), 1 + len(masks)
+    ones, rows = masks.new_ones(1, masks.shape[1]), 1 + len(masks)
     spare = quick_rows(rows, execution_device(model.get_input_embeddings())) - rows
     return torch.cat([ones, masks, ones.expand(spare, -1)])
 
@@ -164,7 +164,8 @@ class OneSequence:
         """Give whatever stands behind the masked layer all rows in the place of one."""
         model, layer, place = self.model, self.layer, len(self.ids) - 1
         behind = [*decoder_layers(model), final_norm(model)][layer + 1 :]
-        every, packed = torch.zeros(len(self.masks), dtype=torch.long), {}
+        here = torch.zeros(len(self.masks), dtype=torch.long)
+        packed: dict[int, Tensor] = {}
 
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             hidden, call = LayerCall.split(module, args, kwargs, place)
@@ -175,11 +176,11 @@ class OneSequence:
                 ).reshape(1, len(self.masks), -1)
             if module is behind[-1]:
                 return (hidden,), call.arguments
-            call = LayerCall(call.arguments, 1, place)
+            call = LayerCall(call.arguments, 1, place)  # the rest of it is of one position
             kind = id(call.arguments.get("attention_mask"))
             if kind not in packed:
                 packed[kind] = self._allowed(call).to(hidden.device)
-            return (hidden,), call.at_places(every, packed[kind].to(hidden.device))
+            return (hidden,), call.at_places(here, packed[kind].to(hidden.device))
 
         with ExitStack() as hooks:
             seen = hooks.enter_context(seen_by_layers(model, [layer], [layer], place))

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from tests.model.test_device_map import state
 from tests.model.test_kinds import KINDS, masks, sequence
 from tests.registry import tiny_class
 from tests.scoring.conftest import PROMPT, ending_model
-from tests.scoring.test_reuse import ALL_TOKENS, EITHER, same
+from tests.scoring.test_reuse import ALL_TOKENS, EITHER, columns, same
 from tests.scoring.test_reuse import SETTINGS as SMALL
 from tests.tiny_lm import whitebox
 
@@ -92,6 +93,16 @@ def test_one_token_and_a_long_answer():
     tiny = whitebox()
     assert len(equal(tiny, max_new_tokens=1).result.tokens) == 1
     assert len(equal(tiny, max_new_tokens=40).result.tokens) == 40  # more than room is made for
+
+
+@pytest.mark.parametrize("masks", [{"mask_rate": 1e-6}, {"num_masks": 40, "mask_rate": 0.3}])
+def test_no_mask_and_many(masks):
+    """Masks that keep every head are nobody's row; of many, some rows only make up the number."""
+    settings = PLAIN | {"max_new_tokens": 3} | masks
+    found = list(stream(whitebox(), PROMPT, **settings))
+    again = Scorer(whitebox(), **FINISHED | settings).score(PROMPT, [token.id for token in found])
+    np.testing.assert_allclose(columns(found), columns(again.tokens), rtol=1e-5, atol=1e-5)
+    assert (max(token.mi for token in found) > 1e-4) == (len(masks) > 1)
 
 
 def test_chat_prompts():

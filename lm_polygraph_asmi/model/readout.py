@@ -70,6 +70,11 @@ def _takes_part(projection: nn.Module) -> bool:
     )
 
 
+def widens(model: PreTrainedModel) -> bool:
+    """Whether logits are kept wider than the model itself keeps them."""
+    return _takes_part(model.get_output_embeddings())
+
+
 @contextmanager
 def wide_logits(model: PreTrainedModel) -> Iterator[None]:
     """Let the unembedding of a 16-bit model return float32 for a while."""
@@ -119,7 +124,7 @@ def readout(
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with replaced_forward(trunk(model), lambda *_, **__: _Returned(last_hidden_state=states)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
-    if not torch.isfinite(logits).all():
+    if not torch.stack(logits.aminmax()).isfinite().all():  # NaN is the least and the most
         raise FloatingPointError(
             f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "
             "overflows where bfloat16 and float32 do not: load the model in one of these"

@@ -29,7 +29,7 @@ from lm_polygraph_asmi.validation import check_scope, check_source
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
 # others of its sequence, so longer ones cost more than the fewer passes save.
-PACKED_POSITIONS = 512
+PACKED_POSITIONS = 256
 
 
 def rounding(dtype: torch.dtype) -> float:

@@ -104,7 +104,7 @@ def _grid(
 
 def _title(ax: Axes, label: str) -> None:
     lines = label.replace(", ", ",\n", 1).splitlines()
-    width = 34 if rcParams["font.size"] > SMALL["font.size"] else 46
+    width = 34 if rcParams["font.size"] > SMALL["font.size"] else 38
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
@@ -429,7 +429,9 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         bar = figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
-        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_major_formatter(
+            lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}"
+        )
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")

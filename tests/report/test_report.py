@@ -976,14 +976,18 @@ def test_violins_show_their_medians_whole():
     assert any(low <= at <= high for at in ax.get_yticks())
 
 
-def test_of_two_cells_no_text_lies_on_another():
-    """Titles of violins, ticks of MI that spans many powers of ten."""
+def test_no_text_lies_on_another():
+    """Titles of few and of many cells, ticks of MI that spans many powers of ten."""
     values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
     both = dict.fromkeys(("Adapt-ASMI", "MSP"), values)
     found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
     for figure in (
         figures.violins(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (both, wrong, found))),
         figures.joint(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (values, values, -0.5))),
+        figures.joint({f"{i}, squad": (values, values, -0.5) for i in range(7)}),
+        figures.payoff(
+            {f"{i}, squad closed book, n = 300, confident 50%": {} for i in range(7)}, values
+        ),
     ):
         drawn = FigureCanvasAgg(figure)
         drawn.draw()

@@ -9,7 +9,8 @@
 # OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
 # CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence.py). A
 # finished shard is not run again, a cut off one goes on where its journal ends. ROWS=200 asks fewer
-# rows of every cell, SHARDS=20 makes shards smaller.
+# rows of every cell, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
+# its own, or as a part of the rows where hours are few.
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
 # run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
 # `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
@@ -79,7 +80,7 @@ if [ -n "$hub" ]; then
   all=$out
   for name in "${asked[@]:-${cells[@]}}"; do
     out=$all/${name%/*} benchmark=${name#*/}
-    for ((shard = 0; shard < ${SHARDS:-10}; shard++)); do
+    for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
       run "$shard" "$benchmark" benchmark --config-name asmi_cell \
         "model=asmi_${name%/*}" "benchmark=asmi_$benchmark" ${ROWS:+data.limit="$ROWS"}
     done
@@ -172,7 +173,7 @@ for name in "${asked[@]:-open}"; do
     exhibits "$name"
     continue
   fi
-  for ((shard = 0; shard < ${SHARDS:-10}; shard++)); do
+  for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
     for kind in ${RUNS:-sources}; do
       again=asmi.answers=$out/runs/$name/sources/$shard
       lean=(estimators=asmi_only output_attentions=false)

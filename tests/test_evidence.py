@@ -129,6 +129,10 @@ def test_what_is_run_of_a_model(noted, folders):
     assert all(call[-2:] == [*SHORT] for call in runs)
     assert [("instruct=true" in call) for call in runs] == [False] * 4 + [True] * 4
     assert f"asmi.answers={out}/runs/open-chat/sources/0" in runs[5]
+    assert sum("data.shard=0" in call for call in runs) == len(runs) / 2
+    alone = noted(*asked, **often, SHARD="1")
+    shards = {part for call in alone for part in call if part.startswith("data.shard=")}
+    assert shards == {"data.shard=1"}
     # Each run over the answers of the first, but the one that reads attention as answers are made.
     kinds = ("sources", *OTHERS)
     several = noted(*folders, "closed", "--", *SHORT, SHARDS="1", RUNS=" ".join(kinds))

@@ -6,7 +6,7 @@ from pathlib import Path
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
 from tokenizers import ByteLevelBPETokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 from tests.families import tiny_model
 
@@ -52,6 +52,21 @@ def whitebox(
     model.generation_config.pad_token_id = tok.pad_token_id
     parameters = GenerationParameters(stop_strings=stop_strings, temperature=0.5)
     return WhiteboxModel(model, tok, "tiny", "CausalLM", parameters)
+
+
+UNMASKABLE = {"heads": "has no attention heads", "an unembedding": "has no unembedding"}
+"""What a model may lack, and what is said of it."""
+
+
+def unmaskable(lacks: str) -> WhiteboxModel:
+    """A LM-Polygraph model that can answer and has no heads to mask, or nothing to read them by."""
+    found = whitebox()
+    if lacks == "heads":
+        sizes = {"vocab_size": len(found.tokenizer), "hidden_size": 32, "num_hidden_layers": 2}
+        found.model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    else:
+        found.model.get_output_embeddings = lambda: None
+    return found
 
 
 def save(folder: Path, family: str = "llama", **overrides: object) -> Path:

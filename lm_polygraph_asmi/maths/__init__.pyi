@@ -25,6 +25,7 @@ from .operating_point import never_masked_heads as never_masked_heads
 from .operating_point import operating_point as operating_point
 from .operating_point import tolerated_heads as tolerated_heads
 from .support import UnionSupport as UnionSupport
+from .support import most_likely as most_likely
 from .support import ranked as ranked
 from .support import top_k_coverage as top_k_coverage
 from .support import union_support as union_support

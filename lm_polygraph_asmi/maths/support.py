@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lm_polygraph_asmi.validation import check_num_masks, check_top_k
 
+BLOCK = 64
+"""Neighbouring tokens looked at together where the most likely ones of a vocabulary are sought."""
 NORMALISED, NORMALISED_HALF = 1e-3, 0.1
 """Largest |log of the total mass| that rounding explains, in 32 and in 16 bits."""
 
@@ -69,8 +71,30 @@ def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
         >>> ids.tolist(), values.exp()
         ([[[1, 2]]], tensor([[[0.5000, 0.3000]]]))
     """
-    values, ids = log_probs.topk(min(size, log_probs.shape[-1]), dim=-1)
-    return values, ids
+    whole = log_probs.shape[-1] // BLOCK
+    if whole < 2 * size:
+        values, ids = log_probs.topk(min(size, log_probs.shape[-1]), dim=-1)
+        return values, ids
+    # As many blocks as there are tokens wanted hold them all, and are found by their largest.
+    blocks = log_probs[..., : whole * BLOCK].unflatten(-1, (whole, BLOCK))
+    chosen = blocks.amax(-1).topk(size, dim=-1, sorted=False).indices[..., None]
+    ids = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
+    rest = torch.arange(whole * BLOCK, log_probs.shape[-1], device=log_probs.device)
+    ids = torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
+    values, places = log_probs.gather(-1, ids).topk(size, dim=-1)
+    return values, ids.gather(-1, places)
+
+
+def most_likely(by_rank: Ranked) -> Int[Tensor, "S T"]:
+    """The most likely token of each distribution; of several, among those ranked, the first by id.
+
+    Example:
+        >>> most_likely(ranked(torch.tensor([[[0.4, 0.4, 0.2]]]).log(), size=2)).tolist()
+        [[0]]
+    """
+    values, ids = by_rank
+    beaten = values < values[..., :1]
+    return ids.masked_fill(beaten, torch.iinfo(ids.dtype).max).amin(-1)
 
 
 def union_support(

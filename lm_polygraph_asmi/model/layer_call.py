@@ -137,7 +137,7 @@ class LayerCall:
             positions: call it on the hidden states (B, n, D) there, if it mixes no positions.
             spread: give it other arguments for each row too, not one for all of them.
         """
-        arguments = self._with_cache(None)
+        arguments = self.arguments | self._with_cache(None)
         if positions is not None and positions != slice(None):
             arguments |= self._at(positions)
         if spread:
@@ -155,7 +155,7 @@ class LayerCall:
         def stop(key: Tensor, value: Tensor, _: int) -> KeysValues:
             raise Reached(key, value)
 
-        arguments = self._with_cache(KeyValueTap(stop)) | self._at(positions)
+        arguments = self.arguments | self._at(positions) | self._with_cache(KeyValueTap(stop))
         try:
             self._call(layer, hidden, arguments)
         except Reached as reached:
@@ -182,28 +182,15 @@ class LayerCall:
         def follow(key: Tensor, value: Tensor, _: int) -> KeysValues:
             return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
 
-        length = self.before + positions.start if isinstance(positions, slice) else 0
-        return self.replay_over(layer, hidden, follow, positions, allowed, length)
-
-    def replay_over(
-        self,
-        layer: nn.Module,
-        hidden: Tensor,
-        keys_values: Callable[[Tensor, Tensor, int], KeysValues],
-        positions: slice | Tensor,
-        allowed: Tensor,
-        length: int = 0,
-    ) -> Tensor:
-        """`replay_after`, where a function is given the n new keys and values and returns all.
-
-        Args:
-            length: how many positions the cache says it holds.
-        """
-        tap = KeyValueTap(keys_values)
-        tap.length = length
-        arguments = self._with_cache(tap) | self._at(positions)
-        arguments["attention_mask"] = self._mask(allowed.to(hidden.device))
+        tap = KeyValueTap(follow)
+        tap.length = self.before + positions.start if isinstance(positions, slice) else 0
+        arguments = self.at_places(positions, allowed.to(hidden.device)) | self._with_cache(tap)
         return self._call(layer, hidden, arguments)
+
+    def at_places(self, positions: slice | Tensor, allowed: Tensor) -> dict[str, Any]:
+        """The arguments for n positions, places among the N, and which keys each attends to."""
+        mask = {"attention_mask": self._mask(allowed)}
+        return self.arguments | self._at(positions) | mask
 
     def allowed(self, positions: slice) -> Tensor:
         """(n, before + N): which positions each of the n attends to: causal, and in the layer's
@@ -226,10 +213,9 @@ class LayerCall:
         )
 
     def _with_cache(self, cache: KeyValueTap | None) -> dict[str, Any]:
-        return {
-            name: cache if isinstance(value, KeyValueTap) else value
-            for name, value in self.arguments.items()
-        }
+        """The arguments that hold the cache, with another."""
+        given = self.arguments.items()
+        return {name: cache for name, value in given if isinstance(value, KeyValueTap)}
 
     def _at(self, positions: slice | Tensor) -> dict[str, Any]:
         """The arguments that hold one entry per position (ids, rotary angles), at `positions`."""

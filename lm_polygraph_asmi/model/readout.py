@@ -70,6 +70,11 @@ def _takes_part(projection: nn.Module) -> bool:
     )
 
 
+def widens(model: PreTrainedModel) -> bool:
+    """Whether logits are kept wider than the model itself keeps them."""
+    return _takes_part(model.get_output_embeddings())
+
+
 @contextmanager
 def wide_logits(model: PreTrainedModel) -> Iterator[None]:
     """Let the unembedding of a 16-bit model return float32 for a while."""
@@ -105,12 +110,21 @@ def readout(
 
     Raises:
         FloatingPointError: NaN or infinite logits.
+
+    Example:
+        >>> with torch.no_grad():
+        ...     hidden = model.model(ids[None]).last_hidden_state
+        ...     log_probs = readout(model, hidden[0])
+        >>> log_probs.shape
+        torch.Size([8, 50])
+        >>> torch.allclose(log_probs.exp().sum(-1), torch.ones(8))
+        True
     """
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with replaced_forward(trunk(model), lambda *_, **__: _Returned(last_hidden_state=states)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
-    if not torch.isfinite(logits).all():
+    if not torch.stack(logits.aminmax()).isfinite().all():  # NaN is the least and the most
         raise FloatingPointError(
             f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "
             "overflows where bfloat16 and float32 do not: load the model in one of these"

@@ -1,27 +1,28 @@
 """The masked passes while an answer is written: all subnetworks go on by one position at a time.
 
-The prompt's keys and values are those of the unmasked pass, the same for all; of what has been
+The prompt's keys and values are those of the unmasked model, the same for all; of what has been
 written since each subnetwork has its own. What comes after each step are final states, as in the
 scope "response" for the finished answer.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import difference, extent_of
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.layer_call import KeysValues
+from lm_polygraph_asmi.model.devices import execution_device, quick_rows
+from lm_polygraph_asmi.model.layer_call import KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
     context_window,
     decoder_layers,
     final_norm,
-    num_layers,
     trunk,
 )
 from lm_polygraph_asmi.model.notes import has_foreign_code, known
@@ -33,13 +34,14 @@ from lm_polygraph_asmi.model.perturbation import (
 )
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of
-from lm_polygraph_asmi.model.subnetworks import Subnetworks
 from lm_polygraph_asmi.model.suffix import Way, cache_of_rows
 from lm_polygraph_asmi.model.unmasked import (
     Memory,
+    Seen,
     UnmaskedPass,
     check_scope_runs,
     run_unmasked,
+    seen_by_layers,
 )
 
 TRIAL = 3
@@ -48,43 +50,53 @@ ROOM = 16
 """Positions that room is made for at first, and then twice as many each time."""
 
 
-Steps = Callable[[Iterable[int]], tuple[Tensor, Tensor]]
+Steps = Callable[[Iterable[int]], Tensor]
 """An answer on its way, first given the whole prompt, then token by token. Returns final states
-behind the last token given: (1, D) of the unmasked model, (B, 1, D) under each mask."""
+behind the last token given, (rows, 1, D): of the unmasked model, then under each of the B masks;
+what follows are rows that nobody asked for."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Steps, and which of their rows the drawn masks have; as in `Subnetworks`."""
+    """Steps, and which of their rows the drawn masks have; as in `Subnetworks`.
+
+    Attributes:
+        steps: of the unmasked model and of the subnetworks.
+        rows: of their states, those of the distinct subnetworks.
+        index: for each of the S drawn masks, which of these it has.
+        counts: how often each was drawn.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     written = steps_of(model, ids[:6], 2, masks)
+        >>> isinstance(written, Written), written.counts
+        (True, tensor([2., 1.]))
+    """
 
     steps: Steps
+    rows: Int[Tensor, " distinct"]
     index: Int[Tensor, " S"]
     counts: Float[Tensor, " distinct"]
-    keeps_all: bool
-
-    def __call__(self, tokens: Iterable[int]) -> tuple[Float[Tensor, "1 D"], Subnetworks]:
-        """What stands behind these tokens, the prompt's at first and then one by one."""
-        own, hidden = self.steps(tokens)
-        if self.keeps_all:
-            hidden = torch.cat([hidden, own[None]])
-        return own, Subnetworks(hidden, self.counts, self.index)
 
 
 class _Grown:
-    """Keys and values of a layer: the prompt's, then step by step one of each subnetwork."""
+    """Keys and values of a layer: the prompt's, then step by step one of each row."""
 
-    def __init__(self, prompt: KeysValues, rows: int) -> None:
+    def __init__(self, *prompt: Tensor) -> None:
         self.parts = list(prompt)
-        self.length, self.rows = prompt[0].shape[-2], rows
+        self.length = prompt[0].shape[-2] if prompt else 0
 
-    def __call__(self, key: Tensor, value: Tensor, _: int) -> KeysValues:
-        end = self.length + self.rows
-        if end > self.parts[0].shape[-2]:
-            room = max(ROOM * self.rows, end)
-            for number, part in enumerate(self.parts):
-                larger = part.new_empty(*part.shape[:2], end + room, part.shape[-1])
+    def __call__(self, key: Tensor, value: Tensor) -> KeysValues:
+        parts = self.parts or [key[:, :, :0], value[:, :, :0]]  # a prompt of one token
+        end = self.length + key.shape[-2]
+        if end > parts[0].shape[-2]:
+            room = max(ROOM * key.shape[-2], end)
+            self.parts = [
+                part.new_empty(*part.shape[:2], end + room, part.shape[-1]) for part in parts
+            ]
+            for larger, part in zip(self.parts, parts, strict=True):
                 larger[:, :, : self.length] = part[:, :, : self.length]
-                self.parts[number] = larger
         for part, new in zip(self.parts, (key, value), strict=True):
             part[:, :, self.length : end] = new
         self.length = end
@@ -92,8 +104,34 @@ class _Grown:
         return keys[:, :, :end], values[:, :, :end]
 
 
+def _rows(model: PreTrainedModel, masks: Shaped[Tensor, "B H"]) -> Shaped[Tensor, "rows H"]:
+    """Masks of all rows: one that keeps every head, those of the subnetworks, and, where more rows
+    take less time, some that keep every head."""
+    ones, rows = masks.new_ones(1, masks.shape[1]), 1 + len(masks)
+    spare = quick_rows(rows, execution_device(model.get_input_embeddings())) - rows
+    return torch.cat([ones, masks, ones.expand(spare, -1)])
+
+
+def _at_last(ids: list[int], seen: Seen | None = None) -> UnmaskedPass:
+    """What is known of a pass over the last of these tokens."""
+    seen = seen or Seen()
+    return UnmaskedPass(
+        input_ids=torch.tensor([*ids, ids[-1]]),  # what would follow is not looked at
+        prompt_length=len(ids),
+        targets=seen.targets,
+        calls=seen.calls,
+        scope="response",
+        known={},
+        devices=frozenset(),
+        final_hidden=torch.empty(0, 1),
+        start=len(ids) - 1,
+    )
+
+
 class OneSequence:
-    """The positions of all subnetworks stand behind one prompt, each blind to the others."""
+    """One pass at each step. Up to the masked layer it is that of generation; from there on, its
+    position is one row for each mask, and the rows stand behind one prompt, each blind to the
+    others."""
 
     def __init__(
         self,
@@ -104,57 +142,70 @@ class OneSequence:
     ) -> None:
         if not Memory.serves(model):
             raise NotImplementedError("its layers keep more than keys and values")
-        self.model, self.layer, self.masks, self.change = model, layer, masks, change
+        self.model, self.layer, self.change = model, layer, change
+        self.masks = _rows(model, masks)
         self.ids: list[int] = []
-        self.prompt = 0
-        self.memory = Memory()
-        self.grown: dict[int, _Grown] = {}
+        self.shared = 0  # positions whose keys and values all rows have
+        self.grown: dict[int, _Grown] = defaultdict(_Grown)
 
-    def __call__(self, tokens: Iterable[int]) -> tuple[Tensor, Tensor]:
-        self.ids += tokens
-        self.prompt = self.prompt or len(self.ids)
-        # What would follow is not looked at.
-        ids = torch.tensor([*self.ids, self.ids[-1]])
-        unmasked = run_unmasked(
-            self.model, ids, len(self.ids), [self.layer], "response", self.memory
-        )
-        own = unmasked.final_hidden
-        if not len(self.masks):
-            return own, own.new_empty(0, *own.shape)
-        return own, self._masked(unmasked)
+    def __call__(self, tokens: Iterable[int]) -> Tensor:
+        *before, last = tokens
+        if before:
+            cache = DynamicCache()
+            self._run(before, cache)
+            layers: list[Any] = cache.layers
+            self.grown |= {i: _Grown(kept.keys, kept.values) for i, kept in enumerate(layers)}
+            self.ids, self.shared = before, len(before)
+        tap = KeyValueTap(lambda *new: self.grown[new[-1]](*new[:-1]), self.model.config)
+        tap.length = len(self.ids)
+        self.ids.append(last)
+        with self._in_rows():
+            return self._run([last], tap).reshape(len(self.masks), 1, -1)
 
-    def _masked(self, unmasked: UnmaskedPass) -> Tensor:
-        model, copies = self.model, len(self.masks)
-        hidden = perturbed_layer(
-            model, unmasked, self.layer, self.masks, unmasked.predicting, self.change
-        )
-        hidden = hidden.reshape(1, copies, -1)
-        here = unmasked.run(unmasked.predicting)
-        places = torch.full((copies,), here.start)
-        apart = torch.eye(copies, dtype=torch.bool)
+    def _run(self, ids: list[int], cache: DynamicCache) -> Tensor:
+        given = torch.tensor([ids], device=execution_device(self.model.get_input_embeddings()))
+        return states_of(trunk(self.model)(input_ids=given, past_key_values=cache, use_cache=True))
+
+    @contextmanager
+    def _in_rows(self) -> Iterator[None]:
+        """Give whatever stands behind the masked layer all rows in the place of one."""
+        model, layer, place = self.model, self.layer, len(self.ids) - 1
+        behind = [*decoder_layers(model), final_norm(model)][layer + 1 :]
+        here = torch.zeros(len(self.masks), dtype=torch.long)
         packed: dict[int, Tensor] = {}
-        for index in range(self.layer + 1, num_layers(model)):
-            if index not in self.grown:
-                self.grown[index] = _Grown(unmasked.known[index], copies)
-            call = unmasked.calls[index]
+
+        def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            hidden, call = LayerCall.split(module, args, kwargs, place)
+            if module is behind[0]:
+                unmasked = _at_last(self.ids, seen)
+                hidden = perturbed_layer(
+                    model, unmasked, layer, self.masks, unmasked.predicting, self.change
+                ).reshape(1, len(self.masks), -1)
+            if module is behind[-1]:
+                return (hidden,), call.arguments
+            call = LayerCall(call.arguments, 1, place)  # the rest of it is of one position
             kind = id(call.arguments.get("attention_mask"))
             if kind not in packed:
-                before, own = call.allowed(here).cpu().tensor_split([self.prompt - 1], dim=1)
-                every = own[0][None, :, None] & apart[:, None]  # (mask, step, mask)
-                packed[kind] = torch.cat([before.expand(copies, -1), every.flatten(1)], dim=1)
-            hidden = call.replay_over(
-                decoder_layers(model)[index],
-                hidden,
-                self.grown[index],
-                places,
-                packed[kind],
-                unmasked.before.stop,
-            )
-        return final_norm(model)(hidden).reshape(copies, 1, -1)
+                packed[kind] = self._allowed(call).to(hidden.device)
+            return (hidden,), call.at_places(here, packed[kind].to(hidden.device))
+
+        with ExitStack() as hooks:
+            seen = hooks.enter_context(seen_by_layers(model, [layer], [layer], place))
+            for module in behind:
+                handle = module.register_forward_pre_hook(enter, with_kwargs=True)
+                hooks.callback(handle.remove)
+            yield
+
+    def _allowed(self, call: LayerCall) -> Tensor:
+        """(rows, keys): the shared ones, and of each step the row's own."""
+        shared, own = call.allowed(slice(0, 1)).cpu().tensor_split([self.shared], dim=1)
+        apart = torch.eye(len(self.masks), dtype=torch.bool)
+        steps = own[0][None, :, None] & apart[:, None]  # (row, step, row)
+        return torch.cat([shared.expand(len(apart), -1), steps.flatten(1)], dim=1)
 
 
 class RowsOfBatch:
-    """Each subnetwork is a row with a cache of its own, whatever the model keeps in it."""
+    """Each row of a batch has a cache of its own, whatever the model keeps in it."""
 
     def __init__(
         self,
@@ -164,47 +215,30 @@ class RowsOfBatch:
         change: Perturbation,
     ) -> None:
         self.model, self.layer, self.change = model, layer, change
-        # One row more, which keeps every head.
-        self.masks = torch.cat([torch.ones_like(masks[:1]), masks]) if len(masks) else None
+        self.masks = _rows(model, masks)
         self.ids: list[int] = []
         self.cache: Any = None
 
-    def __call__(self, tokens: Iterable[int]) -> tuple[Tensor, Tensor]:
-        first, tokens = not self.ids, list(tokens)
-        self.ids += tokens
+    def __call__(self, tokens: Iterable[int]) -> Tensor:
+        tokens = list(tokens)
         device = execution_device(self.model.get_input_embeddings())
-        rows = 1 if self.masks is None else len(self.masks)
-        if first and len(tokens) > 1:
+        rows = len(self.masks)
+        if len(tokens) > 1:
             prompt = torch.tensor([tokens[:-1]], device=device)
             output = trunk(self.model)(input_ids=prompt, use_cache=True)
             self.cache = cache_of_rows(output.past_key_values, rows, device)
+        self.ids += tokens
         ids = torch.tensor(tokens[-1:], device=device).expand(rows, 1)
-        given = {"input_ids": ids, "past_key_values": self.cache, "use_cache": True}
-        if self.masks is None:
-            states = states_of(output := trunk(self.model)(**given))
-        else:
-            place = len(self.ids) - 1
-            # What takes away heads looks at no other pass: there is none.
-            none = self.masks.new_empty(0, 1)
-            unmasked = UnmaskedPass(
-                torch.tensor([*self.ids, 0]),
-                len(self.ids),
-                {},
-                {},
-                "response",
-                {},
-                frozenset(),
-                none,
-            )
-            with perturbed(
-                self.model, unmasked, self.layer, self.masks, torch.tensor([place]), self.change,
-                before=place,
-            ):  # fmt: skip
-                states = states_of(output := trunk(self.model)(**given))
+        place = len(self.ids) - 1
+        with perturbed(
+            self.model, _at_last(self.ids), self.layer, self.masks, torch.tensor([place]),
+            self.change, before=place,
+        ):  # fmt: skip
+            output = trunk(self.model)(input_ids=ids, past_key_values=self.cache, use_cache=True)
         self.cache = output.past_key_values
         if self.cache is None:
             raise NotImplementedError("the model keeps no cache")
-        return states[0], states[1:]
+        return states_of(output)
 
 
 def _stepwise(kind: Any) -> Any:
@@ -220,7 +254,7 @@ def _stepwise(kind: Any) -> Any:
         steps: Steps = kind(model, layer, masks, change)
         ids = unmasked.input_ids.tolist()
         given = [ids[: unmasked.prompt_length], *([i] for i in ids[unmasked.prompt_length : -1])]
-        return torch.cat([steps(tokens)[1] for tokens in given], dim=1)
+        return torch.cat([steps(tokens)[1 : 1 + len(masks)] for tokens in given], dim=1)
 
     return run
 
@@ -253,6 +287,15 @@ def steps_of(
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
         RuntimeError: no way gives what whole passes give, or hooks of others may not.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     written = steps_of(model, ids[:6], 2, masks)
+        ...     states = written.steps(ids[:6].tolist())  # the prompt
+        ...     states = written.steps([9])  # and the first token of the answer
+        >>> states[written.rows].shape  # (distinct, 1, D)
+        torch.Size([2, 1, 16])
     """
     if change.arm != "heads" or change.edit is not None:
         raise NotImplementedError(f"no steps for the perturbation {change.arm!r}")
@@ -264,13 +307,10 @@ def steps_of(
             "finished answer"
         )
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    kept = distinct.all(dim=1)
-    masked = distinct[~kept]
-    # The row that keeps every head is the unmasked model's, and comes last.
-    rows = torch.cat([torch.nonzero(~kept)[:, 0], torch.nonzero(kept)[:, 0]])
-    kind = _right_kind(model, prompt.cpu(), layer, masked, change)
-    steps = kind(model, layer, masked, change)
-    return Written(steps, rows.argsort()[index], counts[rows].float(), bool(kept.any()))
+    masked = ~distinct.all(dim=1)  # the row that keeps every head is the unmasked model's
+    kind = _right_kind(model, prompt.cpu(), layer, distinct[masked], change)
+    steps = kind(model, layer, distinct[masked], change)
+    return Written(steps, masked.cumsum(0) * masked, index, counts.float())
 
 
 def _right_kind(
@@ -282,7 +322,7 @@ def _right_kind(
 ) -> Any:
     """The cheapest kind of steps that was seen to be right."""
     if not len(masks):
-        return OneSequence if Memory.serves(model) else RowsOfBatch
+        return RowsOfBatch
     room = (context_window(model) or len(prompt) + TRIAL) - len(prompt)
     trial = repeated(prompt, max(1, min(TRIAL, room)))
     done = known(model).setdefault("steps", {})

@@ -1,7 +1,7 @@
 """One ordinary pass over prompt and response that records what the masked suffixes start from."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,15 @@ class UnmaskedPass:
             attention by position themselves.
         prompt_caches: what the model itself keeps of the positions before the predicting ones,
             made when it is first asked for.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     log_probs = unmasked.log_probs(model)
+        >>> isinstance(unmasked, UnmaskedPass), unmasked.predicting
+        (True, slice(5, 7, None))
+        >>> log_probs.shape  # (T, V)
+        torch.Size([2, 50])
     """
 
     input_ids: Int[Tensor, " tokens"]
@@ -107,6 +116,16 @@ class Memory:
         layers: keys and values of each layer, from the first to the last.
         state: that of the model that made them (`state_in_session`); to another, or one whose
             weights have changed, they are as if not known.
+
+    Example:
+        >>> memory = Memory()
+        >>> with scoring_session(model):
+        ...     for last in (7, 8):  # the second pass runs what is new alone
+        ...         ids[-1] = last
+        ...         unmasked = run_unmasked(model, ids, 6, [2], "response", memory)
+        ...         print(unmasked.start)
+        0
+        5
     """
 
     input_ids: list[int] = field(default_factory=list)
@@ -206,13 +225,81 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
 
 
 def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
-    """Raise ValueError unless the attention implementation in use can serve this scope."""
+    """Raise ValueError unless the attention implementation in use can serve this scope.
+
+    Example:
+        >>> check_scope_runs(model, "response")
+        >>> check_scope_runs(model, "answer")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: scope must be ...
+    """
     check_scope(scope)
     if scope == "response" and attention_of(model) not in MASKABLE:
         raise ValueError(
             f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
             f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
         )
+
+
+@dataclass
+class Seen:
+    """What layers were called with in a pass, by index of the layer.
+
+    Attributes:
+        calls: how the model called every layer that was watched.
+        hidden: hidden states entering a target layer.
+        heads: what enters its output projection.
+    """
+
+    calls: dict[int, LayerCall] = field(default_factory=dict)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    heads: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> dict[int, TargetInput]:
+        return {index: TargetInput(self.hidden[index], self.heads[index]) for index in self.hidden}
+
+
+@contextmanager
+def seen_by_layers(
+    model: PreTrainedModel, layers: Iterable[int], targets: Collection[int], before: int = 0
+) -> Iterator[Seen]:
+    """Watch layers, and the heads of targets among them, during a pass.
+
+    Args:
+        before: positions in front of the pass, whose keys and values are known.
+    """
+    seen = Seen()
+
+    def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            states, seen.calls[index] = LayerCall.split(module, args, kwargs, before)
+            if index in targets:
+                seen.hidden[index] = states
+
+        return hook
+
+    def record_heads(index: int) -> Callable[[nn.Module, tuple], None]:
+        def hook(_: nn.Module, args: tuple) -> None:
+            # Some families hold all positions of a batch in one axis.
+            if index == max(seen.calls):
+                seen.heads[index] = args[0].reshape(1, -1, args[0].shape[-1])
+
+        return hook
+
+    with ExitStack() as hooks:
+        for index in layers:
+            # First in line: hooks of others run again when the layer is replayed.
+            handle = decoder_layers(model)[index].register_forward_pre_hook(
+                record_layer(index), with_kwargs=True, prepend=True
+            )
+            hooks.callback(handle.remove)
+            if index in targets:
+                # Last in line: a mask applies to what the projection gets in the end.
+                projection = output_projection(model, index)
+                handle = projection.register_forward_pre_hook(record_heads(index))
+                hooks.callback(handle.remove)
+        yield seen
 
 
 def run_unmasked(
@@ -239,6 +326,12 @@ def run_unmasked(
             model does not have, an unknown scope, or one the attention in use cannot serve.
         RuntimeError: the family table names a module that is not the output projection, or the
             model is compiled.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        >>> unmasked.final_hidden.shape, unmasked.targets[2].heads.shape  # (T, D), (1, N - 1, W)
+        (torch.Size([2, 16]), torch.Size([1, 7, 16]))
     """
     validate_sequence(model, input_ids, prompt_length)
     check_scope_runs(model, scope)
@@ -255,31 +348,10 @@ def run_unmasked(
     start, kept = 0, []
     if memory is not None and scope == "response":
         start, kept = memory.common(model, input_ids[: prompt_length - 1].tolist()), memory.layers
-    hidden: dict[int, Tensor] = {}
-    heads: dict[int, Tensor] = {}
-    calls: dict[int, LayerCall] = {}
     known: dict[int, KeysValues] = {}
     every: dict[int, KeysValues] = {}
     devices: set[torch.device] = set()
     final: list[Tensor] = []
-
-    def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            states, calls[index] = LayerCall.split(module, args, kwargs, start)
-            if index == first:
-                tap.asked = False  # the model itself may; do layers?
-            if index in targets:
-                hidden[index] = states
-
-        return hook
-
-    def record_heads(index: int) -> Callable[[nn.Module, tuple], None]:
-        def hook(_: nn.Module, args: tuple) -> None:
-            # Some families hold all positions of a batch in one axis.
-            if index == max(calls):
-                heads[index] = args[0].reshape(1, -1, args[0].shape[-1])
-
-        return hook
 
     def record_known(key: Tensor, value: Tensor, index: int) -> KeysValues:
         if start:
@@ -294,20 +366,17 @@ def run_unmasked(
             known[index] = key[:, :, before], value[:, :, before]
         return key, value
 
+    def begun(*_: Any) -> None:
+        tap.asked = False  # the model itself may; do layers?
+
     # Made for the model's config it also takes what layers keep besides keys and values.
     tap = KeyValueTap(record_known, model.config)
     tap.length = start
+    watched = range(first, total) if found.chained else range(0)
     with ExitStack() as hooks:
-        for index in range(first, total) if found.chained else ():
-            module = decoder_layers(model)[index]
-            # First in line: hooks of others run again when the layer is replayed.
-            handle = module.register_forward_pre_hook(
-                record_layer(index), with_kwargs=True, prepend=True
-            )
-            hooks.callback(handle.remove)
-        for index in targets if found.chained else ():
-            # Last in line: a mask applies to what the projection gets in the end.
-            handle = output_projection(model, index).register_forward_pre_hook(record_heads(index))
+        seen = hooks.enter_context(seen_by_layers(model, watched, targets, start))
+        if watched:
+            handle = decoder_layers(model)[first].register_forward_pre_hook(begun)
             hooks.callback(handle.remove)
         handle = trunk(model).register_forward_hook(lambda *call: final.append(states_of(call[-1])))
         hooks.callback(handle.remove)
@@ -318,7 +387,7 @@ def run_unmasked(
         else:
             trunk(model)(input_ids=ids, use_cache=False)
     if found.chained:
-        _check_heads(model, heads, targets)
+        _check_heads(model, seen.heads, targets)
     if memory is not None and len(every) < total:
         Memory.refuse(model)  # layers share keys, or keep them where nobody sees
     elif memory is not None:
@@ -326,8 +395,8 @@ def run_unmasked(
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,
-        targets={index: TargetInput(hidden[index], heads[index]) for index in hidden},
-        calls=calls,
+        targets=seen.targets,
+        calls=seen.calls,
         scope=scope,
         known=known,
         devices=frozenset(devices) or frozenset([final[0].device]),

@@ -46,6 +46,7 @@ from lm_polygraph_asmi.model import (
     without_part,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.saved.doses import dose_of
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import (
@@ -360,14 +361,13 @@ class Engine:
     ) -> dict[str, np.ndarray]:
         """What the unmasked model says of tokens, from its final states."""
 
-        def own(part: slice) -> tuple[Tensor, Tensor]:
-            log_probs = readout(model, hidden[part]).double()
-            of_token = log_probs.gather(-1, tokens[part, None].to(log_probs.device))[:, 0]
-            return entr(log_probs.exp()).sum(-1), of_token
-
-        chunk = self._at_once(model, hidden.device)
-        entropy, likelihood = map(torch.cat, zip(*in_chunks(own, len(tokens), chunk), strict=True))
-        return {"asmi_entropy": _numpy(entropy), "asmi_log_likelihood": _numpy(likelihood)}
+        return _joined(
+            in_chunks(
+                lambda part: _of_tokens(readout(model, hidden[part]), tokens[part]),
+                len(tokens),
+                self._at_once(model, hidden.device),
+            )
+        )
 
     def _score_part(
         self,
@@ -454,9 +454,19 @@ class Engine:
         return Writing(self, model, used, written, seed, prompt.tolist(), seconds)
 
     def _reduced(
-        self, model: PreTrainedModel, subnetworks: Subnetworks, used: Settings
+        self,
+        model: PreTrainedModel,
+        subnetworks: Subnetworks,
+        used: Settings,
+        log_probs: Float[Tensor, "distinct T V"] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Per-token statistics of subnetworks."""
+        """Per-token statistics of subnetworks, from their distributions if these are at hand."""
+
+        def read(part: slice) -> Tensor:
+            if log_probs is None:
+                return readout(model, subnetworks.hidden[:, part])
+            return log_probs[:, part]
+
         # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
         # few positions at a time.
         weight = unembedding(model)
@@ -467,9 +477,7 @@ class Engine:
         # Where the kernel of a single position is too large, it is made some rows at a time.
         rows = max(1, min(union, int(budget - per_position) // per_row))
         parts = in_chunks(
-            lambda part: self._reduce(
-                readout(model, subnetworks.hidden[:, part]), weight, subnetworks, rows
-            ),
+            lambda part: self._reduce(read(part), weight, subnetworks, rows),
             positions,
             int(budget) // (per_position + rows * per_row),
         )
@@ -536,7 +544,7 @@ class Engine:
             "asmi_mean_entropy": found.mean_entropy,
             "asmi_tail_mass": share @ support.tail,
             "asmi_coverage": torch.einsum("s,stk->tk", share, coverage).float(),
-            "asmi_top_token": log_probs.argmax(-1)[index].int(),
+            "asmi_top_token": maths.most_likely(by_rank)[index].int(),
         }
         if self.details:
             mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
@@ -582,11 +590,15 @@ class Writing:
         """
         start = time.perf_counter()
         assert self._written is not None, "it was let go of"
-        own, subnetworks = self._written(self._next)
+        model, written = self.model, self._written
+        states = written.steps(self._next)
+        log_probs = readout(model, states)
         if token is None:  # what the model itself says, rounded as it rounds, as in generation
-            token = int(readout(self.model, own, wide=False)[-1].argmax())
-        found = self.engine._own_statistics(self.model, own, torch.tensor([token]))
-        found |= self.engine._reduced(self.model, subnetworks, self.settings)
+            own = readout(model, states[0], wide=False) if widens(model) else log_probs[0]
+            token = int(own.argmax())
+        found = _of_tokens(log_probs[0], torch.tensor([token]))
+        subnetworks = Subnetworks(states[written.rows], written.counts, written.index)
+        found |= self.engine._reduced(model, subnetworks, self.settings, log_probs[written.rows])
         self.ids.append(token)
         self._next = [token]
         self._parts.append(found)
@@ -609,6 +621,14 @@ class Writing:
             "asmi_seconds": self._seconds,
             "asmi_reused_depths": 0,
         }
+
+
+def _of_tokens(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:
+    """What distributions say of the tokens that were written, and how sure they are."""
+    log_probs = log_probs.double()
+    of_token = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0]
+    entropy = entr(log_probs.exp()).sum(-1)
+    return {"asmi_entropy": _numpy(entropy), "asmi_log_likelihood": _numpy(of_token)}
 
 
 def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import torch
 
 from lm_polygraph_asmi.maths import (
     disagreement,
+    most_likely,
     mutual_information,
+    ranked,
     top_k_coverage,
     union_support,
 )
@@ -141,3 +143,18 @@ def test_non_finite_input_raises(log_probs, value):
     log_probs[2, 1, 5] = value
     with pytest.raises(FloatingPointError, match="NaN or infinity"):
         mutual_information(log_probs, 8)
+
+
+@pytest.mark.parametrize("vocabulary", [1000, 4096])
+def test_ranking_by_blocks_is_ranking(vocabulary):
+    """The most likely tokens of a large vocabulary are sought in some blocks of it alone."""
+    generator = torch.Generator().manual_seed(2)
+    log_probs = torch.randn(3, 2, vocabulary, generator=generator).log_softmax(-1)
+    log_probs[0, 0, 128:140] = 0.5  # neighbours, and others at the end
+    log_probs[1, 1, -3:] = 0.5
+    values, ids = ranked(log_probs, 7)
+    assert torch.equal(values, log_probs.topk(7).values)
+    assert torch.equal(log_probs.gather(-1, ids), values)
+    assert all(len(set(row)) == 7 for row in ids.flatten(0, 1).tolist())
+    assert torch.equal(most_likely((values, ids))[1:, 0], log_probs.argmax(-1)[1:, 0])
+    assert most_likely(ranked(log_probs, 12))[0, 0] == 128  # of equals the first

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import Memory
 from lm_polygraph_asmi.model import unmasked as unmasked_module
 from lm_polygraph_asmi.scoring.call import Scorer
@@ -12,7 +13,7 @@ from tests.families import CONFIGS, tiny_model
 from tests.model.test_kinds import KINDS, sequence
 from tests.registry import tiny_class
 from tests.scoring.conftest import PROMPT
-from tests.tiny_lm import tokenizer, whitebox
+from tests.tiny_lm import UNMASKABLE, tokenizer, unmaskable, whitebox
 
 SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4}
 # Rounding exchanges the last of K tokens where two are all but equally likely.
@@ -28,7 +29,7 @@ def columns(tokens):
 def same(found, expected):
     assert [token.id for token in found] == [token.id for token in expected]
     assert [token.text for token in found] == [token.text for token in expected]
-    np.testing.assert_allclose(columns(found), columns(expected), atol=1e-5)
+    np.testing.assert_allclose(columns(found), columns(expected), rtol=1e-5, atol=1e-5)
     assert columns(expected)[:, 0].max() > 1e-4  # masks change something
 
 
@@ -114,3 +115,36 @@ def test_another_model_knows_nothing():
     found, expected = engine.score(tiny, *given, memory=memory), engine.score(tiny, *given)
     np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
     assert engine.remembers(tiny)
+
+
+def test_a_model_that_generates_over_no_cache(monkeypatch, starts):
+    """It is asked once; its answer is made without, and the prompt is run again."""
+    tiny = whitebox()
+    plain, asked = type(tiny.model).generate, []
+
+    def refusing(self, *args, **kwargs):
+        asked.append("past_key_values" in kwargs)
+        if asked[-1]:
+            raise AttributeError("this model keeps nothing")
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(tiny.model), "generate", refusing)
+    scorer = Scorer(tiny, **SETTINGS, **ALL_TOKENS, max_new_tokens=3)
+    own = [scorer.score(PROMPT) for _ in range(2)]
+    assert asked == [True, False, False]
+    assert set(starts) == {0}
+    for score in own:
+        same(score.tokens, scorer.score(PROMPT, [token.id for token in score.tokens]).tokens)
+
+
+@pytest.mark.parametrize("lacks", [*UNMASKABLE, "a stack of layers"])
+def test_what_cannot_be_masked_is_refused_before_it_answers(lacks, monkeypatch):
+    tiny = unmaskable(lacks) if lacks in UNMASKABLE else whitebox()
+    if lacks not in UNMASKABLE:
+        tiny.model.model.layers.append(tiny.model.model.layers[0])
+        tiny.model.config.num_hidden_layers += 1
+    monkeypatch.setattr(type(tiny.model), "generate", lambda *_, **__: pytest.fail("it answered"))
+    reason = UNMASKABLE.get(lacks, "do not run once each")
+    for ask in (Scorer, lambda model, **settings: stream(model, PROMPT, **settings)):
+        with pytest.raises(TypeError, match=f"{type(tiny.model).__name__}.* {reason}"):
+            ask(tiny, **SETTINGS)

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from tests.model.test_device_map import state
 from tests.model.test_kinds import KINDS, masks, sequence
 from tests.registry import tiny_class
 from tests.scoring.conftest import PROMPT, ending_model
-from tests.scoring.test_reuse import ALL_TOKENS, EITHER, same
+from tests.scoring.test_reuse import ALL_TOKENS, EITHER, columns, same
 from tests.scoring.test_reuse import SETTINGS as SMALL
 from tests.tiny_lm import whitebox
 
@@ -67,8 +68,8 @@ def test_steps_of_every_kind(kind):
             return
         written = steps_of(model, ids[:11], layer, masks())
         parts = [ids[:11].tolist(), *([i] for i in ids[11:-1].tolist())]
-        states = [written(part)[1] for part in parts]
-        found = torch.cat([readout(model, rows.hidden) for rows in states], dim=1)
+        states = [written.steps(part)[written.rows] for part in parts]
+        found = torch.cat([readout(model, rows) for rows in states], dim=1)
     index = written.index
     axis = 0 if type(model.get_submodule(projection.format(layer))).__name__ == "Conv1D" else 1
     slow = reference.subnetwork_log_probs(
@@ -92,6 +93,16 @@ def test_one_token_and_a_long_answer():
     tiny = whitebox()
     assert len(equal(tiny, max_new_tokens=1).result.tokens) == 1
     assert len(equal(tiny, max_new_tokens=40).result.tokens) == 40  # more than room is made for
+
+
+@pytest.mark.parametrize("masks", [{"mask_rate": 1e-6}, {"num_masks": 40, "mask_rate": 0.3}])
+def test_no_mask_and_many(masks):
+    """Masks that keep every head are nobody's row; of many, some rows only make up the number."""
+    settings = PLAIN | {"max_new_tokens": 3} | masks
+    found = list(stream(whitebox(), PROMPT, **settings))
+    again = Scorer(whitebox(), **FINISHED | settings).score(PROMPT, [token.id for token in found])
+    np.testing.assert_allclose(columns(found), columns(again.tokens), rtol=1e-5, atol=1e-5)
+    assert (max(token.mi for token in found) > 1e-4) == (len(masks) > 1)
 
 
 def test_chat_prompts():
@@ -169,12 +180,14 @@ def test_hooks_of_others_are_refused():
 
 def test_wrong_steps_are_refused(monkeypatch):
     """The steps are held against whole passes before the first token is believed."""
-    monkeypatch.setattr(stepwise.OneSequence, "_masked", lambda *_: torch.ones(()))
+    everything = stepwise.OneSequence._allowed
+    monkeypatch.setattr(
+        stepwise.OneSequence, "_allowed", lambda *given: torch.ones_like(everything(*given))
+    )
     plain = stepwise.RowsOfBatch.__call__
 
     def shifted(self, tokens):
-        own, masked = plain(self, tokens)
-        return own, masked + 1
+        return plain(self, tokens) + 1
 
     assert len(list(stream(whitebox(), PROMPT, **PLAIN, max_new_tokens=2))) == 2  # by rows
     monkeypatch.setattr(stepwise.RowsOfBatch, "__call__", shifted)

@@ -15,7 +15,7 @@ from lm_polygraph_asmi.stat_calculators.greedy import (
     _remembered,
     load_stat_calculator,
 )
-from tests.tiny_lm import whitebox
+from tests.tiny_lm import UNMASKABLE, unmaskable, whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
 
@@ -130,6 +130,21 @@ def test_a_batch_is_not_remembered(finished, model, starts, saved):
     assert MEMORY not in stats
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS, model)
     assert starts == [0, 0]
+
+
+@pytest.mark.parametrize("lacks", UNMASKABLE)
+def test_models_whose_heads_cannot_be_masked(finished, lacks):
+    """They answer as LM-Polygraph has them answer, and the masked passes refuse them by name."""
+    model = unmaskable(lacks)
+    config = {"output_attentions": False, "masks": {"scope": "response"}}
+    stats = load_stat_calculator(config | {"answers": None}, None)({}, TEXTS[:1], model, 3)
+    plain = GreedyProbsCalculator(False, False)({}, TEXTS[:1], model, 3)
+    assert stats[MEMORY] == [None]
+    assert stats["greedy_tokens"] == plain["greedy_tokens"]
+    saved = load_stat_calculator(config | {"answers": str(finished[0])}, None)
+    for refused in (saved, MaskedHeadsCalculator(scope="response", top_k=8)):
+        with pytest.raises(TypeError, match=f"{type(model.model).__name__}.* {UNMASKABLE[lacks]}"):
+            refused(stats, TEXTS[:1], model)
 
 
 def test_weights_that_change_after_generation(starts):

@@ -1,0 +1,65 @@
+"""Memory while `Scorer.score_many` goes through very many rows: does it stay flat?
+
+    python scripts/memory_of_many.py                 # 100,000 rows
+    python scripts/memory_of_many.py --rows 1000
+
+Rows are made as they are asked for: no two prompts are the same, a tenth has no answer and gets the
+model's own, one in a hundred is broken. The model is tiny and random, so that the rows cost little
+and whatever is kept of each would be seen.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import psutil
+import torch
+from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lm_polygraph_asmi.scoring import Scorer
+
+
+def tiny_scorer() -> Scorer:
+    """Two layers of four heads, one token for each byte."""
+    bytes_alone = dict(zip(pre_tokenizers.ByteLevel.alphabet(), range(256), strict=True))
+    own = ByteLevelBPETokenizer(vocab=bytes_alone | {"</s>": 256}, merges=[])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own._tokenizer, eos_token="</s>")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=len(tokenizer),
+        eos_token_id=256,
+    )
+    model = LlamaForCausalLM(config).eval()
+    return Scorer(model, tokenizer, scope="response", num_masks=4, mask_rate=0.25, max_new_tokens=1)
+
+
+def rows(number: int) -> Iterator[dict[str, Any]]:
+    for index in range(number):
+        answer = None if index % 10 == 0 else str(index % 7)
+        prompt = None if index % 100 == 1 else f"{index:x}?"
+        yield {"id": index, "prompt": prompt, "answer": answer}
+
+
+@click.command(help=__doc__)
+@click.option("--rows", "number", default=100_000, show_default=True, type=click.IntRange(10))
+def main(number: int) -> None:
+    torch.set_num_threads(1)
+    scorer, process = tiny_scorer(), psutil.Process()
+    failed, start = 0, time.perf_counter()
+    print("rows    failed  MB resident  rows a second")
+    for done, found in enumerate(scorer.score_many(rows(number)), start=1):
+        failed += found.error is not None
+        if done % (number // 10) == 0 or done == number // 100:
+            resident = process.memory_info().rss / 1e6
+            rate = done / (time.perf_counter() - start)
+            print(f"{done:<7} {failed:<7} {resident:<12.1f} {rate:.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -353,3 +353,23 @@ def test_evidence_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):
     null = permutation_null(kl, masks, seed=3)
     for name in ("z", "p", "effective_heads", "null_effective_heads"):
         np.testing.assert_allclose(kept[f"{name}_d60"][3], getattr(null, name), rtol=1e-6)
+
+
+def test_memory_of_many_rows(capsys):
+    script = load_external_module(str(SCRIPTS / "memory_of_many.py"))
+    script.main(["--rows", "20"], standalone_mode=False)
+    *_, last = capsys.readouterr().out.splitlines()
+    done, failed, resident, rate = map(float, last.split())
+    assert (done, failed) == (20, 1)  # row 1 has no prompt
+    assert resident > 0 < rate
+
+
+@pytest.mark.slow
+def test_cost_of_own_answers():
+    """Every row is timed, and the kinds of work add up to what the answer takes."""
+    arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1", "--shares"]
+    shown = run_here("bench_stream.py", *arguments, "--response-tokens", "3")
+    for row in ("greedy answer", "greedy with reuse, 20 balanced", "stream, S = 40"):
+        assert row in shown
+    whole = next(line for line in shown.splitlines() if line.startswith("│ all"))
+    assert whole.split("│")[2].strip() == "1.00"

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -78,6 +79,12 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = own
 
 
+@lru_cache(maxsize=32)
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """Read once for a class: that takes longer than a small layer."""
+    return inspect.signature(forward)
+
+
 def _spread(value: Any, rows: int) -> Any:
     """Tensors of one row, for so many rows."""
     if isinstance(value, tuple):
@@ -111,8 +118,13 @@ class LayerCall:
             RuntimeError: a layer that hides its arguments, as compiled ones do.
         """
         # Some families pass arguments by position; their names are the same everywhere.
-        signature = inspect.signature(layer.forward)
-        arguments = signature.bind(*args, **kwargs).arguments
+        if "forward" in vars(layer):
+            signature = inspect.signature(layer.forward)
+            arguments = signature.bind(*args, **kwargs).arguments
+        else:
+            signature = _signature(type(layer).forward)
+            arguments = signature.bind(layer, *args, **kwargs).arguments
+            del arguments[next(iter(arguments))]  # the layer itself
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(parameter.name, {})

@@ -1,0 +1,144 @@
+"""Time an own answer that is scored, by what it takes to write it alone; and say where it goes.
+
+    python scripts/bench_stream.py                                # SmolLM2-135M, CPU, float32
+    python scripts/bench_stream.py --clock cpu --threads 1        # on a machine that is not quiet
+    python scripts/bench_stream.py --shares                       # and where the time goes
+
+The rows are those of `bench_suffix.py`, which compares what they compute. They run in turn in one
+process; each round gives one ratio to the greedy answer of that round.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from lm_polygraph.utils.common import load_external_module
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.model import layer_at, num_heads, scoring_session
+
+bench_suffix: Any = load_external_module(str(Path(__file__).with_name("bench_suffix.py")))
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+POINTS: dict[str, dict[str, Any]] = {
+    "S = 40": {"num_masks": 40, "mask_rate": 0.15},
+    "20 balanced": {"num_masks": 20, "mask_rate": 0.15, "mask_sampler": "balanced"},
+}
+WAYS = {"score": "greedy, then response", "reuse": "greedy with reuse", "stream": "stream"}
+
+
+def contenders(model: Any, prompt: int, response: int, depth: float) -> dict[str, Callable]:
+    """What is timed, the greedy answer alone first."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (prompt + response,), generator=generator)
+    masks = sample_head_masks(2, num_heads(model), 0.5, generator)  # the rows draw their own
+    layer = layer_at(model, depth).layer
+    made = bench_suffix.Contenders(model, ids.to(model.device), prompt, layer, masks, depth)
+    rows = {
+        f"{label}, {said}": partial(made.answered, way, **point)
+        for said, point in POINTS.items()
+        for way, label in WAYS.items()
+    }
+    return {"greedy answer": made.greedy} | rows
+
+
+def shares(run: Callable[[], object], vocabulary: int) -> dict[str, float]:
+    """Seconds by kind of work, and what Python takes between the operators."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        began = time.perf_counter()
+        run()
+        taken = time.perf_counter() - began
+    found: Counter[str] = Counter()
+    for event in profiled.key_averages(group_by_input_shape=True):
+        found[_kind(event.key, event.input_shapes, vocabulary)] += event.self_cpu_time_total / 1e6
+    return {**dict(found.most_common()), "between operators": taken - sum(found.values())}
+
+
+def _kind(name: str, shapes: list[Any], vocabulary: int) -> str:
+    if name in ("aten::mm", "aten::addmm"):
+        rows, (_, width) = shapes[-2][0], shapes[-1]
+        of = "unembedding" if width == vocabulary else "layers"
+        return f"{of}, {'several rows' if rows > 1 else 'one row'}"
+    if "scaled_dot_product" in name:
+        return "attention"
+    # What is as wide as the vocabulary is work on distributions.
+    if any(shape and shape[-1] == vocabulary for shape in shapes if isinstance(shape, list)):
+        return "distributions"
+    return "other operators"
+
+
+def shares_table(parts: dict[str, dict[str, float]]) -> Table:
+    """Seconds over those of the greedy answer, by kind of work."""
+    whole = sum(parts["greedy answer"].values())
+    table = Table(title="where the time goes; the greedy answer is 1")
+    for column in ("", *parts):
+        table.add_column(column, justify="right" if column else "left")
+    for kind in dict.fromkeys(kind for of in parts.values() for kind in of):
+        table.add_row(kind, *(f"{of.get(kind, 0) / whole:.2f}" for of in parts.values()))
+    table.add_row("all", *(f"{sum(of.values()) / whole:.2f}" for of in parts.values()))
+    return table
+
+
+@click.command(help=__doc__)
+@click.option("--model", "name", default="smollm2", show_default=True)
+@click.option("--prompt-tokens", default=320, show_default=True, type=click.IntRange(2))
+@click.option("--response-tokens", "responses", multiple=True, default=(4, 20), show_default=True)
+@click.option("--depth", default=0.6, show_default=True)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--threads", default=torch.get_num_threads(), show_default=True)
+@click.option("--clock", default="wall", show_default=True, type=click.Choice(list(CLOCKS)))
+@click.option("--shares", "explain", is_flag=True, help="Also say where the time of a row goes.")
+def main(
+    name: str,
+    prompt_tokens: int,
+    responses: tuple[int, ...],
+    depth: float,
+    repeats: int,
+    threads: int,
+    clock: str,
+    explain: bool,
+) -> None:
+    torch.set_num_threads(threads)
+    console, now = Console(width=110), CLOCKS[clock]
+    model = bench_suffix.load(name, torch.float32, "cpu")
+    console.print(f"{name}, {bench_suffix.machine(model.device)}, {clock} seconds", highlight=False)
+    for length in responses:
+        with scoring_session(model, "sdpa"):
+            timed = contenders(model, prompt_tokens, length, depth)
+            taken: dict[str, list[float]] = {label: [] for label in timed}
+            for _ in range(repeats + 1):  # the first round is the warm-up
+                for label, run in timed.items():
+                    start = now()
+                    run()
+                    taken[label].append(now() - start)
+            parts = {
+                label: shares(run, model.config.vocab_size) for label, run in timed.items()
+            } if explain else {}  # fmt: skip
+        table = Table(title=f"{prompt_tokens} prompt and {length} response tokens")
+        for column in ("", "seconds", "on top of greedy", "least to most"):
+            table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        greedy = taken["greedy answer"][1:]
+        for label, (_, *times) in taken.items():
+            on_top = sorted(own / base - 1 for own, base in zip(times, greedy, strict=True))
+            table.add_row(
+                label,
+                f"{statistics.median(times):.3f}",
+                f"{statistics.median(on_top):.2f}",
+                f"{on_top[0]:.2f} to {on_top[-1]:.2f}",
+            )
+        console.print(table)
+        if parts:
+            console.print(shares_table(parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -67,6 +67,10 @@ def target_layer(depth: float, num_layers: int) -> int:
 
     Raises:
         ValueError: depth outside (0, 1).
+
+    Example:
+        >>> target_layer(0.6, 36), target_layer(0.6, 32)
+        (22, 19)
     """
     check_depth(depth)
     return min(round(depth * num_layers), num_layers - 1)

@@ -7,23 +7,40 @@
     polygraph_asmi score --model MODEL --stop '\\n' --prompt-file held_out.jsonl --reference reference.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
+Answers of a finished benchmark run, or of shards of one, take the place of the first two commands:
+
+    python scripts/try_guarantee.py take RUN ... said.jsonl
+
+Or nothing is scored at all: the run is split by passages, and decided on by what it saved.
+
+    python scripts/try_guarantee.py part RUN labelled_run held_out_run --labelled 400
+    polygraph_asmi calibrate --run labelled_run --metric ReferenceInAnswer --model MODEL ... --out reference.json
+    python scripts/try_guarantee.py decide held_out_run reference.json decided.jsonl
+    python scripts/try_guarantee.py check decided.jsonl
+
 An answer is right if a reference answer stands in it. The passages of the held-out questions are
 not among those of the labelled ones.
 """  # noqa: E501
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+from scipy.stats import binomtest
 
-from lm_polygraph_asmi.analysis import wilson_interval
-from lm_polygraph_asmi.host.quality import reference_in_answer
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
+from lm_polygraph_asmi.saved.cells import load_cells, with_source
+from lm_polygraph_asmi.saved.manifest import read_manifest, write_manifest
+from lm_polygraph_asmi.saved.runs import RIGHT, load_run, manager_files
+from lm_polygraph_asmi.scoring.calibration import says_anything, signals_of
+from lm_polygraph_asmi.scoring.reference import Reference
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.group(help=__doc__)
@@ -38,6 +55,37 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     click.echo(f"{len(rows)} rows in {path}")
+
+
+def drawn(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of the draw of passages."""
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Of the draw of passages."),
+        click.option(
+            "--per-passage", default=2, show_default=True, help="Of them over one passage."
+        ),
+        click.option(
+            "--labelled", "size", default=400, show_default=True, help="Answers to label."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _split(
+    passages: Sequence[Any], size: int, per_passage: int, seed: int
+) -> tuple[list[int], list[int]]:
+    """Rows to calibrate on, and all rows over other passages."""
+    distinct = sorted(set(passages))
+    own: list[int] = []
+    taken = set()
+    for place in np.random.default_rng(seed).permutation(len(distinct)):
+        if len(own) >= size:
+            break
+        taken.add(distinct[place])
+        rows = [row for row, passage in enumerate(passages) if passage == distinct[place]]
+        own += rows[:per_passage]
+    return own[:size], [row for row, passage in enumerate(passages) if passage not in taken]
 
 
 @main.command()
@@ -58,33 +106,114 @@ def ask(source: Path, out: Path, style: str) -> None:
 
 
 @main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=OUT)
+@click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
+def take(runs: tuple[Path, ...], out: Path, metric: str) -> None:
+    """Answers of finished RUNS with their labels, written as `score` takes them."""
+    rows = []
+    for run in map(load_run, runs):
+        config, known = run.recorded("config"), run.recorded("rows")
+        if metric not in run.quality or not known:
+            raise click.ClickException(f"{run.path} lacks {metric}, or a manifest with its rows")
+        stops = (config.get("generation_params") or {}).get("stop_strings") or []
+        for prompt, text, own, cluster, quality in zip(
+            run.stats["input_texts"], run.stats["greedy_texts"], known["ids"], known["clusters"],
+            run.quality[metric], strict=True,
+        ):  # fmt: skip
+            asked = [{"role": "user", "content": prompt}] if config.get("instruct") else prompt
+            row = {"prompt": asked, "answer": _without_stop(text, stops), "id": own}
+            rows.append(row | {"cluster": cluster, "correct": bool(quality >= RIGHT)})
+    _write(out, rows)
+
+
+def _without_stop(text: str, stops: Sequence[str]) -> str:
+    """A generated answer as it would be logged; one of nothing but its end is that end."""
+    for stop in stops:
+        if text.endswith(stop) and not text.endswith(2 * stop):  # those two may be one token
+            return text.removesuffix(stop) or text
+    return text
+
+
+@main.command()
 @click.argument("said", type=IN)
 @click.argument("labelled", type=OUT)
 @click.argument("held_out", type=OUT)
-@click.option("--labelled", "size", default=400, show_default=True, help="Answers to label.")
-@click.option("--per-passage", default=2, show_default=True, help="Of them over one passage.")
-@click.option("--seed", default=0, show_default=True, help="Of the draw of passages.")
+@drawn
 def label(
     said: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int
 ) -> None:
     """Answers with their labels: some to calibrate on, those over other passages held out."""
     rows = [
         {name: row[name] for name in ("prompt", "answer", "id", "cluster")}
-        | {"correct": any(reference_in_answer(row["answer"], gold) for gold in row["gold"])}
+        | {"correct": _is_right(row)}
         for row in _rows(said)
-        if row["answered"]
+        if row["answer"]
     ]
-    passages = sorted({row["cluster"] for row in rows})
-    chosen: list[dict[str, Any]] = []
-    taken = set()
-    for place in np.random.default_rng(seed).permutation(len(passages)):
-        if len(chosen) >= size:
-            break
-        taken.add(passages[place])
-        own = [row for row in rows if row["cluster"] == passages[place]]
-        chosen += own[:per_passage]
-    _write(labelled, chosen[:size])
-    _write(held_out, [row for row in rows if row["cluster"] not in taken])
+    own, others = _split([row["cluster"] for row in rows], size, per_passage, seed)
+    _write(labelled, [rows[row] for row in own])
+    _write(held_out, [rows[row] for row in others])
+
+
+@main.command()
+@click.argument("run", type=click.Path(exists=True, path_type=Path))
+@click.argument("labelled", type=FOLDER)
+@click.argument("held_out", type=FOLDER)
+@drawn
+def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int) -> None:
+    """The same of a finished RUN: two runs over parts of its rows."""
+    import torch
+
+    (file,) = manager_files(run)
+    content, manifest = torch.load(file, weights_only=False), read_manifest(file)
+    own, others = _split(manifest["rows"]["clusters"], size, per_passage, seed)
+    total = len(manifest["rows"]["ids"])
+    for folder, rows in ((labelled, own), (held_out, others)):
+
+        def kept(named: Mapping[Any, Any], rows: Sequence[int] = rows) -> dict[Any, Any]:
+            return {name: [values[row] for row in rows] for name, values in named.items()
+                    if len(values) == total}  # fmt: skip
+
+        folder.mkdir(parents=True)
+        parts = {name: kept(content[name]) for name in ("estimations", "gen_metrics", "stats")}
+        torch.save(content | parts | {"metrics": {}}, folder / file.name)
+        write_manifest(manifest | {"rows": kept(manifest["rows"])}, folder / file.name)
+        click.echo(f"{len(rows)} rows in {folder}")
+
+
+@main.command()
+@click.argument("run", type=click.Path(exists=True, path_type=Path))
+@click.argument("reference", type=IN)
+@click.argument("out", type=OUT)
+@click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
+def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
+    """What REFERENCE says of the answers of a finished RUN, by the signals it saved."""
+    made = Reference.load(reference)
+    chosen = {"variant": made.settings["variant"], "depth": made.settings["depth"]}
+    chosen["aggregation"] = made.settings.get("aggregation", "mean")
+    there = Reference.from_run(run, **chosen, metric=metric)
+    other = made.other_settings(there.settings | {"model": there.model})
+    if other or made.decision is None:
+        raise click.ClickException("; ".join(other) or f"{reference} has no threshold")
+    (cell,) = load_cells([run], metric, made.settings["depth"])
+    signals = signals_of(with_source(cell, "all", chosen["aggregation"]))
+    stops = there.settings.get("stop", [])
+    rows = []
+    for row, own in enumerate(cell.ids or range(len(cell))):
+        values = {kind: float(column[row]) for kind, column in signals.items()}
+        decision = {"accept": made.decision.accepts(values), "accept_reason": str(made.decision)}
+        if not says_anything((cell.saved("greedy_texts") or [])[row], stops):
+            decision = {"accept": None, "accept_reason": "It answered nothing."}
+        rows.append({"id": own, "correct": bool(not cell.wrong[row])} | decision)
+    _write(out, rows)
+
+
+def _is_right(row: Mapping[str, Any]) -> bool:
+    if "correct" in row:
+        return bool(row["correct"])
+    from lm_polygraph_asmi.host.quality import reference_in_answer  # brings torch
+
+    return any(reference_in_answer(row["answer"], gold) for gold in row["gold"])
 
 
 @main.command()
@@ -96,10 +225,10 @@ def check(decided: Path) -> None:
         own = [row for row in rows if row["accept"] is accept]
         if own:
             wrong = sum(not row["correct"] for row in own)
-            rate = wilson_interval(wrong, len(own))
+            low, high = binomtest(wrong, len(own)).proportion_ci()  # Clopper and Pearson's
             click.echo(
-                f"{name}: {len(own)} of {len(rows)}, {wrong} wrong: {rate.value:.3f} "
-                f"[{rate.low:.3f}, {rate.high:.3f}]"
+                f"{name}: {len(own)} of {len(rows)}, {wrong} wrong: {wrong / len(own):.3f} "
+                f"[{low:.3f}, {high:.3f}]"
             )
     for reason in sorted({row["accept_reason"] for row in rows if row["accept"] is None}):
         click.echo(reason)

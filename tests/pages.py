@@ -1,8 +1,13 @@
-"""README and pages of docs/, and the code blocks in them."""
+"""README, pages of docs/ and docstrings, and the examples in them, as sybil finds them."""
 
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+
+from sybil import Document, Example, Region, Sybil
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
+from sybil.parsers.rest import DocTestParser
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -14,29 +19,32 @@ PAGES = [
         page for folder in ("", "how-to", "reference") for page in (DOCS / folder).glob("*.md")
     ),
 ]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = ("python", "bash", "yaml", "text")
 
 
-class Block(NamedTuple):
-    """A fenced block of code; `page` is its file's name."""
-
-    page: str
-    code: str
+def python(page: Path) -> Document:
+    """A page's Python, to evaluate in order: its blocks share one namespace."""
+    return Sybil([PythonCodeBlockParser()]).parse(page)
 
 
-def blocks(language: str) -> list[Block]:
-    """All blocks of a language, in order."""
-    return [
-        Block(page.name, code)
-        for page in PAGES
-        for found, code in FENCE.findall(page.read_text())
-        if found == language
-    ]
+def blocks(language: str, page: Path) -> list[Example]:
+    """Blocks of a language; the code is `parsed`."""
+    return list(Sybil([CodeBlockParser(language, lambda _: None)]).parse(page))
+
+
+def with_blocks(language: str, *more: Path) -> list[Path]:
+    """The pages that hold such blocks."""
+    return [page for page in (*PAGES, *more) if blocks(language, page)]
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks of code."""
-    return FENCE.sub("", page.read_text())
+    """The page without its blocks of code in the known languages."""
+    known = Sybil([CodeBlockParser(language, lambda _: None) for language in LANGUAGES])
+    document = known.parse(page)
+    text = document.text
+    for _, region in reversed(document.regions):
+        text = text[: region.start] + text[region.end :]
+    return text
 
 
 def table(page: str, head: str) -> list[list[str]]:
@@ -49,3 +57,26 @@ def table(page: str, head: str) -> list[list[str]]:
 def inline(text: str) -> list[str]:
     """Contents of its inline code."""
     return re.findall(r"`([^`\n]+)`", text)
+
+
+@cache
+def start_of_room(folder: Path) -> dict[str, object]:
+    """Names that a room's own docstring defines for the examples of all others in it."""
+    document = Sybil([DocTestParser()]).parse(folder / "__init__.py")
+    for example in document:
+        example.evaluate()
+    return document.namespace
+
+
+def afresh(_: Document) -> Iterator[Region]:
+    """At the start of every docstring: no example leans on what another docstring's defined."""
+
+    def begin(example: Example) -> None:
+        example.namespace.clear()
+        example.namespace.update(start_of_room(Path(example.path).parent))
+        example.document.push_evaluator(example.document.import_document)
+
+    yield Region(0, 0, None, begin)
+
+
+DOCSTRINGS = Sybil([afresh, DocTestParser()])

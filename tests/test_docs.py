@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -24,28 +25,43 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import FAMILIES
 from lm_polygraph_asmi.saved import names
-from tests.pages import DOCS, NOTEBOOKS, PAGES, REPOSITORY, blocks, inline, prose, table
+from tests.pages import (
+    DOCS,
+    DOCSTRINGS,
+    NOTEBOOKS,
+    PAGES,
+    REPOSITORY,
+    blocks,
+    inline,
+    prose,
+    python,
+    table,
+    with_blocks,
+)
 from tests.report.runs import save
+from tests.test_imports import ROOMS
 from tests.tiny_lm import whitebox
 
 CONFIGS = REPOSITORY / "configs"
+FIRST_ANSWER = DOCS / "tutorials/first-answer.md"
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def test_every_language_is_run_somewhere():
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_every_language_is_run_somewhere(page):
     """A block in another language, or in none, would go unchecked; `text` is what was printed."""
-    fences = [line for page in PAGES for line in page.read_text().splitlines() if line[:3] == "```"]
-    assert set(fences) <= {"```", "```python", "```bash", "```yaml", "```text"}
-    assert 2 * sum(len(blocks(name)) for name in ("python", "bash", "yaml", "text")) == len(fences)
-    for block in blocks("yaml"):
-        assert "MaskedHeadsCalculator" in block.code or "defaults:" in block.code  # see test_plugin
+    assert "```" not in prose(page)
+    for block in blocks("yaml", page):
+        assert "MaskedHeadsCalculator" in block.parsed or "defaults:" in block.parsed  # test_plugin
 
 
 @pytest.fixture
 def tiny_hub(monkeypatch):
     """A tiny random model and its tokenizer in the place of all others."""
+    load_named.cache_clear()
     tiny = whitebox(max_position_embeddings=1024)
     tokenizer = tiny.tokenizer
     monkeypatch.setattr(
@@ -54,20 +70,20 @@ def tiny_hub(monkeypatch):
     for owner, thing in (("AutoModelForCausalLM", tiny.model), ("AutoTokenizer", tokenizer)):
         found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
         monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
+    yield
+    load_named.cache_clear()
 
 
 @pytest.mark.usefixtures("tiny_hub")
-@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
+@pytest.mark.parametrize("page", with_blocks("python", FIRST_ANSWER), ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch):
     """All of a page in order, as a reader copies it: nothing may be undefined."""
     save(tmp_path / "RUN")
     (tmp_path / "docs").symlink_to(DOCS)  # what a page says of the evidence
     monkeypatch.chdir(tmp_path)
-    known: dict[str, object] = {}
     with patch.dict(FAMILIES):  # two pages add to them
-        for block in blocks("python"):
-            if block.page == page:
-                exec(block.code, known)
+        for example in python(page):
+            example.evaluate()
 
 
 TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash")
@@ -159,17 +175,16 @@ def check(call: list[str]) -> None:
         check_script(rest[0], rest[1:])
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in blocks("bash")}))
+@pytest.mark.parametrize("page", with_blocks("bash", *NOTEBOOKS), ids=lambda page: page.name)
 def test_commands_could_start(page, tmp_path):
-    calls = [
-        call
-        for block in blocks("bash")
-        if block.page == page
-        for call in typed(block.code, tmp_path)
-    ]
-    assert calls
-    for call in calls:
-        check(call)
+    shells = [block.parsed for block in blocks("bash", page)]
+    cells = [cell.parsed for cell in blocks("python", page) if cell.parsed.startswith("%%bash")]
+    shells += [cell.partition("\n")[2] for cell in cells]
+    for shell in shells:
+        calls = typed(shell, tmp_path)
+        assert calls
+        for call in calls:
+            check(call)
 
 
 @BY_PAGE
@@ -317,29 +332,62 @@ def test_every_page_is_in_the_table_of_contents():
     assert listed == {str(file.relative_to(DOCS).with_suffix("")) for file in files}
 
 
-FORMULAS = sorted(
-    f"lm_polygraph_asmi.{room}.{file.stem}"
-    for room in ("analysis", "maths")
-    for file in (REPOSITORY / "lm_polygraph_asmi" / room).glob("*.py")
-    if ">>>" in file.read_text()
-)
+PACKAGE = REPOSITORY / "lm_polygraph_asmi"
+EXAMPLES = sorted(file for file in PACKAGE.rglob("*.py") if ">>>" in file.read_text())
 
 
-@pytest.mark.parametrize("module", FORMULAS)
-def test_examples_in_docstrings_run(module):
-    found = doctest.testmod(importlib.import_module(module))
-    assert found.attempted
-    assert not found.failed
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a finished run in it."""
+    folder = tmp_path_factory.mktemp("examples")
+    save(folder / "RUN")
+    return folder
 
 
-@pytest.mark.parametrize("room", ["analysis", "maths"])
-def test_every_public_formula_has_an_example_that_calls_it(room):
-    public = importlib.import_module(f"lm_polygraph_asmi.{room}")
-    assert public.__all__
-    for name in public.__all__:
-        examples = doctest.DocTestParser().get_examples(getattr(public, name).__doc__)
-        called = any(f"{name}(" in example.source for example in examples)
-        assert called or isinstance(getattr(public, name), type), name
+@pytest.fixture
+def smollm2(request):
+    """The model that examples name: a tiny one in its place, with --slow itself."""
+    if not request.config.getoption("--slow"):
+        request.getfixturevalue("tiny_hub")
+
+
+@pytest.mark.usefixtures("smollm2")
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_examples_in_docstrings_run(file, place, monkeypatch):
+    monkeypatch.chdir(place)
+    with patch.dict(FAMILIES):
+        for example in DOCSTRINGS.parse(file):
+            example.evaluate()
+
+
+def shown(docstring: str | None) -> list[doctest.Example]:
+    return doctest.DocTestParser().get_examples(docstring or "")
+
+
+@pytest.mark.parametrize("room", ["", ".scoring", ".estimators", ".model", ".maths", ".analysis"])
+def test_every_public_name_has_an_example(room):
+    """A function has one that calls it; a class stands in one, or such a function returns it."""
+    public = importlib.import_module(f"lm_polygraph_asmi{room}")
+    things = {name: getattr(public, name) for name in public.__all__}
+    told = {name: thing for name, thing in things.items() if callable(thing)}
+    assert things.keys() - told.keys() <= {"__version__", "FAMILIES"}
+    assert told
+    seen = ""
+    for name, thing in told.items():
+        examples = "".join(example.source + example.want for example in shown(thing.__doc__))
+        if isinstance(thing, type):
+            seen += examples
+        else:
+            assert re.search(rf"\b{name}\(", examples), name
+            seen += f"{examples}{inspect.signature(thing).return_annotation}\n"
+    for name, thing in told.items():
+        assert not isinstance(thing, type) or re.search(rf"\b{name}\b", seen), name
+
+
+def test_the_table_of_rooms_is_what_imports_may_be():
+    rows = table("architecture.md", "room")
+    told = {inline(room)[0]: set(inline(knows)) for room, _, knows, _ in rows}
+    assert told == {name: set(room.rooms.split()) for name, room in ROOMS.items()}
 
 
 def test_every_interface_page_names_a_module():

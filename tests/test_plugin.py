@@ -18,11 +18,15 @@ from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.saved.names import masked_head_stats, saved_stats
 from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
-from tests.pages import blocks
+from tests.pages import PAGES, blocks
 from tests.polygraph import polygraph_eval, polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
 
 BASELINES = 17
+YAML = {
+    f"{page.name}:{block.line}": block.parsed for page in PAGES for block in blocks("yaml", page)
+}
+"""The entries that pages tell users to write."""
 
 
 @pytest.fixture
@@ -66,8 +70,8 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     """Without a node `asmi` they give the defaults, as the documentation says."""
-    (block,) = [block for block in blocks("yaml") if "defaults:" in block.code]
-    (elsewhere / "mine.yaml").write_text(block.code)
+    (code,) = [code for code in YAML.values() if "defaults:" in code]
+    (elsewhere / "mine.yaml").write_text(code)
     with initialize_config_dir(version_base=None, config_dir=str(elsewhere)):
         config = compose("mine")
     OmegaConf.resolve(config)  # what `--cfg job --resolve` does
@@ -229,10 +233,8 @@ def added(config: dict, entries: dict) -> dict:
     return joined
 
 
-@pytest.mark.parametrize(
-    "block", [b for b in blocks("yaml") if "MaskedHeads" in b.code], ids=lambda block: block.page
-)
-def test_the_entries_for_a_users_own_config(elsewhere, tiny, block):
+@pytest.mark.parametrize("page", [page for page, code in YAML.items() if "MaskedHeads" in code])
+def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
     (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
     configs = elsewhere / "conf"
     (configs / "model").mkdir(parents=True)
@@ -245,7 +247,7 @@ def test_the_entries_for_a_users_own_config(elsewhere, tiny, block):
         "load_tokenizer_args": {},
     }
     (configs / "model" / "mine.yaml").write_text(yaml.safe_dump(model))
-    config = added(USERS_CONFIG, yaml.safe_load(block.code))
+    config = added(USERS_CONFIG, yaml.safe_load(YAML[page]))
     (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
     polygraph_eval_here("--config-dir", str(configs), "--config-name", "mine_eval")
     run = load_run(elsewhere / "workdir" / "run")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,9 +17,11 @@ from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
 from lm_polygraph_asmi.analysis import normalised_prr, permutation_null
+from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.runs.rows import cluster_key
 from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.scoring import Decision, Reference
 from tests import tiny_lm
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
@@ -286,6 +289,56 @@ def test_promise_on_other_questions(tmp_path):
     wrong = sum(not row["correct"] for row in rest[:5])
     shown = run_here("try_guarantee.py", "check", files["rest"])
     assert f"accepted: 5 of {len(rest)}, {wrong} wrong: {wrong / 5:.3f} [" in shown
+
+
+def test_promise_from_a_finished_run(tmp_path):
+    """Rows of a run, and a run in two parts, are of the same draw and hold the same."""
+    saved, about = saved_runs.content(metric="ReferenceInAnswer"), saved_runs.manifest(60)
+    about["config"] = {"generation_params": {"stop_strings": ["\n"]}}
+    saved["stats"]["greedy_texts"][:3] = ["\n", " two lines\n\n", " cut off"]
+    run = str(saved_runs.save(tmp_path / "run", saved, about))
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("said", "some", "rest", "decided")}
+    draw = ("--labelled", "40", "--per-passage", "9", "--seed", "1")
+    run_here("try_guarantee.py", "take", run, files["said"])
+    run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"], *draw)
+    said, some, rest = (
+        [json.loads(line) for line in Path(files[name]).read_text().splitlines()]
+        for name in ("said", "some", "rest")
+    )
+    assert [row["answer"] for row in said[:4]] == [
+        "\n",
+        " two lines\n\n",
+        " cut off",
+        "answer 3 0.0",
+    ]
+    quality = saved["gen_metrics"]["sequence", "ReferenceInAnswer"]
+    assert [row["correct"] for row in said] == [value >= 0.5 for value in quality]
+    assert said[0]["prompt"] == saved["stats"]["input_texts"][0]
+    parts = [str(tmp_path / "own"), str(tmp_path / "others")]
+    run_here("try_guarantee.py", "part", run, *parts, *draw)
+    for folder, rows in zip(parts, (some, rest), strict=True):
+        one = load_run(folder)
+        assert one.recorded("rows")["ids"] == [row["id"] for row in rows]
+        assert one.stats["input_texts"] == [row["prompt"] for row in rows]
+    found = Reference.from_run(parts[0], metric="ReferenceInAnswer")
+    limit = RiskThreshold(0.5, 0.5, 0.1, 0.3, 0.9, 0.4, 40, 20)
+    replace(found, decision=Decision("perplexity", limit)).save(tmp_path / "reference.json")
+    given = (parts[1], str(tmp_path / "reference.json"), files["decided"])
+    run_here("try_guarantee.py", "decide", *given)
+    decided = [json.loads(line) for line in Path(files["decided"]).read_text().splitlines()]
+    place = {row["id"]: number for number, row in enumerate(said)}
+    for row, own in zip(rest, decided, strict=True):
+        number = place[row["id"]]
+        value = -saved["stats"]["asmi_log_likelihood"][number].mean()
+        assert own["correct"] == row["correct"]
+        assert own["accept"] == (None if number == 0 else value <= 0.5)
+    assert {row["accept"] for row in decided} >= {True, False}
+    moved = replace(found, settings=found.settings | {"scope": "response"})
+    moved.save(tmp_path / "reference.json")
+    script = load_external_module(str(SCRIPTS / "try_guarantee.py"))
+    done = CliRunner().invoke(script.main, ["decide", *given])
+    assert done.exit_code == 1
+    assert "scope response there, all here" in done.output
 
 
 def test_evidence_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):

@@ -79,7 +79,8 @@ def step_at(steps: Sequence[Step], score: float) -> Step:
 def probability_at(steps: Sequence[Step], score: float) -> float:
     """Rate of errors on the score's step, with one answer of the average kind more on it.
 
-    So no probability is 0 or 1, and a large step is hardly moved.
+    So no probability is 0 or 1, and a large step is hardly moved. Where all answers are right, or
+    all wrong, that one is half of either kind.
 
     Raises:
         ValueError: a score that is not finite, or no step.
@@ -94,7 +95,7 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
         raise ValueError("there is no step: calibrate on at least one answer")
     overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
     step = step_at(steps, score)
-    return (step.errors + overall) / (step.n + 1)
+    return (step.errors + (overall if 0 < overall < 1 else 0.5)) / (step.n + 1)
 
 
 def held_out_probability(

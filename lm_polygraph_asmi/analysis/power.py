@@ -46,10 +46,12 @@ def sample_size(
         >>> [sample_size(gap, **pilot).clusters for gap in (0.1, 0.05)]  # half as large: four times
         [197, 785]
     """
-    if not (difference > 0 and standard_error > 0 and 0 < clusters <= questions):
+    sound = 0 < difference < math.inf and 0 < standard_error < math.inf
+    if not (sound and 0 < clusters <= questions):
         raise ValueError(
-            "wanted a positive difference and standard error, and as many questions as clusters or "
-            f"more, got {difference}, {standard_error}, {clusters} clusters, {questions} questions"
+            "wanted a positive, finite difference and standard error, and as many questions as "
+            f"clusters or more, got {difference}, {standard_error}, {clusters} clusters, "
+            f"{questions} questions"
         )
     if not (0 < power < 1 and 0 < level < 1):
         raise ValueError(f"power and level must lie in (0, 1), got {power} and {level}")

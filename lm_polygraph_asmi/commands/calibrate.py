@@ -20,6 +20,10 @@ SHARED = (
 @click.command(params=[option for option in score.params if option.name in SHARED])
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--run", type=click.Path(exists=True), help="A finished benchmark run, for ROWS.")
+@click.option(
+    "--metric",
+    help="For --run: the quality metric that labels; default AlignScore, else its first.",
+)
 @click.option("--risk", type=float, required=True, help="Promised share of errors, such as 0.1.")
 @click.option("--confidence", default=0.95, show_default=True, help="Of the promise.")
 @click.option(
@@ -29,11 +33,11 @@ SHARED = (
     help="best (chosen on a fifth of the answers), score, asmi, sem, adapt, msp, perplexity or "
     "entropy.",
 )
+@click.option("--right-from", type=float, help="Lowest quality of a right answer; default 0.5.")
 @click.option(
-    "--right-from", default=0.5, show_default=True, help="Lowest quality of a right answer."
-)
-@click.option(
-    "--scored", type=click.Path(dir_okay=False), help="JSON lines; scores in it are kept."
+    "--scored",
+    type=click.Path(dir_okay=False),
+    help="JSON lines of the scores; those in it are kept, after a break or for another --risk.",
 )
 @click.option("--figure", type=click.Path(dir_okay=False), help="Coverage against promised risk.")
 @click.option(
@@ -43,10 +47,11 @@ SHARED = (
 def calibrate(
     rows: str | None,
     run: str | None,
+    metric: str | None,
     risk: float,
     confidence: float,
     signal: str,
-    right_from: float,
+    right_from: float | None,
     scored: str | None,
     figure: str | None,
     reliability: str | None,
@@ -66,6 +71,7 @@ def calibrate(
     What is written is for `score --reference`, with the same model and settings.
     """
     from rich.console import Console
+    from rich.progress import Progress
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
@@ -74,6 +80,10 @@ def calibrate(
         raise click.BadParameter("name a .json file: by that a saved reference is known")
     if (rows is None) == (run is None):
         raise click.UsageError("give ROWS of labelled answers, or a finished run with --run")
+    if run is None and metric is not None:
+        raise click.UsageError("--metric is for --run: in ROWS the label is `correct` or `quality`")
+    if run is not None and (scored or right_from is not None):
+        raise click.UsageError("--scored and --right-from are for ROWS: a run has its own scores")
     for file in filter(None, (out, scored, figure, reliability)):
         if not Path(file).absolute().parent.is_dir():
             raise click.BadParameter(f"{file} cannot be written: there is no such folder")
@@ -81,24 +91,37 @@ def calibrate(
         for name, value in (("risk", risk), ("confidence", confidence)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
-        from lm_polygraph_asmi.scoring.calibration import calibrate_rows, calibrate_run
+        from lm_polygraph_asmi.scoring.calibration import (
+            RIGHT,
+            calibrate_rows,
+            calibrate_run,
+            labels_of,
+        )
         from lm_polygraph_asmi.scoring.loading import load
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
         given = [] if rows is None else read_rows(rows)
         if chat:
             in_chat(given)
+        limit = RIGHT if right_from is None else right_from
+        labels_of(given, limit)  # before the model is loaded
         unescaped = [text.replace("\\n", "\n") for text in stop]
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
-        with errors.status("Scoring and calibrating"):
-            if run is None:
+        if run is None:
+            with Progress(console=errors, transient=True) as bar:
+                scoring = bar.add_task("Scoring", total=None)
                 found = calibrate_rows(
-                    given, scorer, risk, confidence, signal=signal, right_from=right_from,
+                    given, scorer, risk, confidence, signal=signal, right_from=limit,
                     name=Path(str(rows)).name, out=scored,
+                    progress=lambda done, all_: bar.update(scoring, completed=done, total=all_),
                 )  # fmt: skip
-            else:
-                found = calibrate_run(run, scorer, risk, confidence, signal=signal)
+        else:
+            with errors.status("Calibrating"):
+                found = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
+        judged = found.n if found.decision is None else found.decision.found.answers
+        if silent := (len(given) or found.n) - judged:
+            errors.print(f"{silent} answers of nothing left out: `score` never accepts one.")
         found.save(out)
         if figure or reliability:
             from lm_polygraph_asmi.report import figures

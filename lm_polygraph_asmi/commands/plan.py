@@ -177,4 +177,6 @@ def _power(pilot: str, depth: float, difference: float) -> tuple[Any, str, dict[
         raise click.ClickException(str(error)) from error
     clusters, errors = len(set(cell.clusters)), int(cell.wrong.sum())
     word = f"pilot: {len(cell)} answers, {clusters} clusters, {errors} errors"
+    if cell.too_small:
+        word += ", too small to know its standard errors well"
     return found, word, cell.settings() or {}

@@ -1,4 +1,20 @@
-"""The three estimators and a baseline: one file each, so that a config can name its module."""
+"""The three estimators and a baseline: one file each, so that a config can name its module.
+
+The examples begin with the statistics of one answer of two tokens, as the calculators leave them:
+
+>>> import numpy as np
+>>> settings = {
+...     "num_heads": 9, "num_masks": 50, "mask_rate": 0.2, "top_k": 64, "seed": 0,
+...     "mask_sampler": "bernoulli", "scope": "all",
+... }
+>>> stats = {
+...     "asmi_mi_d60": [np.array([0.4, 0.2])],  # nats
+...     "asmi_agreement_d60": [np.array([0.5, 1.0])],
+...     "asmi_settings_d60": [settings],
+...     "asmi_diversity": [0.3],
+...     "asmi_closing": [True],
+... }
+"""
 
 from lm_polygraph_asmi.estimators.adapt_asmi import AdaptASMI
 from lm_polygraph_asmi.estimators.asmi import ASMI

@@ -21,6 +21,10 @@ class AdaptASMI(MaskedHeadsEstimator):
         tau: diversity at which half of the discount applies.
         beta: steepness of the gate.
         **settings: as for every variant, see `MaskedHeadsEstimator`.
+
+    Example:
+        >>> AdaptASMI(num_masks=50, mask_rate=0.2)(stats).round(2)  # div = tau: half the discount
+        array([0.2])
     """
 
     symbol = "Adapt-ASMI"

@@ -28,6 +28,13 @@ class GroundedAlignScore(Estimator):
         checkpoint: file or URL of AlignScore's weights; None: those of LM-Polygraph's metric.
         passage: regular expression whose first group is the passage in the prompt.
         batch_size: pairs at once.
+
+    Example:
+        >>> estimator = GroundedAlignScore(passage="Context: (.*?) Question: ")
+        >>> asked = {"input_texts": ["Who built it?"], "greedy_texts": ["Edda"]}
+        >>> estimator(asked)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: GroundedAlignScore (passage=...) finds no passage in the prompt 'Who ...
     """
 
     def __init__(

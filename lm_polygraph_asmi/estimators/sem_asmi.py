@@ -10,7 +10,12 @@ from lm_polygraph_asmi.saved.names import require
 
 
 class SemASMI(MaskedHeadsEstimator):
-    """Mean over tokens of MI_t (1 - A_t), in nats; higher = more uncertain. Equation "sem-mi"."""
+    """Mean over tokens of MI_t (1 - A_t), in nats; higher = more uncertain. Equation "sem-mi".
+
+    Example:
+        >>> SemASMI(num_masks=50, mask_rate=0.2)(stats).round(2)
+        array([0.1])
+    """
 
     symbol = "Sem-ASMI"
 

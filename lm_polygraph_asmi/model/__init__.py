@@ -1,4 +1,18 @@
-"""Masked-suffix passes over transformers models: no formula lives here."""
+"""Masked-suffix passes over transformers models: no formula lives here.
+
+The examples of this room begin with a tiny model of random weights, two different masks of its four
+heads (1 keeps a head), and eight tokens, the first six of them the prompt:
+
+>>> import torch
+>>> from transformers import LlamaConfig, LlamaForCausalLM
+>>> config = LlamaConfig(
+...     vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=4,
+...     num_attention_heads=4, num_key_value_heads=2,
+... )
+>>> model = LlamaForCausalLM(config)
+>>> masks = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
+>>> ids = torch.arange(3, 11)
+"""
 
 from lm_polygraph_asmi.model.check import check_replay, check_unmasked
 from lm_polygraph_asmi.model.families import FAMILIES, Family

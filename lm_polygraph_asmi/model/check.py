@@ -268,6 +268,12 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
 
     Raises:
         RuntimeError: the two differ by more than rounding.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import run_unmasked
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     check_unmasked(model, unmasked)
     """
 
     def compare() -> str | None:
@@ -423,6 +429,16 @@ def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> 
 
     Raises:
         RuntimeError: the two differ by more than rounding.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import run_unmasked
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     check_replay(model, unmasked, 2)
+        ...     _ = unmasked.targets[2].hidden.mul_(-1)  # no longer what entered the layer
+        ...     check_replay(model, unmasked, 2)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        RuntimeError: replaying LlamaForCausalLM from layer 2 changes its distributions: ...
     """
     way = next(ways(model, unmasked, layer))
     keep_all = torch.ones(2, num_heads(model, layer))

@@ -21,6 +21,13 @@ class Family:
         output_projection: from a decoder layer to the projection whose input is the concatenation
             of the H head outputs.
         final_norm: from the model to the norm between the last layer and the output projection.
+
+    Example:
+        >>> FAMILIES["MyForCausalLM"] = Family(
+        ...     layers="model.layers", output_projection="self_attn.o_proj", final_norm="model.norm"
+        ... )
+        >>> FAMILIES["MyForCausalLM"] == FAMILIES["LlamaForCausalLM"]
+        True
     """
 
     layers: str

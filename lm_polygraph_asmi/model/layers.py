@@ -77,7 +77,12 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
 
 
 def num_layers(model: PreTrainedModel) -> int:
-    """L, the number of decoder layers, with heads or without."""
+    """L, the number of decoder layers, with heads or without.
+
+    Example:
+        >>> num_layers(model)
+        4
+    """
     return structure_of(model).num_layers
 
 
@@ -85,6 +90,10 @@ def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
     """H, the number of query heads of a layer; under grouped queries these are what is masked.
 
     Without `layer`, that of the first layer that has heads; most models have one number throughout.
+
+    Example:
+        >>> num_heads(model)
+        4
     """
     sites = structure_of(model).sites
     return (next(iter(sites.values())) if layer is None else head_site(model, layer)).heads
@@ -120,6 +129,10 @@ def layer_at(model: PreTrainedModel, depth: float) -> Depth:
 
     Raises:
         ValueError: depth outside (0, 1).
+
+    Example:
+        >>> layer_at(model, 0.6)
+        Depth(requested=2, layer=2)
     """
     found = structure_of(model)
     requested = target_layer(depth, found.num_layers)
@@ -135,6 +148,10 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
     Raises:
         TypeError: a quantised output projection, whose rows are not plain numbers, or one under an
             adapter that adds something else to them.
+
+    Example:
+        >>> unembedding(model).shape
+        torch.Size([50, 16])
     """
     projection = model.get_output_embeddings()
     with align_module_device(projection):  # fetched weights live on while they are referred to

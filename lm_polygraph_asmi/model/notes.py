@@ -63,6 +63,11 @@ def model_lock(model: nn.Module) -> Any:
     """The lock that whoever scores a model holds; a context manager, for one thread nestable.
 
     Model objects that share their modules share it: it is that of the input embedding.
+
+    Example:
+        >>> with model_lock(model):  # no other thread scores it meanwhile
+        ...     model.num_parameters() > 0
+        True
     """
     try:
         shared = model.get_input_embeddings()  # type: ignore[operator]
@@ -87,7 +92,15 @@ def known(model: nn.Module) -> dict[Hashable, Any]:
 
 
 def state_in_session(model: nn.Module) -> int:
-    """`model_state`; inside `scoring_session` as it was at its beginning."""
+    """`model_state`; inside `scoring_session` as it was at its beginning.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> before = model_state(model)
+        >>> with scoring_session(model):
+        ...     state_in_session(model) == before
+        True
+    """
     known(model)
     state = notes_of(model).state
     assert state is not None
@@ -104,6 +117,14 @@ def model_state(model: nn.Module) -> int:
     another process. Writing through `.data` or into memory that NumPy shares moves no counter and
     is not seen. Parameters made in inference mode have no counter, so the state of a model that was
     loaded in it is another one every time.
+
+    Example:
+        >>> before = model_state(model)
+        >>> before == model_state(model)
+        True
+        >>> _ = model.lm_head.weight.requires_grad_(False).mul_(1)  # written to: a new state
+        >>> before == model_state(model)
+        False
     """
     parts: list[Hashable] = []
     configs: dict[int, PretrainedConfig] = {}

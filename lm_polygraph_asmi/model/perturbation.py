@@ -92,6 +92,13 @@ class Perturbation:
 
     Raises:
         ValueError: an unknown arm, or a dose that is no positive number.
+
+    Example:
+        >>> Perturbation("mlp", dose=1.5).kind
+        ('mlp', 'False', 'without_groups')
+        >>> Perturbation(dose=-1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: dose ...
     """
 
     arm: str = "heads"
@@ -139,7 +146,18 @@ def without_heads(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "
 
 
 def without_part(part: Float[Tensor, "T W"]) -> Edit:
-    """A masked head loses a part of what it says at the T predicting positions, see `sources`."""
+    """A masked head loses a part of what it says at the T predicting positions, see `sources`.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import run_subnetworks, run_unmasked, scoring_session
+        >>> from lm_polygraph_asmi.model import head_parts
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2], "response")
+        ...     context, _ = head_parts(model, unmasked, 2, [(1, 4)])
+        ...     change = Perturbation(edit=without_part(context.heads))
+        ...     run_subnetworks(model, unmasked, 2, masks, change=change).hidden.shape
+        torch.Size([2, 2, 16])
+    """
 
     def edit(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
         gone = 1 - _by_head(heads, at.masks)
@@ -229,6 +247,12 @@ def check_arm(model: PreTrainedModel, layer: int, change: Perturbation, heads: b
     Raises:
         TypeError: no single down projection, or fewer channels in it than heads; head outputs that
             cannot be had from elsewhere.
+
+    Example:
+        >>> check_arm(model, 2, Perturbation("foreign"))
+        >>> check_arm(model, 2, Perturbation("foreign"), heads=False)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        TypeError: perturbation 'foreign' needs the head outputs of the unmasked pass, ...
     """
     arm, groups = ARMS[change.arm], head_site(model, layer).heads
     if arm.site == MLP:
@@ -382,6 +406,13 @@ def perturbed_layer(
     Its attention is that of the unmasked pass, and nothing in the layer that follows mixes
     positions. (Under parallel residuals the layer's MLP is the same for all masks too; it is run
     for each.)
+
+    Example:
+        >>> from lm_polygraph_asmi.model import run_unmasked, scoring_session
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     perturbed_layer(model, unmasked, 2, masks, unmasked.predicting).shape  # (B, n, D)
+        torch.Size([3, 2, 16])
     """
     target, module = unmasked.targets[layer], decoder_layers(model)[layer]
     attention, site = attention_module(model, layer), head_site(model, layer)

@@ -110,6 +110,15 @@ def readout(
 
     Raises:
         FloatingPointError: NaN or infinite logits.
+
+    Example:
+        >>> with torch.no_grad():
+        ...     hidden = model.model(ids[None]).last_hidden_state
+        ...     log_probs = readout(model, hidden[0])
+        >>> log_probs.shape
+        torch.Size([8, 50])
+        >>> torch.allclose(log_probs.exp().sum(-1), torch.ones(8))
+        True
     """
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)

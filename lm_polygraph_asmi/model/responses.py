@@ -51,6 +51,12 @@ def response_embeddings(
     Raises:
         ValueError: an empty response, an empty prompt, a sequence beyond the context window, or a
             model of one layer.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     response_embeddings(model, ids[:6], [[7, 8], [9]]).shape
+        torch.Size([2, 16])
     """
     layer = num_layers(model) // 2
     if layer == 0:

@@ -13,7 +13,12 @@ Setting = list[tuple[PretrainedConfig, str | None]]
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Name of the attention implementation in use, such as "sdpa" or "eager"."""
+    """Name of the attention implementation in use, such as "sdpa" or "eager".
+
+    Example:
+        >>> attention_of(model)
+        'sdpa'
+    """
     # Transformers has a public setter but, as of 5.x, no public getter.
     return model.config.get_text_config()._attn_implementation
 
@@ -121,6 +126,14 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
 
     Raises:
         ValueError: the model cannot use that implementation.
+
+    Example:
+        >>> _ = model.train()
+        >>> with scoring_session(model, attention="eager"):
+        ...     model.training, attention_of(model)
+        (False, 'eager')
+        >>> model.training, attention_of(model)
+        (True, 'sdpa')
     """
     notes = notes_of(model)
     with model_lock(model), _without_autocast(), _as_written(model):

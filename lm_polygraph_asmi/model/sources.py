@@ -44,6 +44,11 @@ class HeadPart:
         heads: their part of what enters the output projection, W = H times the width of a head.
         attention: of each head, the sum of its weights on these tokens, in [0, 1]; with all tokens
             1, or less where a sink takes a share.
+
+    Example:
+        >>> part = HeadPart(heads=torch.zeros(2, 16), attention=torch.full((4, 2), 0.5))
+        >>> together([part, part]).attention.unique()
+        tensor([1.])
     """
 
     heads: Float[Tensor, "T W"]
@@ -55,6 +60,13 @@ def check_spans(context: Any, tokens: int) -> list[Span]:
 
     Raises:
         ValueError: none, an empty one, one outside the sequence, or two that overlap.
+
+    Example:
+        >>> check_spans((1, 4), tokens=8)
+        [(1, 4)]
+        >>> check_spans([(1, 4), (3, 6)], tokens=8)
+        Traceback (most recent call last):
+        ValueError: spans of the context overlap: [(1, 4), (3, 6)]. A token has one source
     """
     try:
         given = np.asarray(context).reshape(-1, 2)  # a single one, too
@@ -211,6 +223,16 @@ def head_parts(
         TypeError: attention that shows no weights and takes no values.
         RuntimeError: parts that do not add up to the heads' output, or that come from tokens to
             those before them: something behind the softmax is not linear, or keys are not tokens.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import run_unmasked, scoring_session
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     context, elsewhere = head_parts(model, unmasked, 2, [(1, 4)])
+        >>> context.heads.shape, context.attention.shape  # (T, W), (H, T)
+        (torch.Size([2, 16]), torch.Size([4, 2]))
+        >>> torch.allclose(context.attention + elsewhere.attention, torch.ones(4, 2))
+        True
     """
     spans = check_spans(spans, len(unmasked.input_ids))
     kept = [torch.zeros(unmasked.predicting.stop, dtype=torch.bool) for _ in spans]
@@ -262,7 +284,16 @@ def _what_is_wrong(
 
 
 def together(parts: Sequence[HeadPart]) -> HeadPart:
-    """What heads bring from several sources."""
+    """What heads bring from several sources.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import run_unmasked, scoring_session
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     parts = head_parts(model, unmasked, 2, [(1, 4)])
+        >>> torch.allclose(together(parts).heads, unmasked.targets[2].heads[0, 5:7], atol=1e-5)
+        True
+    """
     return HeadPart(
         torch.stack([part.heads for part in parts]).sum(0),
         torch.stack([part.attention for part in parts]).sum(0),

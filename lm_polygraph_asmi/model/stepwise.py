@@ -65,6 +65,13 @@ class Written:
         rows: of their states, those of the distinct subnetworks.
         index: for each of the S drawn masks, which of these it has.
         counts: how often each was drawn.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     written = steps_of(model, ids[:6], 2, masks)
+        >>> isinstance(written, Written), written.counts
+        (True, tensor([2., 1.]))
     """
 
     steps: Steps
@@ -280,6 +287,15 @@ def steps_of(
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
         RuntimeError: no way gives what whole passes give, or hooks of others may not.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     written = steps_of(model, ids[:6], 2, masks)
+        ...     states = written.steps(ids[:6].tolist())  # the prompt
+        ...     states = written.steps([9])  # and the first token of the answer
+        >>> states[written.rows].shape  # (distinct, 1, D)
+        torch.Size([2, 1, 16])
     """
     if change.arm != "heads" or change.edit is not None:
         raise NotImplementedError(f"no steps for the perturbation {change.arm!r}")

@@ -65,6 +65,13 @@ class Structure:
         takes_cache: whether the trunk takes a cache that is given to it, and computes the same.
         chained: whether a layer's output is the next one's input and nothing happens in between,
             so that layers can be called again one by one.
+
+    Example:
+        >>> found = structure_of(model)
+        >>> isinstance(found, Structure), found.chained, sorted(found.sites)
+        (True, True, [0, 1, 2, 3])
+        >>> found.sites[2].projection
+        'self_attn.o_proj'
     """
 
     trunk: str
@@ -82,6 +89,13 @@ def plain_model(model: nn.Module) -> PreTrainedModel:
     Raises:
         TypeError: an adapter that adds tokens to the prompt, one that waits for tokens in it
             (aLoRA), or no transformers model at all.
+
+    Example:
+        >>> plain_model(model) is model
+        True
+        >>> plain_model(torch.nn.Linear(2, 2))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        TypeError: ASMI masks heads inside a transformers model, got Linear: ...
     """
     for name, adapter in (getattr(model, "peft_config", None) or {}).items():
         if getattr(adapter, "alora_invocation_tokens", None):
@@ -110,6 +124,10 @@ def structure_of(model: PreTrainedModel) -> Structure:
 
     Raises:
         TypeError: a model whose heads cannot be masked; the message says what was found and not.
+
+    Example:
+        >>> structure_of(model).layers, structure_of(model).num_layers
+        ('model.layers', 4)
     """
     facts = known(model)
     entry = family_entry(model)
@@ -169,6 +187,10 @@ def family_of(model: PreTrainedModel) -> Family:
 
     Raises:
         TypeError: a model whose heads cannot be masked; the message says what was found and not.
+
+    Example:
+        >>> family_of(model)
+        Family(layers='model.layers', output_projection='self_attn.o_proj', final_norm='model.norm')
     """
     entry = family_entry(model)
     if entry is not None:

@@ -46,6 +46,15 @@ class Subnetworks:
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
         check_seconds: what comparing with whole passes took, 0 where it had been done before.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     found = run_subnetworks(model, unmasked, 2, masks)
+        >>> isinstance(found, Subnetworks), found.index
+        (True, tensor([1, 0, 0]))
+        >>> found.first(1).counts
+        tensor([1.])
     """
 
     hidden: Float[Tensor, "distinct T D"]
@@ -104,6 +113,13 @@ def run_subnetworks(
         RuntimeError: the passes of this model do not give what whole passes give.
         TypeError: a layer without what the perturbation changes.
         ValueError: masks of the wrong shape, or not of zeros and ones.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     found = run_subnetworks(model, unmasked, 2, masks)
+        >>> found.hidden.shape, found.counts  # (distinct, T, D)
+        (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
     check_arm(model, layer, change, bool(unmasked.targets))
     heads = num_heads(model, layer)
@@ -194,6 +210,14 @@ def subnetwork_log_probs(
             or whose heads' parts do not add up (see `sources`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
+
+    Example:
+        >>> found = subnetwork_log_probs(model, ids, 6, 2, masks)
+        >>> found.shape  # (S, T, V)
+        torch.Size([3, 2, 50])
+        >>> own = model.eval()(ids[None]).logits[0, 5:7].log_softmax(-1)
+        >>> torch.allclose(found[0], own, atol=1e-5)  # the first mask keeps every head
+        True
     """
     change = Perturbation(perturbation, dose, seed)
     model = plain_model(model)

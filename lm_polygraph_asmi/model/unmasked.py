@@ -63,6 +63,15 @@ class UnmaskedPass:
             attention by position themselves.
         prompt_caches: what the model itself keeps of the positions before the predicting ones,
             made when it is first asked for.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     log_probs = unmasked.log_probs(model)
+        >>> isinstance(unmasked, UnmaskedPass), unmasked.predicting
+        (True, slice(5, 7, None))
+        >>> log_probs.shape  # (T, V)
+        torch.Size([2, 50])
     """
 
     input_ids: Int[Tensor, " tokens"]
@@ -107,6 +116,16 @@ class Memory:
         layers: keys and values of each layer, from the first to the last.
         state: that of the model that made them (`state_in_session`); to another, or one whose
             weights have changed, they are as if not known.
+
+    Example:
+        >>> memory = Memory()
+        >>> with scoring_session(model):
+        ...     for last in (7, 8):  # the second pass runs what is new alone
+        ...         ids[-1] = last
+        ...         unmasked = run_unmasked(model, ids, 6, [2], "response", memory)
+        ...         print(unmasked.start)
+        0
+        5
     """
 
     input_ids: list[int] = field(default_factory=list)
@@ -206,7 +225,14 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
 
 
 def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
-    """Raise ValueError unless the attention implementation in use can serve this scope."""
+    """Raise ValueError unless the attention implementation in use can serve this scope.
+
+    Example:
+        >>> check_scope_runs(model, "response")
+        >>> check_scope_runs(model, "answer")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: scope must be ...
+    """
     check_scope(scope)
     if scope == "response" and attention_of(model) not in MASKABLE:
         raise ValueError(
@@ -300,6 +326,12 @@ def run_unmasked(
             model does not have, an unknown scope, or one the attention in use cannot serve.
         RuntimeError: the family table names a module that is not the output projection, or the
             model is compiled.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        >>> unmasked.final_hidden.shape, unmasked.targets[2].heads.shape  # (T, D), (1, N - 1, W)
+        (torch.Size([2, 16]), torch.Size([1, 7, 16]))
     """
     validate_sequence(model, input_ids, prompt_length)
     check_scope_runs(model, scope)

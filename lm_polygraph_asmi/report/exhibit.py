@@ -18,10 +18,15 @@ ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
 
 
 class Marked(NamedTuple):
-    """A value that stands out: "bold" the best, "underline" the second best."""
+    """A value that stands out: "bold" the best, "underline" one that is not told from the next."""
 
     value: Any
     mark: str
+
+
+def leading(value: Any, ahead: Interval) -> Marked:
+    """The best of several, by how far it is ahead of the next best."""
+    return Marked(value, "bold" if ahead.excludes(0) else "underline")
 
 
 class Judged(NamedTuple):
@@ -297,17 +302,26 @@ def _minus(number: str, markup: str) -> str:
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
           "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-          "\x00": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
-          "†": r"\dag{}",
-          "τ": r"$\tau$", "α": r"$\alpha$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
-          "⏎": "/", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
+          "|": r"\textbar{}", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
+          "†": r"\dag{}", "τ": r"$\tau$", "α": r"$\alpha$", "×": r"$\times$", "≥": r"$\geq$",
+          "≤": r"$\leq$", "⏎": r"$\hookleftarrow$", "–": "--", "<": r"\textless{}",
+          ">": r"\textgreater{}"}  # fmt: skip
+
+_SYMBOLS = {"p̄": r"$\bar{p}$", "u_sem": r"$u_{\mathrm{sem}}$", "MI_t": r"$\mathrm{MI}_t$",
+            "A_t": "$A_t$", "H_t": "$H_t$", " %": r"~\%"}  # fmt: skip
+"""What LaTeX sets as a whole; the first is a letter and a combining accent."""
+
+
+def _latex(letter: str) -> str:
+    # A plain LaTeX has no letters beyond the Latin ones; the CSV file has them.
+    plain = ord(letter) < 0x180 and letter.isprintable()
+    return _LATEX.get(letter, letter if plain else "?")
 
 
 def escape(raw: str, markup: str) -> str:
     """Text that may come from a model, safe in a table; line breaks are shown as ⏎."""
     raw = raw.replace("\n", " ⏎ ").strip()
     if markup == "latex":
-        raw = raw.replace("p̄", "\x00")  # a letter and a combining accent
-        # A plain LaTeX has no letters beyond the Latin ones; the CSV file has them.
-        return "".join(_LATEX.get(c, c if ord(c) < 0x180 and c.isprintable() else "?") for c in raw)
+        pieces = re.split(f"({'|'.join(_SYMBOLS)})", raw)
+        return "".join(_SYMBOLS.get(piece) or "".join(map(_latex, piece)) for piece in pieces)
     return re.sub(r"([|*_`<>\\])", r"\\\1", raw)

@@ -13,7 +13,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -83,11 +83,13 @@ SMALL: Any = {
 }  # fmt: skip
 
 
-def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, `columns` a row; many of them are made to fit a page."""
+def _grid(
+    panels: int, width: float, height: float, columns: int = 3, of_many: int = 4
+) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, `columns` a row; `of_many` of those that must fit a page."""
     if panels > MANY:
         rcParams.update(SMALL)  # until the drawing function ends
-        columns = max(4, columns)
+        columns = of_many
         width = PAGE[0] / columns
         height = min(1.1 * width, PAGE[1] / math.ceil(panels / columns))
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
@@ -102,7 +104,7 @@ def _grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[F
 
 def _title(ax: Axes, label: str) -> None:
     lines = label.replace(", ", ",\n", 1).splitlines()
-    width = 34 if rcParams["font.size"] > SMALL["font.size"] else 46
+    width = 34 if rcParams["font.size"] > SMALL["font.size"] else 38
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
@@ -147,11 +149,14 @@ def forest(
     crowded = len(found) > MANY or 2 * width > PAGE[0]
     if crowded:
         rcParams.update(SMALL)
-    figure, axes = _grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), columns=2)
+    # Room for the names, where each panel has its own: inches of a letter, and of a panel.
+    columns = 4 if shared else min(4, max(1, int(PAGE[0] / (0.036 * widest + 1))))
+    figure, axes = _grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
     for ax in axes[1:]:
         ax.sharex(axes[0])
-    if shared:
-        figure.set_size_inches(PAGE[0], min(PAGE[1], len(found) / 4 * (0.5 + 0.1 * longest)))
+    if shared or (len(found) > MANY and columns < 4):
+        rows_of_panels = math.ceil(len(found) / columns)
+        figure.set_size_inches(PAGE[0], min(PAGE[1], rows_of_panels * (0.5 + 0.1 * longest)))
     size, line = (2.5, 0.8) if crowded else (4, 1.2)
     for number, (ax, (title, rows)) in enumerate(zip(axes, found.items(), strict=True)):
         names = (union if shared else list(rows))[::-1]
@@ -165,16 +170,16 @@ def forest(
             ax.plot(interval.value, place, "o", markersize=size, color=colour,
                     markerfacecolor=colour if sure else "white")  # fmt: skip
         ax.axvline(reference, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        hidden = shared and number % 4
+        hidden = shared and number % columns
         ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
         ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
         _title(ax, title)
-        if len(found) <= MANY:
+        if not crowded:
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
     if judged:
         explained = f"filled: {ADJUSTED}; open: not"
-    if len(found) > MANY:
+    if crowded:
         explained = f"{label}; {explained}"
     figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
     return figure
@@ -215,7 +220,8 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
             for name in ends[1:-1]:
                 ax.plot(percent, cells[name][0], color=GREY, linewidth=0.6,
                         label="other cells" if name == ends[1] else None)  # fmt: skip
-            cells = {f"highest: {ends[-1]}": cells[ends[-1]], f"lowest: {ends[0]}": cells[ends[0]]}
+            named = {"highest mean": ends[-1], "lowest mean": ends[0]}
+            cells = {f"{which}: {name}": cells[name] for which, name in named.items()}
         for number, (name, (row, band)) in enumerate(cells.items()):
             colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
@@ -375,7 +381,7 @@ def violins(
 ) -> Figure:
     """Scores of right and wrong answers; figure "error-separation" of the paper."""
     each = [(cell, name) for cell, (scores, _, _) in panels.items() for name in scores]
-    figure, axes = _grid(len(each), 2.3, 2.4, columns=4)
+    figure, axes = _grid(len(each), 2.8, 2.4, columns=2)
     for ax, (cell, name) in zip(axes, each, strict=True):
         scores, wrong, aurocs = panels[cell]
         positive = scores[name][scores[name] > 0]
@@ -396,6 +402,7 @@ def violins(
             ax.text(place, -0.04, f"{kind}\nn = {len(values)}", ha="center", va="top",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
+        ax.set_xlim(-0.6, 1.6)
         low, high = ax.get_ylim()
         decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
         # Where the values span few powers of ten, these alone would leave an axis without a tick.
@@ -407,7 +414,7 @@ def violins(
         shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
         if not np.isnan(found.low):
             shown += f" [{found.low:.2f}, {found.high:.2f}]"
-        _title(ax, f"{cell}\n{name}, AUROC {shown}")
+        _title(ax, f"{cell}\nAUROC {shown}")
     return figure
 
 
@@ -421,11 +428,14 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
                           mincnt=1, xscale="log")  # fmt: skip
         bar = figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_major_locator(LogLocator(numticks=4))
+        ax.xaxis.set_major_formatter(
+            lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}"
+        )
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")
-        _title(ax, f"{title}\nPearson r = {r:.2f}")
+        _title(ax, f"{title}\nPearson r = " + f"{r:.2f}".replace("-", "−"))
     return figure
 
 

@@ -39,7 +39,7 @@ LONG = 40
 """Characters from which a column of texts breaks its lines."""
 BROKEN, LINE = 114.0, 24
 """Points of such a line, 4 cm, and characters that it surely holds."""
-PREAMBLE = r"\usepackage{booktabs,graphicx,amssymb,textcomp,rotating}"
+PREAMBLE = r"\usepackage{array,booktabs,graphicx,amssymb,textcomp,rotating}"
 """What a document needs to take these tables."""
 
 
@@ -52,7 +52,7 @@ class _Column(NamedTuple):
     group: str
 
     def points(self, size: int) -> float:
-        if self.kind.startswith("p"):
+        if "p{" in self.kind:
             return GAP + BROKEN
         return GAP + CHARACTERS[size] * max(map(_width, [*self.values, *self.head]), default=0)
 
@@ -67,7 +67,7 @@ def latex_tables(item: Exhibit) -> str:
     columns = _columns(item)
     brief = _cells_beside(item) > MANY
     notes = item.said(figure=False, errors=not brief)
-    if brief:
+    if brief and notes != item.said(figure=False):
         notes.append("Standard errors: see the CSV file.")
     if _printed(columns) < LEAST:
         constant = [c for c in columns[1:] if len(c.values) > 1 and len({*c.values}) == 1]
@@ -140,22 +140,28 @@ def _printed(columns: Sequence[_Column]) -> float:
 
 
 def _parts(columns: list[_Column]) -> list[list[_Column]]:
-    """Columns in as few floats as their type allows, about equally wide."""
+    """Columns in as few floats as their type allows, about equally wide; a model's together."""
     rows = list(zip(*(column.values for column in columns), strict=True))
     telling = (n for n in range(1, len(columns)) if len({row[:n] for row in rows}) == len(rows))
     own = next(telling, 1)
     keys, others = columns[:own], columns[own:]
-    widths = np.array([column.points(min(SIZES)) for column in others])
+    pieces = [list(model) for _, model in groupby(others, lambda c: c.group or id(c))]
+    if any(_printed([*keys, *piece]) < LEAST for piece in pieces):
+        pieces = [[column] for column in others]
+    widths = np.array([_points(piece, min(SIZES)) for piece in pieces])
     middles = (widths.cumsum() - widths / 2) / max(1.0, widths.sum())
-    for number in range(1, len(others)):
+    for number in range(1, len(pieces)):
         places = (number * middles).astype(int)
         parts = [
-            [*keys, *(column for column, at in zip(others, places, strict=True) if at == part)]
+            [
+                *keys,
+                *(c for piece, at in zip(pieces, places, strict=True) if at == part for c in piece),
+            ]
             for part in sorted({*places})
         ]
         if all(_printed(part) >= LEAST for part in parts):
             return parts
-    return [[*keys, column] for column in others] or [columns]
+    return [[*keys, *piece] for piece in pieces] or [columns]
 
 
 def _size(columns: Sequence[_Column]) -> tuple[int, bool]:
@@ -171,7 +177,7 @@ def _room(columns: Sequence[_Column], caption: str, start: int) -> int:
     above = 1 + max(len(column.head) for column in columns) + any(c.group for c in columns)
     left = height - 12 * (5 + math.ceil(_width(caption) * CAPTION / line)) - 12 * above
     for place, row in enumerate(zip(*(c.values[start:] for c in columns), strict=True)):
-        broken = [value for value, c in zip(row, columns, strict=True) if c.kind.startswith("p")]
+        broken = [value for value, c in zip(row, columns, strict=True) if "p{" in c.kind]
         left -= LINES[size] * max([math.ceil(_width(v) / LINE) for v in broken], default=1)
         if left < 0 or place == ROWS_A_PAGE:
             return max(1, place)
@@ -212,9 +218,9 @@ def _group_heads(groups: Sequence[str]) -> list[str]:
 def _format(column: pd.Series) -> str:
     """Numbers stand right, texts left, long texts in lines."""
     texts = [value for value in column if isinstance(value, str)]
-    if not texts:
+    if all(re.fullmatch(r"[\d.]+", text) for text in texts):
         return "r"
-    return "p{4cm}" if max(map(len, texts)) > LONG else "l"
+    return r">{\raggedright\arraybackslash}p{4cm}" if max(map(len, texts)) > LONG else "l"
 
 
 def _width(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, 
 from lm_polygraph_asmi.validation import check_number
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.saved.cells import Cell
     from lm_polygraph_asmi.scoring.call import Scorer
 
 RISKS = (0.05, 0.1, 0.2)
@@ -109,6 +110,7 @@ def calibrate_rows(
     name: str = "labelled answers",
     out: str | Path | None = None,
     resamples: int = RESAMPLES,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Reference:
     """A reference from labelled answers, with a threshold that keeps a promise.
 
@@ -126,10 +128,23 @@ def calibrate_rows(
         right_from: lowest quality of a right answer.
         name: of the reference.
         out: JSON lines of the scores, taken up again if there are any.
+        progress: called after each row that was scored, with how many are and how many there are.
+
+    Answers of nothing, such as a blank, are left out: `Score.accept` never accepts them.
 
     Raises:
         ValueError: rows without an answer or a label, or that cannot be scored; nothing but right,
             or wrong, answers; a signal that there is not.
+
+    Example:
+        >>> rows = [
+        ...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
+        ...     for passage in range(4)
+        ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
+        ... ]
+        >>> found = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
+        >>> found.n, found.errors, found.decision.found.threshold  # far too few for any promise
+        (8, 4, None)
     """
     if signal not in ("best", "score", *SIGNALS):
         raise ValueError(f"signal must be best, score or one of {', '.join(SIGNALS)}: {signal!r}")
@@ -144,42 +159,53 @@ def calibrate_rows(
     ]
     if not given:
         raise ValueError("there is no row: at least two labelled answers are wanted")
-    labels = {}
-    for row in given:
-        try:
-            if "error" in row.content:
-                raise ValueError(row.content["error"])
-            if row.content.get("answer") is None and not _answered(row.content.get("prompt")):
-                raise ValueError('no "answer": a label is of an answer')
-            labels[row.number] = is_wrong(row.content, right_from)
-        except ValueError as error:
-            raise ValueError(f"row {row.number}: {error}") from error
-    found = _scored(given, scorer, None if out is None else Path(out))
+    labels = labels_of(given, right_from)
+    found = _scored(given, scorer, None if out is None else Path(out), progress)
     prompts = [row.content.get("context") or row.content["prompt"] for row in given]
     own: Sequence[Any] = [row.content.get("cluster") for row in given]
     if any(key is None for key in own):
         if not all(key is None for key in own):
             raise ValueError('some rows have a "cluster", some have none: give all of them one')
         own = context_clusters(prompts)
+    judged = [
+        (found[row.number], labels[row.number], str(key))
+        for row, key in zip(given, own, strict=True)
+        if found[row.number].answered
+    ]
+    if not judged:
+        raise ValueError("no row holds an answer: blanks, and what ends an answer, are none")
+    scores, wrong, clusters = zip(*judged, strict=True)
     return _reference(
-        [found[row.number] for row in given],
-        np.array([labels[row.number] for row in given]),
-        [str(key) for key in own],
-        scorer, risk, confidence, signal, name, resamples,
-    )  # fmt: skip
-
-
-def _answered(prompt: Any) -> bool:
-    """Whether it is a chat that ends in the assistant's message."""
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and isinstance(prompt[-1], Mapping)
-        and prompt[-1].get("role") == "assistant"
+        scores, np.array(wrong), list(clusters), scorer, risk, confidence, signal, name, resamples
     )
 
 
-def _scored(rows: list[Row], scorer: "Scorer", out: Path | None) -> dict[int, Score]:
+def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]:
+    """Whether the answer is wrong, by number of the row; looks at all that needs no model.
+
+    Raises:
+        ValueError: a row that cannot be read, or without an answer or a label.
+    """
+    from lm_polygraph_asmi.scoring.text import asked  # brings torch
+
+    labels = {}
+    for row in rows:
+        try:
+            if "error" in row.content:
+                raise ValueError(row.content["error"])
+            if row.content.get("answer") == "":
+                raise ValueError("the answer is empty: such answers are never accepted. Remove it")
+            if asked(row.content["prompt"], row.content.get("answer")).answer is None:
+                raise ValueError('no "answer": a label is of an answer')
+            labels[row.number] = is_wrong(row.content, right_from)
+        except ValueError as error:
+            raise ValueError(f"row {row.number}: {error}") from error
+    return labels
+
+
+def _scored(
+    rows: list[Row], scorer: "Scorer", out: Path | None, progress: Callable[[int, int], None] | None
+) -> dict[int, Score]:
     """Scores by number of the row, those that `out` had among them."""
     rows_left(scorer, rows, out)  # refuses a file of something else
     found = {}
@@ -192,6 +218,8 @@ def _scored(rows: list[Row], scorer: "Scorer", out: Path | None) -> dict[int, Sc
                 "would leave it out of the promise: mend or remove it"
             )
         found[row.number] = score
+        if progress is not None:
+            progress(len(found), len(rows))
     return found
 
 
@@ -314,6 +342,7 @@ def calibrate_run(
     confidence: float = 0.95,
     *,
     signal: str = "best",
+    metric: str | None = None,
     resamples: int = RESAMPLES,
 ) -> Reference:
     """The same from a finished benchmark run, whose quality metric is the label.
@@ -325,15 +354,24 @@ def calibrate_run(
         path: the run's manager file or folder; a pickle, so only one you trust.
         scorer, risk, confidence, signal: as of `calibrate_rows`; the scorer with the settings of
             the run.
+        metric: quality metric that is the label, right from 0.5 on; None: AlignScore, or the first
+            one the run has.
 
     Raises:
         FileNotFoundError, ValueError: as `Reference.from_run`; or the run is of another model or
             other settings.
+
+    Example:
+        >>> calibrate_run("RUN", scorer, risk=0.1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: RUN is of another score: layer ...
     """
     from lm_polygraph_asmi.saved.cells import load_cells, with_source
 
-    made = Reference.from_run(path, scorer.variant, scorer.depth, aggregation=scorer.aggregation)
-    (cell,) = load_cells([path], depth=scorer.depth)
+    made = Reference.from_run(
+        path, scorer.variant, scorer.depth, aggregation=scorer.aggregation, metric=metric
+    )
+    (cell,) = load_cells([path], metric, scorer.depth)
     cell = with_source(cell, "all", scorer.aggregation)
     prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
     if prompts is None or ids is None:
@@ -354,20 +392,7 @@ def calibrate_run(
                 "scored anew: the run is of other weights, or its prompts went through another "
                 "template. Give the model as the run had it"
             )
-    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
-    columns: dict[str, np.ndarray | None] = {
-        scorer.variant: scores,
-        "asmi": cell.mi,
-        "sem": cell.u_sem,
-    }
-    if likelihoods is not None:
-        columns |= {
-            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
-            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
-        }
-    if entropies is not None:
-        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
-    known = {kind: values for kind, values in columns.items() if values is not None}
+    known = signals_of(cell) | {scorer.variant: scores}
     lengths = cell.saved("asmi_prompt_length")
     usual = {"score": made.scores}
     if "msp" in known:
@@ -375,10 +400,35 @@ def calibrate_run(
     if lengths is not None:
         usual["prompt_tokens"] = sorted(map(float, lengths))
     made = replace(made, settings=made.settings | scorer.fingerprints(), usual=usual)
-    chosen = _chosen(signal, known, scorer.variant, cell.wrong, cell.clusters)
-    return with_decision(
-        made, known, cell.wrong, cell.clusters, risk, confidence, chosen, resamples
-    )
+    stops, texts = scorer.endings.stop_strings, cell.saved("greedy_texts")
+    judged = np.arange(len(cell))
+    if texts is not None:
+        judged = np.flatnonzero([says_anything(text, stops) for text in texts])
+    known = {kind: values[judged] for kind, values in known.items()}
+    wrong, clusters = cell.wrong[judged], [cell.clusters[row] for row in judged]
+    chosen = _chosen(signal, known, scorer.variant, wrong, clusters)
+    return with_decision(made, known, wrong, clusters, risk, confidence, chosen, resamples)
+
+
+def signals_of(cell: "Cell") -> dict[str, np.ndarray]:
+    """(n,) of each signal that a run has saved, by its key in `SIGNALS`; as `Score.signals`."""
+    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
+    columns: dict[str, np.ndarray | None] = {"asmi": cell.mi, "sem": cell.u_sem}
+    if likelihoods is not None:
+        columns |= {
+            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
+            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
+        }
+    if entropies is not None:
+        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
+    return {kind: values for kind, values in columns.items() if values is not None}
+
+
+def says_anything(text: str, stops: Sequence[str]) -> bool:
+    """Whether a generated answer holds more than blanks and what ended it, as `Score.answered`."""
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return bool(text.strip())
 
 
 def _chosen(

@@ -81,6 +81,12 @@ class Scorer:
     """A model made ready to score many answers; arguments as for `score`.
 
     The check that the model's layers can be replayed runs once.
+
+    Example:
+        >>> scorer = Scorer("smollm2", scope="response")
+        >>> for answer in (" Edda Holm", " Brask"):
+        ...     found = scorer.score(prompt, answer)
+        ...     assert 0 <= found.score <= found.highest  # nats
     """
 
     def __init__(
@@ -204,7 +210,12 @@ class Scorer:
         samples: Sequence[Answer] | None = None,
         context: Any = None,
     ) -> Score:
-        """Score one answer; see `lm_polygraph_asmi.score`."""
+        """Score one answer; see `lm_polygraph_asmi.score`.
+
+        Example:
+            >>> scorer.score(prompt, " Edda Holm").answer
+            ' Edda Holm'
+        """
         return self._score(prompt, answer, samples, context, Memory())
 
     def _score(
@@ -241,6 +252,12 @@ class Scorer:
 
         Whatever the scorer's own settings, this is the scope "response", with masks that follow
         from the prompt alone.
+
+        Example:
+            >>> with scorer.stream(prompt) as tokens:
+            ...     first = next(tokens)
+            >>> tokens.result.tokens == (first,)
+            True
         """
         return Stream(self, prompt)
 
@@ -261,6 +278,13 @@ class Scorer:
 
         Yields:
             An `Outcome` for each row, in order.
+
+        Example:
+            >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
+            >>> for outcome in scorer.score_many(rows):
+            ...     print(outcome.id, outcome.score is not None, outcome.error)
+            q1 True None
+            q2 False wanted a text, or an object with a "prompt"
         """
         check_one_of("on_error", on_error, ("return", "raise"))
         return self._outcomes(rows, on_error, id_field)
@@ -551,6 +575,14 @@ class Stream(Iterator[Token]):
 
     Between two tokens the model is as it was found and free for others. Leaving off is enough to
     stop; `close`, or the end of a `with` block, lets go of what is kept of the answer.
+
+    Example:
+        >>> tokens = scorer.stream(prompt)
+        >>> isinstance(tokens, Stream)
+        True
+        >>> written = [token.text for token in tokens]
+        >>> "".join(written) == tokens.text == tokens.result.scored_text
+        True
     """
 
     def __init__(self, scorer: Scorer, prompt: Prompt, ids: Tensor | None = None) -> None:
@@ -747,6 +779,16 @@ def score(
         TypeError: a model whose heads cannot be masked, or a quantised output projection.
         ValueError: an empty prompt or answer, one beyond the context window, settings out of range,
             a tokenizer that is not the model's.
+
+    Example:
+        >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
+        >>> result = score("smollm2", prompt, " Edda Holm")
+        >>> 0 <= result.score <= result.highest  # nats, of 0 to ln S
+        True
+        >>> "".join(token.text for token in result.tokens).startswith(" Edda Holm")
+        True
+        >>> result.reference is None, result.verdict[1][:11]  # the number has no scale of its own
+        (True, 'No verdict:')
     """
     brings_tokenizer = isinstance(model, str | Path) or is_host_model(model)
     if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
@@ -796,6 +838,14 @@ class Streamer(BaseStreamer):
     Args:
         scorer: with the model that generates.
         shown: called with each `Token` as it comes.
+
+    Example:
+        >>> words = []
+        >>> streamer = Streamer(scorer, shown=lambda token: words.append(token.text))
+        >>> ids = scorer.tokenizer(prompt, return_tensors="pt").input_ids
+        >>> _ = scorer.model.generate(ids, max_new_tokens=3, do_sample=False, streamer=streamer)
+        >>> "".join(words) == streamer.stream.result.scored_text
+        True
     """
 
     def __init__(self, scorer: Scorer, shown: Callable[[Token], None]) -> None:
@@ -842,6 +892,13 @@ def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **settings: An
     Raises:
         RuntimeError: the model cannot be scored step by step.
         TypeError, ValueError, OSError: as `score`.
+
+    Example:
+        >>> tokens = stream("smollm2", "The ferry was built by Edda Holm. Who?", max_new_tokens=3)
+        >>> for token in tokens:
+        ...     assert token.u >= 0  # nats
+        >>> tokens.result.settings["seeded_by"]
+        'prompt'
     """
     if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
         if prompt is not None or not (isinstance(model, str | Path) or is_host_model(model)):

@@ -24,6 +24,14 @@ class Decision:
     Attributes:
         signal: a key of `SIGNALS`.
         found: the threshold, with its promise.
+
+    Example:
+        >>> from lm_polygraph_asmi.analysis import risk_threshold
+        >>> perplexities, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
+        >>> own = [str(n) for n in range(200)]  # no two answers err together
+        >>> decision = Decision("perplexity", risk_threshold(perplexities, wrong, own, 0.1, 0.9))
+        >>> decision.accepts({"perplexity": 0.05}), decision.accepts({"perplexity": 0.5})
+        (True, False)
     """
 
     signal: str

@@ -58,6 +58,11 @@ class Span:
         validated: whether labelled parts of answers showed that u ranks errors among them. The
             paper finds the effect for whole answers alone.
         error_probability: calibrated on these; None if not validated.
+
+    Example:
+        >>> first, second = scorer.score(prompt, " Edda Holm did. She came from Brask.").spans
+        >>> isinstance(first, Span), first.text, first.validated
+        (True, 'Edda Holm did.', False)
     """
 
     text: str

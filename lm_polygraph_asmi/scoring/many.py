@@ -29,6 +29,11 @@ class Outcome(NamedTuple):
         id: the row's own, None where it has none.
         score: None where it could not be scored.
         error: why it could not; None where it could.
+
+    Example:
+        >>> (found,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
+        >>> found
+        Outcome(index=0, id='q1', score=None, error='wanted a text, or an object with a "prompt"')
     """
 
     index: int  # type: ignore[assignment]  # what tuples call so is not needed here
@@ -122,6 +127,12 @@ def score_batch(
     Raises:
         ValueError: no column `prompt`, columns of several lengths, or one that has a name of
             `OUTPUT`.
+
+    Example:
+        >>> columns = {"question": [7, 8], "prompt": [prompt, None], "answer": [" Edda Holm", " ?"]}
+        >>> found = score_batch(columns, scorer, tokens="none")
+        >>> found["question"], found["asmi_score"][0] >= 0, found["asmi_score"][1]
+        (array([7, 8]), True, None)
     """
     check_one_of("tokens", tokens, TOKENS)
     if "prompt" not in columns:

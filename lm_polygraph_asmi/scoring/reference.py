@@ -92,6 +92,14 @@ class Reference:
             as these did.
         unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
             "part" for "answer" above; clusters are those of the answers' prompts.
+
+    Example:
+        >>> run = Reference.read("RUN")  # the folder of a finished run
+        >>> run.n, run.unit, run.percentile(run.median)
+        (60, 'answers', 50.0)
+        >>> run.save("reference.json")
+        >>> Reference.load("reference.json") == run
+        True
     """
 
     name: str
@@ -155,16 +163,19 @@ class Reference:
         depth: float = 0.6,
         source: str = "all",
         aggregation: str = MEAN,
+        metric: str | None = None,
     ) -> "Reference":
-        """Fit on all answers of a finished run with finite scores. Arguments as for `score`.
+        """Fit on all answers of a finished run with finite scores. Arguments as for `score`;
+        `metric` judges the answers, None: AlignScore, or the first one the run has.
 
         Raises:
             FileNotFoundError: no such run.
-            ValueError: no run or several, no such score in it, no right or no wrong answers.
+            ValueError: no run or several, no such score or metric in it, no right or no wrong
+                answers.
         """
         from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
 
-        cell, *others = load_cells([path], depth=depth)
+        cell, *others = load_cells([path], metric, depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
         cell = with_source(cell, source, aggregation)

@@ -67,6 +67,11 @@ class Token:
         context_share: that over MI_t where they take all, at the answer's positions; at least 0,
             and 0 without any MI_t.
         context_attention: attention on the context at the masked layer, mean over heads, 0 to 1.
+
+    Example:
+        >>> first = scorer.score(prompt, " Edda Holm").tokens[0]
+        >>> isinstance(first, Token), first.start, first.u == first.mi * (1 - first.agreement)
+        (True, 0, True)
     """
 
     text: str
@@ -240,6 +245,15 @@ class Score:
         sources: by name, what the answer owes to the context, to each passage of several, and to
             all else; None where no context was given. As an instrument it says what an answer hangs
             on, not whether it is right.
+
+    Example:
+        >>> result = scorer.score(prompt, " Edda Holm")
+        >>> result.counted == len(result.tokens)  # what closes the answer counts, too
+        True
+        >>> result.percentile is None  # without a reference
+        True
+        >>> Score.from_dict(result.to_dict()) == result
+        True
     """
 
     score: float

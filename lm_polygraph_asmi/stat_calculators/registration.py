@@ -37,6 +37,12 @@ def available_stat_calculators(
     Raises:
         ValueError: estimators of this plugin with different settings, which one calculator cannot
             serve at once; or an option that is read from the estimators, or that there is not.
+
+    Example:
+        >>> from lm_polygraph_asmi import SemASMI
+        >>> found = available_stat_calculators([SemASMI()])
+        >>> "MaskedHeadsCalculator" in {calculator.name for calculator in found}
+        True
     """
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:

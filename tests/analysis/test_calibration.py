@@ -73,6 +73,9 @@ def test_no_probability_is_certain():
     assert probability_at([Step(0.0, 500, 0), Step(1.0, 500, 500)], 0) == pytest.approx(0.5 / 501)
     (one,) = calibrate(np.array([0.1, 0.9]), np.array([False, True]))
     assert probability_at([one], 0.9) == 0.5
+    # Nor where all answers are of one kind.
+    assert probability_at([Step(0.0, 500, 0)], 0) == pytest.approx(0.5 / 501)
+    assert probability_at([Step(0.0, 3, 3)], 0) == pytest.approx(3.5 / 4)
 
 
 def test_nan_has_no_place_in_a_calibration():

@@ -32,9 +32,10 @@ def test_the_planned_size_has_the_power():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 0.1, 10, 10), "a positive difference and standard error"),
-        ((0.1, 0, 10, 10), "a positive difference and standard error"),
+        ((0, 0.1, 10, 10), "a positive, finite difference"),
+        ((0.1, 0, 10, 10), "a positive, finite difference"),
         ((0.1, 0.1, 20, 10), "20 clusters, 10 questions"),
+        ((0.1, float("inf"), 10, 10), "finite difference and standard error"),
         ((0.1, 0.1, 10, 10, 1.0), "must lie in \\(0, 1\\), got 1.0 and 0.05"),
     ],
 )

@@ -1,5 +1,6 @@
 """AlignScore of passage and answer: what is compared, and that it is no quality metric."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -83,12 +84,39 @@ print(GroundedAlignScore(sys.argv[1])(stats)[0], 1 - judge(stats, [passage])[0])
 """
 
 
-@pytest.mark.slow
-def test_it_is_align_score_with_the_passage_in_the_place_of_the_reference(tmp_path):
-    """With random weights: LM-Polygraph's metric, given the passage as the reference."""
-    made = make_stand_ins(tmp_path / "stand-ins")
+PACKAGE = """
+import sys, types
+import torch
+
+class Lightning(torch.nn.Module):
+    def save_hyperparameters(self):
+        pass
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path, model, strict):
+        made = cls(model=model)
+        made.load_state_dict(torch.load(checkpoint_path)["state_dict"], strict=strict)
+        return made
+
+sys.modules["pytorch_lightning"] = types.SimpleNamespace(LightningModule=Lightning)
+from alignscore.alignscore import AlignScore
+from lm_polygraph_asmi.estimators import GroundedAlignScore
+
+long = " ".join(f"Ferry number {n} was built in Brask by Edda Holm." for n in range(90))
+passages = ["The ferry was built. In Brask.", long, "Kites are blue."]
+answers = ["Brask", "Edda Holm built it. It was the ninth.", "No kite at all"]
+stats = {"input_texts": [f"Read.\\nPassage:\\n{p}\\nQuestion: Where?" for p in passages],
+         "greedy_texts": answers}
+package = AlignScore("roberta-large", 2, "cpu", sys.argv[1], verbose=False)
+theirs = package.score(passages, answers)
+print(*GroundedAlignScore(sys.argv[1])(stats), *(1 - score for score in theirs))
+"""
+
+
+def numbers(code, made):
+    """What a program prints, run where the stand-ins are."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(made.align_score)],
+        [sys.executable, "-c", code, str(made.align_score)],
         cwd=made.working_directory,
         env=os.environ | made.environment,
         capture_output=True,
@@ -96,5 +124,25 @@ def test_it_is_align_score_with_the_passage_in_the_place_of_the_reference(tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    own, judged = map(float, done.stdout.split())
+    return list(map(float, done.stdout.split()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("alignscore") is None,
+    reason="pip install --no-deps alignscore-speedofmagic==0.1.4",
+)
+def test_it_is_the_number_of_the_package_alignscore(tmp_path):
+    """With random weights. The package wants older releases of NumPy and transformers, and
+    Lightning to load a file; its scoring runs without."""
+    found = numbers(PACKAGE, make_stand_ins(tmp_path / "stand-ins"))
+    assert found[:3] == pytest.approx(found[3:], abs=1e-6)
+    assert len(set(found[:3])) == 3
+
+
+@pytest.mark.slow
+def test_it_is_align_score_with_the_passage_in_the_place_of_the_reference(tmp_path):
+    """With random weights: LM-Polygraph's metric, given the passage as the reference."""
+    made = make_stand_ins(tmp_path / "stand-ins")
+    own, judged = numbers(RUN, made)
     assert own == pytest.approx(judged)

@@ -88,9 +88,9 @@ def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
     for item in (ranked, drawn):
         assert any("Figure: " in note for note in item.caption)
         assert "Figure: " not in latex_tables(item)
-        assert r"ASMI's operating depth: 60 \%." in latex_tables(item)
-    assert r"u\_sem: the score of Sem-ASMI" in latex_tables(drawn)
-    assert "u\\_sem: " not in latex_tables(ranked)
+        assert r"ASMI's operating depth: 60~\%." in latex_tables(item)
+    assert r"$u_{\mathrm{sem}}$: the score of Sem-ASMI" in latex_tables(drawn)
+    assert "the score of Sem-ASMI" not in latex_tables(ranked)
     # Standard errors are spoken of just where they are printed.
     assert r"$\pm$: standard error, 1,000 resamples of answers." in latex_tables(ranked)
 
@@ -120,7 +120,7 @@ def test_many_cells_stand_under_their_models(tmp_path):
     assert r"method & a & b & c & d & a & b & c & d & a & b & c & d \\" in lines
     assert r"MSP & " + " & ".join(["0.50"] * 12) + r" \\" in lines
     caption = next(line for line in lines if "caption" in line)
-    assert caption.startswith(r"\caption{X \& Y. Said: 95 \% [low, high]. Standard errors: see")
+    assert caption.startswith(r"\caption{X \& Y. Said: 95~\% [low, high]. Standard errors: see")
     assert "pm" not in caption
 
 
@@ -147,3 +147,24 @@ def test_no_path_of_this_machine(tmp_path):
     (cell,) = json.loads((tmp_path / "out/provenance.json").read_text())
     assert cell["runs"][0]["file"] == "run/ue_manager_seed1"
     assert (cell["model"], cell["dataset"]) == ("tiny/snapshot", "shared/squad.json")
+
+
+def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
+    item = twelve(tmp_path)
+    assert "Standard errors" in latex_tables(item)
+    item.table = item.table.map(lambda v: v.value if isinstance(v, PRR) else v)
+    item.digits = 9
+    item.table.insert(1, "family", "information")
+    found = latex_tables(item)
+    assert found.count(r"\begin{tabular}") > 1
+    assert found.count(r"\multicolumn{4}") == found.count(r"\multicolumn") == 3  # each in one part
+    assert "Standard errors" not in found  # plain numbers have none
+
+
+def test_texts_are_set_as_they_are_read():
+    long = "Adapt-ASMI (60%, K=64, scope=response, source=context)"
+    table = pd.DataFrame({"method": [long], "tokens": ["236.5"], "text": ["a\n<|im_end|>"]})
+    found = latex_tables(Exhibit("x", "u_sem", [], table, notes=["MI_t (1 − A_t), 95 %."]))
+    assert r"\begin{tabular}{>{\raggedright\arraybackslash}p{4cm}rl}" in found
+    assert r"a $\hookleftarrow$ \textless{}\textbar{}im\_end\textbar{}\textgreater{}" in found
+    assert r"\caption{$u_{\mathrm{sem}}$. $\mathrm{MI}_t$ (1 $-$ $A_t$), 95~\%." in found

@@ -98,6 +98,10 @@ def test_a_pilot_says_how_many_questions(tmp_path):
     done = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert f"{size.questions:,}" in done.output
+    assert "too small" not in done.output
+    save(tmp_path / "small", content(n=40))
+    small = ["plan", "--pilot", str(tmp_path / "small"), "--prr-difference", "0.03"]
+    assert "too small to know" in CliRunner().invoke(main, small, env={"COLUMNS": "200"}).output
     assert "8 heads, of which 2 may be masked" in done.output  # the pilot's
     assert "(layer 4 of 6)" in done.output
     # What the answers cost, at the masks that the plan proposes.

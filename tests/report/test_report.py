@@ -1,10 +1,12 @@
 import json
 import sys
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from lm_polygraph_asmi.analysis import (
@@ -590,7 +592,7 @@ def test_names_and_texts_with_special_characters(tmp_path):
     cases = pd.read_csv(tmp_path / "out/tables/case_study.csv")
     assert cases["question"].str.startswith("Where is $x_").all()
     latex = (tmp_path / "out/tables/benchmark.tex").read_text()
-    assert r"A \$\textbackslash{}frac\$ \textless{}b\textgreater{}\_|\&\%\#\{\}" in latex
+    assert r"A \$\textbackslash{}frac\$ \textless{}b\textgreater{}\_\textbar{}\&\%\#\{\}" in latex
     kernel = (tmp_path / "out/tables/distinct_signal.tex").read_text()
     assert r"H($\bar{p}$)" in kernel
     assert "<text" in (tmp_path / "out/figures/payoff.svg").read_text()
@@ -974,13 +976,53 @@ def test_violins_show_their_medians_whole():
     assert any(low <= at <= high for at in ax.get_yticks())
 
 
+def test_no_text_lies_on_another():
+    """Titles of few and of many cells, ticks of MI that spans many powers of ten."""
+    values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
+    both = dict.fromkeys(("Adapt-ASMI", "MSP"), values)
+    found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
+    for figure in (
+        figures.violins(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (both, wrong, found))),
+        figures.joint(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (values, values, -0.5))),
+        figures.joint({f"{i}, squad": (values, values, -0.5) for i in range(7)}),
+        figures.payoff(
+            {f"{i}, squad closed book, n = 300, confident 50%": {} for i in range(7)}, values
+        ),
+    ):
+        drawn = FigureCanvasAgg(figure)
+        drawn.draw()
+        texts = [ax.title for ax in figure.axes]
+        for ax in figure.axes:
+            low, high = ax.get_xlim()
+            texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
+        boxes = [t.get_window_extent(drawn.get_renderer()) for t in texts if t.get_text()]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_of_cells_with_methods_of_their_own_names_have_room():
+    """Seven panels of long names, few of them in common."""
+    named = "Source-attention (60%, K=64, scope=response, source=part {})"
+    panels = {
+        f"m, d{i}": {named.format(3 * i + k): Interval(0.1, 0.0, 0.2) for k in range(9)}
+        for i in range(7)
+    }
+    figure = figures.forest(panels, "PRR")
+    drawn = FigureCanvasAgg(figure)
+    drawn.draw()
+    boxes = [ax.get_window_extent(drawn.get_renderer()) for ax in figure.axes]
+    names = [t.get_window_extent() for ax in figure.axes for t in ax.get_yticklabels()]
+    assert not any(name.overlaps(box) for name in names for box in boxes)
+    assert min(name.x0 for name in names) >= 0
+    assert tuple(figure.get_size_inches()) <= figures.PAGE
+
+
 def test_of_many_cells_few_depth_curves_are_named():
     band = np.zeros((2, 2))
     cells = {f"cell {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
     figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), cells, (band[0], band))})
     (ax,) = figure.axes
     said = [text.get_text() for text in ax.get_legend().texts]
-    assert said == ["other cells", "highest: cell 8", "lowest: cell 0", "mean"]
+    assert said == ["other cells", "highest mean: cell 8", "lowest mean: cell 0", "mean"]
     colours = [line.get_color() for line in ax.lines]
     assert colours.count(figures.GREY) == 7
     assert len(set(colours)) == 4

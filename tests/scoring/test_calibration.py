@@ -18,7 +18,7 @@ from lm_polygraph_asmi.analysis import (
     wilson_interval,
 )
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows
+from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wrong
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.comparing import compare_files
@@ -310,6 +310,7 @@ def test_rows_that_cannot_be_used(scorer):
     for number, changed, message in (
         (0, {"correct": None}, "row 1: wanted"),
         (1, {"answer": None}, 'row 2: no "answer"'),
+        (1, {"answer": ""}, "row 2: the answer is empty: such answers are never accepted"),
         (2, {"cluster": None}, "some rows have a"),
         (3, {"prompt": PROMPT * 100}, "row 4 cannot be scored"),
     ):
@@ -323,6 +324,82 @@ def test_rows_that_cannot_be_used(scorer):
         calibrate_rows(rows, scorer, 0.1, signal="magic")
     with pytest.raises(ValueError, match="there is no row"):
         calibrate_rows([], scorer, 0.1)
+
+
+def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scorer):
+    rows = labelled(12)
+    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
+    told = []
+    found, expected = (
+        calibrate_rows(some, scorer, 0.4, 0.8, resamples=20, progress=lambda *at: told.append(at))
+        for some in ([*rows, blank], rows)
+    )
+    assert found == expected
+    assert told[:13] == [(done, 13) for done in range(1, 14)]
+    with pytest.raises(ValueError, match="no row holds an answer"):
+        calibrate_rows([blank], scorer, 0.1)
+
+
+def as_a_run(place, scores, rows, metrics):
+    """What a benchmark would have saved of scored rows."""
+    columns = {
+        "asmi_mi_d60": "mi", "asmi_agreement_d60": "agreement", "asmi_entropy": "entropy",
+        "asmi_log_likelihood": "log_likelihood", "greedy_tokens": "id",
+    }  # fmt: skip
+    stats = {
+        name: [np.array([getattr(token, own) for token in one.tokens]) for one in scores]
+        for name, own in columns.items()
+    }
+    stats |= {
+        "input_texts": [row["prompt"] for row in rows],
+        "greedy_texts": [one.scored_text for one in scores],
+        "asmi_settings_d60": [one.settings for one in scores],
+        "asmi_prompt_length": [one.prompt_tokens for one in scores],
+    }
+    about = runs.manifest(len(rows)) | {
+        "rows": {"ids": [row["id"] for row in rows],
+                 "clusters": [str(row["cluster"]) for row in rows]},
+        "model": {"path": scores[0].model},
+        "config": {"generation_params": {"stop_strings": ["\n"]}},
+    }  # fmt: skip
+    content = {
+        "estimations": {("sequence", "Sem-ASMI (60%, K=8)"): [float(one) for one in scores]},
+        "gen_metrics": {("sequence", name): values for name, values in metrics.items()},
+        "stats": stats,
+        "metrics": {},
+        "state": "Initialized",
+    }
+    return runs.save(place, content, about)
+
+
+def test_a_run_gives_the_reference_of_its_rows(scores, scorer, reference, tmp_path):
+    rows = labelled()
+    silent = scorer.score(PROMPT, "\n")
+    rows.append({"prompt": PROMPT, "id": "silent", "cluster": "own", "correct": True})
+    right = [float(row["correct"]) for row in rows]
+    metrics = {"Rouge_rougeL": [1.0 - one for one in right], "ReferenceInAnswer": right}
+    place = as_a_run(tmp_path / "run", [*scores, silent], rows, metrics)
+    found = calibrate_run(
+        place, scorer, 0.4, 0.8, signal="perplexity", metric="ReferenceInAnswer", resamples=50
+    )
+    assert found.decision == reference.decision
+    assert found.promises == reference.promises
+    assert found.signals == reference.signals
+    assert found.recommendation == reference.recommendation
+    assert found.settings.items() >= scorer.fingerprints().items()
+    assert not found.other_settings(
+        scores[0].settings | {"variant": "sem", "model": scores[0].model}
+    )
+    other = calibrate_run(place, scorer, 0.4, 0.8, signal="perplexity", resamples=50)
+    assert (other.quality, found.quality) == ("Rouge_rougeL", "ReferenceInAnswer")
+    assert other.decision != found.decision
+    with pytest.raises(ValueError, match="has no quality metric 'AlignScore', but"):
+        calibrate_run(place, scorer, 0.4, metric="AlignScore")
+    # The same answers under other masks.
+    moved = [replace(one, score=1.1 * float(one)) for one in scores]
+    moved_run = as_a_run(tmp_path / "moved", moved, rows[:-1], {"right": right[:-1]})
+    with pytest.raises(ValueError, match="when scored anew: the run is of other weights"):
+        calibrate_run(moved_run, scorer, 0.4)
 
 
 def test_passages_are_found_by_their_prompts():
@@ -391,6 +468,7 @@ def test_from_rows_to_decisions_by_command(folder):
     found = Reference.load(folder / "reference.json")
     assert f"Decision {found.decision}." in said
     assert found.recommendation in said
+    assert "answers of nothing" not in said
     assert (folder / "promises.svg").stat().st_size > 1000
     assert (folder / "reliability.svg").stat().st_size > 1000
     files = ("--reference", folder / "reference.json", "--out", folder / "out.jsonl")
@@ -415,6 +493,20 @@ def test_from_rows_to_decisions_by_command(folder):
                      "--out", folder / "reference.json")  # fmt: skip
     assert code != 0
     assert "risk must lie strictly between 0 and 1, got 1.4" in said
+    given = ("--model", model, "--risk", 0.4, "--out", folder / "reference.json")
+    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
+    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
+    (folder / "few.jsonl").write_text(few)
+    code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
+    assert code == 0, said
+    assert "1 answers of nothing left out: `score` never accepts one." in said
+    for own, message in (
+        ((folder / "rows.jsonl", "--metric", "TokenF1"), "--metric is for --run"),
+        (("--run", folder, "--right-from", 0.3), "--scored and --right-from are for ROWS"),
+    ):
+        code, said = run("calibrate", *own, *given)
+        assert code == 2
+        assert message in said
 
 
 def test_two_settings_on_the_same_rows(scored, tmp_path):

@@ -167,7 +167,7 @@ def _wrong_way(cells: Sequence[Cell]) -> list[str]:
 
 def _weak(cells: Sequence[Cell]) -> list[str]:
     """Cells too small, without contrast, or that masking hardly moves."""
-    said = []
+    said, small = [], []
     for cell in cells:
         clusters, errors = len(set(cell.clusters)), int(cell.wrong.sum())
         if not errors or errors == len(cell):
@@ -177,11 +177,9 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
                 "wrong answers is undefined."
             )
         elif cell.too_small:
-            said.append(
+            small.append(
                 f"**Too small to trust its intervals: {cell.label}.** {clusters} clusters, "
-                f"{errors} wrong of {len(cell)} answers. Below {FEW_CLUSTERS} clusters or "
-                f"{FEW_ERRORS} errors (or right answers) 95 % intervals may hold the truth less "
-                "often than they say. They are widened for few clusters, not for few errors."
+                f"{errors} wrong of {len(cell)} answers."
             )
         if cell.mi_tokens is not None:
             response = masking_response(cell.mi_tokens)
@@ -193,7 +191,13 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
                     "nothing to read. A candidate screen, needing no labels; the paper supports "
                     "it with one cell."
                 )
-    return said
+    if small:
+        small[-1] += (
+            f" Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % "
+            "intervals may hold the truth less often than they say. They are widened for few "
+            "clusters, not for few errors."
+        )
+    return [*small, *said]
 
 
 def _judges(cells: Sequence[Cell]) -> list[str]:

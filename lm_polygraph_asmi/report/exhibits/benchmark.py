@@ -29,9 +29,9 @@ from lm_polygraph_asmi.report.exhibit import (
     Gap,
     Items,
     Judged,
-    Marked,
     Reason,
     frame,
+    leading,
 )
 from lm_polygraph_asmi.saved.cells import (
     SEMANTIC_ENTROPY,
@@ -149,20 +149,17 @@ def _by_method(
     table = pd.DataFrame({"method": methods, "family": [family(m) for m in methods]})
     for cell in cells:
         found = {m: value(cell, m) for m in cell.scores}
-        best = _marks(cell) if marked else {}
+        lead = _lead(cell) if marked else {}
         table[cell.label] = [
-            Marked(found[m], best[m]) if m in best else found.get(m) for m in methods
+            leading(found[m], lead[m]) if m in lead else found.get(m) for m in methods
         ]
     return table
 
 
-def _marks(cell: Cell) -> dict[str, str]:
-    """The highest PRR: bold where its paired interval excludes the next best, else underlined."""
-    if _first_two(cell) is None:
-        return {}
-    first, second = _first_two(cell) or ("", "")
-    found = intervals_of(cell)[1][first, second].difference
-    return {first: "bold" if found.excludes(0) else "underline"}
+def _lead(cell: Cell) -> dict[str, Interval]:
+    """The method of highest PRR, and how far it is ahead of the next best."""
+    pair = _first_two(cell)
+    return {pair[0]: intervals_of(cell)[1][pair].difference} if pair else {}
 
 
 @cache
@@ -476,7 +473,7 @@ def depths(cells: Sequence[Cell]) -> Items:
         drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
         groups = min(len(set(c.clusters)) for c in halved)
         mean = _mean(drawn.values())
-        mark = "bold" if _ahead(found.aggregate, mean, groups).excludes(0) else "underline"
+        ahead = _ahead(found.aggregate, mean, groups)
         curves[symbol] = figures.DepthCurves(
             common,
             {
@@ -491,7 +488,7 @@ def depths(cells: Sequence[Cell]) -> Items:
             {
                 "variant": symbol,
                 "depth": f"{depth:.0%}",
-                "aggregate PRR": Marked(found.aggregate[i], mark)
+                "aggregate PRR": leading(found.aggregate[i], ahead)
                 if i == found.chosen
                 else float(found.aggregate[i]),
                 "selected on halves": float(found.selected[i]),

@@ -205,7 +205,7 @@ def coverage(cells: Sequence[Cell]) -> Items:
     notes = [
         "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
         "by MI_t. Bound: what the mass outside the top 64 adds to an entropy at most as one "
-        "bucket, -m ln m nats."
+        "bucket, −m ln m nats."
     ]
     return frame(
         "top_k_coverage", title, cells, compute, notes,

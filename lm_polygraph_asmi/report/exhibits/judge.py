@@ -98,7 +98,7 @@ def noise(cells: Sequence[Cell]) -> Items:
 
     notes = [
         "AUROC with 95 % over clusters. With a share e0 of the answers called right in truth "
-        "wrong, and e1 of those called wrong in truth right, AUROC - 0.5 is (1 - e0 - e1) of what "
+        "wrong, and e1 of those called wrong in truth right, AUROC − 0.5 is (1 − e0 − e1) of what "
         "it is in truth. Erases: e0 + e1 on top of the labels as they are that would make the "
         "interval hold 0.5. May hide: e0 + e1 in the labels as they are with which the AUROC "
         "behind them would exclude 0.5. Random noise only; intervals are taken to keep their width."

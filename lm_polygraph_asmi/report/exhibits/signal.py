@@ -22,7 +22,7 @@ from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, di
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.verdict import holm
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Judged, Marked, frame
+from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Judged, frame, leading
 from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.saved.runs import MSP
 
@@ -381,20 +381,21 @@ def payoff(cells: Sequence[Cell]) -> Items:
     def areas(cell: Cell) -> list[dict[str, Any]]:
         signals = _signals(cell)
         value = {name: selective.aurc(score, cell.wrong) for name, score in signals.items()}
-        best, next_best = sorted(value, key=lambda name: value[name])[:2]
-        ahead = selective.aurc_difference(
-            signals[best], signals[next_best], cell.wrong, cell.clusters
-        )
-        mark = "bold" if ahead.excludes(0) else "underline"
-        difference = selective.aurc_difference(
-            signals["u_sem"], signals["MSP"], cell.wrong, cell.clusters
-        )
+        lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
+
+        def minus(first: str, second: str) -> Interval:
+            one, other = signals[first], signals[second]
+            return selective.aurc_difference(one, other, cell.wrong, cell.clusters)
+
+        difference = ahead = minus("u_sem", "MSP")
+        if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same, either way round
+            ahead = minus(lowest, next_lowest)
         risks[f"{cell.label}, n = {len(cell)}"] = {
             name: _risk_curve(cell, score) for name, score in signals.items()
         }
         return [
             {"cell": cell.label}
-            | {name: Marked(v, mark) if name == best else v for name, v in value.items()}
+            | {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
             | {"u_sem − MSP": difference}
         ]
 

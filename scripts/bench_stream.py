@@ -76,6 +76,19 @@ def _kind(name: str, shapes: list[Any], vocabulary: int) -> str:
     return "other operators"
 
 
+def products(model: Any, now: Callable[[], float]) -> str:
+    """Milliseconds, the least of three, of some numbers of rows with the unembedding."""
+    weight, told = model.get_output_embeddings().weight.detach(), []
+    for rows in (1, 4, 8, 14, 16, 21, 80):
+        states, taken = torch.randn(rows, weight.shape[1]), []
+        for _ in range(3):
+            start = now()
+            torch.nn.functional.linear(states, weight)
+            taken.append(now() - start)
+        told.append(f"{rows}: {1e3 * min(taken):.1f}")
+    return f"milliseconds of a product with the unembedding, by rows: {', '.join(told)}"
+
+
 def shares_table(parts: dict[str, dict[str, float]]) -> Table:
     """Seconds over those of the greedy answer, by kind of work."""
     whole = sum(parts["greedy answer"].values())
@@ -111,6 +124,8 @@ def main(
     console, now = Console(width=110), CLOCKS[clock]
     model = bench_suffix.load(name, torch.float32, "cpu")
     console.print(f"{name}, {bench_suffix.machine(model.device)}, {clock} seconds", highlight=False)
+    if explain:
+        console.print(products(model, now), highlight=False)
     for length in responses:
         with scoring_session(model, "sdpa"):
             timed = contenders(model, prompt_tokens, length, depth)

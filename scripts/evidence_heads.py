@@ -8,7 +8,6 @@ from evidence_cells import (
     ARMS,
     Evidence,
     judged,
-    minus,
     others,
     p_text,
     signed,
@@ -26,6 +25,7 @@ from lm_polygraph_asmi.analysis import (
 
 RESAMPLES = 10_000
 """As in the report: the rule's own."""
+FREE = ("MSP", "Perplexity")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Falsified:
         Raises:
             ValueError: arms have different answers.
         """
-        arms = {arm.run: arm for name in ARMS for arm in others(own, cells, (name,))}
+        arms = {arm.run: arm for arm in others(own, cells, ARMS)}
         if not arms:
             return None
         shared = [own.shared_with(arm) for arm in arms.values()]
@@ -55,15 +55,12 @@ class Falsified:
             raise ValueError(f"{own.label}: arms have different answers: {', '.join(arms)}")
         return cls(shared[0], arms)
 
-    def against(self, judge: str, method: str) -> dict[str, ArmComparison]:
+    def against(self, judge: str, method: str, *free: str) -> dict[str, ArmComparison]:
+        """Heads against each arm, and against signals that are free, where they are named."""
         scores = {name: arm.score(method) for name, arm in self.arms.items()}
-        return arm_comparisons(
-            self.heads.score(method),
-            scores,
-            self.heads.quality(judge),
-            self.heads.clusters,
-            RESAMPLES,
-        )
+        scores |= {name: self.heads.signals[name] for name in free}
+        quality, clusters = self.heads.quality(judge), self.heads.clusters
+        return arm_comparisons(self.heads.score(method), scores, quality, clusters, RESAMPLES)
 
 
 def falsified(cells: list[Evidence], judge: str) -> list[Falsified]:
@@ -103,19 +100,11 @@ def arms_table(cells: list[Evidence], judge: str) -> str:
     rows = []
     for one in falsified(cells, judge):
         for method in ("ASMI", "Sem-ASMI"):
-            arms = one.against(judge, method)
-            free = arm_comparisons(
-                one.heads.score(method),
-                {name: one.heads.signals[name] for name in ("MSP", "Perplexity")},
-                one.heads.quality(judge), one.heads.clusters, RESAMPLES,
-            )  # fmt: skip
-            heads = next(iter(arms.values())).heads
-            alone = [signed(arms[name].arm) if name in arms else "" for name in ARMS]
-            rows.append(
-                [one.heads.label, method, signed(heads), *alone,
-                 *(signed(free[name].arm) for name in free)]
-            )  # fmt: skip
-    return table(["cell", "score", "PRR: heads", *ARMS, "MSP", "Perplexity"], rows)
+            found = one.against(judge, method, *FREE)
+            heads = next(iter(found.values())).heads
+            alone = [signed(found[name].arm) if name in found else "" for name in (*ARMS, *FREE)]
+            rows.append([one.heads.label, method, signed(heads), *alone])
+    return table(["cell", "score", "PRR: heads", *ARMS, *FREE], rows)
 
 
 def arms_added_table(cells: list[Evidence], judge: str) -> str:
@@ -153,7 +142,7 @@ def concentration_table(cells: list[Evidence]) -> str:
             coupled = criticality_coupling(mi[known], entropy[known], z[known], list(keys[known]))
             rows.append(
                 [e.label, f"{depth} %", f"{len(e.answers)} / {known.sum()}",
-                 minus(f"{own[high].mean():.2f}"), f"{null[high].mean():.2f}", signed(fewer),
+                 f"{own[high].mean():.2f}", f"{null[high].mean():.2f}", signed(fewer),
                  *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
             )  # fmt: skip
     columns = [

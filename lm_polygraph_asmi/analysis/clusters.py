@@ -111,8 +111,13 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
     """Whether all columns have a finite value for every cluster key.
 
     Raises:
-        ValueError: no row, other lengths, or NaN or infinite values.
+        ValueError: no row or no keys, other lengths, or NaN or infinite values.
     """
+    if clusters is None:
+        raise ValueError(
+            "clusters must have a key for every row: the same for answers that share a passage, "
+            "one of its own for every other"
+        )
     if not len(clusters):
         raise ValueError("there is no row: at least one answer is wanted")
     for name, values in columns.items():

@@ -44,10 +44,16 @@ def auroc_by_judge(
 def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     """Kendall's tau-b between two rankings of the same methods; NaN where one ranks none.
 
+    Raises:
+        ValueError: a method stands in one of them alone.
+
     Example:
         >>> round(same_order({"msp": 0.8, "asmi": 0.9}, {"asmi": 0.7, "msp": 0.6}), 2)
         1.0
     """
+    if set(one) != set(other):
+        alone = ", ".join(sorted(set(one) ^ set(other)))
+        raise ValueError(f"both rankings must be of the same methods; in one of them alone: {alone}")
     return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
 
 

@@ -304,6 +304,8 @@ def test_what_cannot_be_tested(statistic):
         statistic(np.where(np.arange(60) == 3, np.nan, score), controls, wrong, names)
     with pytest.raises(ValueError, match="wrong has 59 values for 60 cluster keys"):
         statistic(score, controls, wrong[1:], names)
+    with pytest.raises(ValueError, match="clusters must have a key for every row"):
+        statistic(score, controls, wrong, None)
 
 
 def test_the_verdict_follows_the_seed_alone():

@@ -29,6 +29,8 @@ def test_orders_of_methods():
     assert same_order(first, {"a": 0.6, "b": 0.7, "c": 0.9}) == -1
     assert same_order(first, {"a": 0.7, "b": 0.9, "c": 0.6}) == pytest.approx(1 / 3)
     assert np.isnan(same_order(first, dict.fromkeys("abc", 0.5)))
+    with pytest.raises(ValueError, match="in one of them alone: c, d"):
+        same_order(first, {"a": 0.1, "b": 0.2, "d": 0.3})
 
 
 def test_wrong_labels_shrink_auroc():

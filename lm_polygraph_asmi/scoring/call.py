@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    Cache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from lm_polygraph_asmi.host.endings import Endings
@@ -521,6 +528,13 @@ class Scorer:
         memory.take(self.model, [*prompt_ids.tolist(), *ids], cache)
         return ids
 
+    @cached_property
+    def _stopping(self) -> StoppingCriteriaList:
+        """Made once: it reads the whole vocabulary, which takes longer than a short answer."""
+        if not self.stop:
+            return StoppingCriteriaList()
+        return StoppingCriteriaList([StopStringCriteria(self.tokenizer, self.stop)])
+
     def _room(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
         """How many tokens an answer may have."""
         window = context_window(self.model)
@@ -551,7 +565,6 @@ class Scorer:
             repetition_penalty=1.0,
             eos_token_id=ends or None,
             pad_token_id=pad if pad is not None else (ends or [0])[0],
-            stop_strings=self.stop or None,
             **how,
         )
         known = {} if past_key_values is None else {"past_key_values": past_key_values}
@@ -563,7 +576,7 @@ class Scorer:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
-                tokenizer=self.tokenizer if self.stop else None,
+                stopping_criteria=self._stopping,
                 **known,
             )
         rows = found[:, len(prompt_ids) :].tolist()

@@ -2,6 +2,7 @@
 
     python scripts/evidence.py RUN OUT.parquet        # of one run
     python scripts/evidence.py SHARDS OUT.parquet     # of a folder of such tables, 0.parquet, ...
+    python scripts/evidence.py RUN OUT.parquet --before xquad.en.json   # and what was right once
 
 One row an answer: id, cluster, quality, sequence-level scores, and per token what a score is made
 of. No prompt, answer or reference is kept, so the licence of a data set does not matter.
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from lm_polygraph_asmi.analysis.heads import permutation_null
 from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
+from lm_polygraph_asmi.runs.squad import read_squad
 from lm_polygraph_asmi.saved.runs import Run, load_run
 
 JUDGES = {
@@ -34,8 +36,16 @@ OF_TOKENS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_sourc
 """Statistics kept for every token, whatever depth or source they end in."""
 
 
-def answers_of(run: Run) -> pd.DataFrame:
-    """A row per answer; statistics of tokens are lists of float32."""
+BEFORE = "ReferenceBefore"
+"""Whether an answer holds what was right before the passage was changed."""
+
+
+def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
+    """A row per answer; statistics of tokens are lists of float32.
+
+    Args:
+        before: questions in SQuAD's layout, as they were before their passages were changed.
+    """
     rows = run.recorded("rows")
     texts, targets = run.stats["greedy_texts"], run.stats["target_texts"]
     kept: dict[str, Any] = {"id": rows["ids"], "cluster": rows["clusters"]}
@@ -44,6 +54,10 @@ def answers_of(run: Run) -> pd.DataFrame:
             max(judge(text, wanted) for wanted in ([t] if isinstance(t, str) else t))
             for text, t in zip(texts, targets, strict=True)
         ]
+    if before is not None:
+        was = {question.id: question.answer for question in read_squad(before)}
+        asked = zip(texts, rows["ids"], strict=True)
+        kept[BEFORE] = [reference_in_answer(text, was[own]) for text, own in asked]
     kept |= {f"quality {name}": run.quality[name] for name in run.quality if name not in JUDGES}
     kept["words"] = [len(words(text)) for text in texts]
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
@@ -102,9 +116,9 @@ def _heads_of(run: Run, name: str) -> dict[str, list[np.ndarray]]:
     }
 
 
-def table_of(run: Run) -> pa.Table:
+def table_of(run: Run, before: Path | None = None) -> pa.Table:
     """The answers, with the settings in the metadata."""
-    table = pa.Table.from_pandas(answers_of(run), preserve_index=False)
+    table = pa.Table.from_pandas(answers_of(run, before), preserve_index=False)
     data = {k: v for k, v in run.recorded("config").get("data", {}).items() if k != "source"}
     about = {
         "settings": {n: v[0] for n, v in run.stats.items() if n.startswith("asmi_settings")},
@@ -123,9 +137,14 @@ def _joined(tables: Iterable[pa.Table]) -> pa.Table:
 @click.command(help=__doc__)
 @click.argument("run", type=click.Path(exists=True, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-def main(run: Path, out: Path) -> None:
+@click.option(
+    "--before",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The questions as they were, of a run whose passages say something else.",
+)
+def main(run: Path, out: Path, before: Path | None) -> None:
     shards = sorted(run.glob("*.parquet"), key=lambda file: int(file.stem))
-    table = _joined(map(pq.read_table, shards)) if shards else table_of(load_run(run))
+    table = _joined(map(pq.read_table, shards)) if shards else table_of(load_run(run), before)
     out.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, out, compression="zstd", compression_level=19)
     click.echo(f"{out}: {table.num_rows} answers, {out.stat().st_size / 1e3:.0f} kB")

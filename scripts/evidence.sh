@@ -40,7 +40,7 @@ else
 fi
 out=$(realpath -m "$1")
 shift
-asked=() more=()
+asked=() more=() before=()
 while [ $# -gt 0 ]; do
   [ "$1" = -- ] && shift && more=("$@") && break
   asked+=("$1") && shift
@@ -56,7 +56,7 @@ run() {
   polygraph_eval "$@" \
     data.num_shards="${SHARDS:-10}" data.shard="$shard" \
     asmi.journal="$out/journal" hydra.run.dir="$folder" "${more[@]}"
-  python "$here/evidence.py" "$folder" "$kept"
+  python "$here/evidence.py" "$folder" "$kept" "${before[@]}"
 }
 
 # The shards of a run of a cell together: join CELL RUN
@@ -168,7 +168,9 @@ exhibits() {
 
 for name in "${asked[@]:-open}"; do
   cell "$name" >/dev/null
-  [[ $name == *changed* ]] && passages "$name"
+  before=()
+  [[ $name == *changed* ]] && passages "$name" # "exchanged" too
+  [[ $name == changed* ]] && before=(--before "$data/xquad.en.json")
   if [[ ${RUNS:-} == exhibits ]]; then
     exhibits "$name"
     continue

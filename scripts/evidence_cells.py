@@ -51,7 +51,18 @@ CELLS = {
     "squad": "SQuAD",
     "babiqa": "BabiQA, the paper's",
     "triviaqa": "TriviaQA",
+    "changed": "another answer in the passage, bare prompt",
+    "changed-worked": "another answer in the passage, worked questions",
+    "exchanged": "another passage, bare prompt",
+    "exchanged-worked": "another passage, worked questions",
 }
+CHANGED = {
+    "changed": "open",
+    "changed-worked": "open-worked",
+    "exchanged": "open",
+    "exchanged-worked": "open-worked",
+}
+"""Cells whose passages say something else -> the same questions as they were."""
 OWN_ANSWERS = ("sources", "benchmark")
 """Runs that a cell is judged by: of scripts/evidence.sh, and of its --paper."""
 SETTINGS = {

@@ -14,8 +14,10 @@ import re
 from pathlib import Path
 
 import click
-from evidence_cells import JUDGES, Evidence, digest, load
-from evidence_tables import FIGURES, TABLES, coupling_table, couplings, draw_coupling
+from evidence_cells import CHANGED, JUDGES, Evidence, digest, load
+from evidence_changed import TABLES as OF_CHANGED
+from evidence_tables import FIGURES, coupling_table, couplings, draw_coupling
+from evidence_tables import TABLES as OF_CELLS
 from PIL import Image
 
 from lm_polygraph_asmi.report import figures
@@ -35,11 +37,21 @@ def filled(page: str, cells: list[Evidence], made_from: str) -> str:
     """
 
     def made(place: re.Match[str]) -> str:
-        if place[2] not in TABLES:
-            raise ValueError(f"there is no table {place[2]!r}: {', '.join(TABLES)}")
-        return f"{place[1]}{TABLES[place[2]](cells)}\n{place[3]}"
+        if place[2] in OF_CHANGED:
+            found = OF_CHANGED[place[2]](cells)
+        elif place[2] in OF_CELLS:
+            found = OF_CELLS[place[2]](unchanged(cells))
+        else:
+            known = ", ".join([*OF_CELLS, *OF_CHANGED])
+            raise ValueError(f"there is no table {place[2]!r}: {known}")
+        return f"{place[1]}{found}\n{place[3]}"
 
     return _MADE_FROM.sub(f"<!-- made from {made_from} -->", _PLACE.sub(made, page))
+
+
+def unchanged(cells: list[Evidence]) -> list[Evidence]:
+    """Those whose passages are as they were."""
+    return [e for e in cells if e.cell not in CHANGED]
 
 
 def unwritten(page: str) -> bool:
@@ -83,7 +95,7 @@ def main(check: bool, quick: bool) -> None:
             stale = [page.name for page, text in pages.items() if known not in text]
         else:
             cells = load(evidence)
-            stale = update_figures(evidence, "".join(pages.values()), cells, check)
+            stale = update_figures(evidence, "".join(pages.values()), unchanged(cells), check)
             for page, text in pages.items():
                 made = filled(text, cells, made_from)
                 if made != text:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from evidence_cells import (
     CELLS,
+    CHANGED,
     JUDGES,
     MODELS,
     OWN_ANSWERS,
@@ -399,7 +400,7 @@ def copying_table(cells: list[Evidence], judge: str) -> str:
 
 
 TICKS = (0.1, 0.3, 1, 3, 10)
-MARKS = dict(zip(CELLS, "os^DvP<>XhH*", strict=True))
+MARKS = dict(zip([c for c in CELLS if c not in CHANGED], "os^DvP<>XhH*", strict=True))
 
 
 def draw_coupling(found: list[Coupling], said_by: str) -> Figure:

@@ -218,6 +218,15 @@ def test_what_was_copied_is_asked_of_answers_made_anew(noted, folders):
     assert not any("asmi.answers" in option for option in run)
 
 
+def test_of_a_changed_passage_what_was_right_before_is_kept(noted, folders):
+    often = {"SHARDS": "1", "ROWS": "4"}
+    calls = noted(*folders, "changed", "exchanged", "open", **often)
+    kept = [call for call in calls if call[0] == "python" and call[1].endswith("evidence.py")]
+    ones = [call for call in kept if "/shards/" in call[3] and call[3].endswith(".parquet")]
+    assert [call[4:5] for call in ones] == [["--before"], [], []]
+    assert ones[0][5].endswith("xquad.en.json")
+
+
 def test_an_unknown_cell_or_run_is_named(noted, folders):
     assert "no cell opne: open, closed" in noted(*folders, "opne", check=False)[0][0]
     assert "no run source: sources" in noted(*folders, RUNS="source", check=False)[0][0]

@@ -352,6 +352,50 @@ def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
     assert "copied.parquet holds other answers than the run beside it" in start(tmp_path).output
 
 
+def changed_answers(seed: int, less: float) -> pd.DataFrame:
+    """Half of them follow the passage, and owe more to it; a fifth answer as before."""
+    made = answers(seed)
+    now = np.arange(N) % 2 == 0
+    made["ReferenceInAnswer"] = now.astype(float)
+    made["ReferenceBefore"] = (np.arange(N) % 5 == 1).astype(float)
+    made["asmi_mi_d60"] = [np.full(len(own), 0.1) for own in made["asmi_mi_d60"]]
+    owed = np.where(now, 0.05, 0.01) * less
+    pairs = zip(owed, made["asmi_mi_d60"], strict=True)
+    made["asmi_mi_d60_context"] = [np.full(len(own), part) for part, own in pairs]
+    return made
+
+
+def test_changed_passages(start, tmp_path):
+    """Their cells are in tables of their own, beside the same questions as they were."""
+    put(tmp_path, "smollm2", "open", "sources")
+    for cell, less in (("changed", 1.0), ("exchanged", 0.5), ("open", 1.0)):
+        file = tmp_path / f"evidence/smollm2/{cell}.sources.parquet"
+        made = changed_answers(1, less)
+        if cell != "changed":
+            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if cell == "exchanged" else 1]
+        pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
+    names = ("changed followed", "changed telling", "exchanged", "worth stands")
+    page = tmp_path / "own.md"
+    page.write_text("".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in names))
+    assert start(tmp_path).exit_code == 0
+    text = page.read_text()
+    assert len(rows_of(text, "worth stands")) == 3  # the cell as it was, alone
+    (row,) = rows_of(text, "changed followed")[2:]
+    # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
+    assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
+    telling = {row[1]: row[2:] for row in rows_of(text, "changed telling")[2:]}
+    assert telling["share of MI from the passage"][0].startswith("0.00 [")
+    assert telling["share of MI from the passage"][1] == "too few"  # 8 answered as before alone
+    made = changed_answers(1, 1.0)
+    wrong = made["ReferenceInAnswer"] < 0.5
+    expected = auroc(made["score MaximumSequenceProbability"], wrong)
+    assert number(telling["MSP"][0]) == pytest.approx(expected, abs=0.005)
+    exchanged = {row[2]: row[3:] for row in rows_of(text, "exchanged")[2:]}
+    own, other, fall = map(number, exchanged["share of MI from the passage"])
+    assert (own, other, fall) == pytest.approx((0.3, 0.15, -0.15))  # medians of 0.5 and 0.1
+    assert number(exchanged["MSP"][2]) == 0  # the same answers, in another order
+
+
 def test_no_complete_cell_is_no_table():
     assert {make([]) for make in evidence_tables.TABLES.values()} == {evidence_cells.NOTHING}
 

@@ -355,6 +355,25 @@ def test_evidence_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):
         np.testing.assert_allclose(kept[f"{name}_d60"][3], getattr(null, name), rtol=1e-6)
 
 
+def test_evidence_keeps_what_was_right_before_a_passage_was_changed(tmp_path):
+    saved, about = saved_runs.content(12), saved_runs.manifest(12)
+    run = load_run(saved_runs.save(tmp_path / "run", saved, about))
+    texts, ids = run.stats["greedy_texts"], run.recorded("rows")["ids"]
+    answers = [text if i % 3 == 0 else "none of it" for i, text in enumerate(texts)]
+    qas = [
+        {"id": own, "question": "?", "answers": [{"text": answer, "answer_start": 0}]}
+        for own, answer in zip(ids, answers, strict=True)
+    ]
+    content = {"data": [{"paragraphs": [{"context": "A passage.", "qas": qas}]}]}
+    (tmp_path / "before.json").write_text(json.dumps(content))
+    given = (str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
+    run_here("evidence.py", *given, "--before", str(tmp_path / "before.json"))
+    kept = pd.read_parquet(tmp_path / "kept.parquet")
+    assert kept["ReferenceBefore"].tolist() == [float(i % 3 == 0) for i in range(12)]
+    run_here("evidence.py", *given)
+    assert "ReferenceBefore" not in pd.read_parquet(tmp_path / "kept.parquet")
+
+
 def test_memory_of_many_rows(capsys):
     script = load_external_module(str(SCRIPTS / "memory_of_many.py"))
     script.main(["--rows", "20"], standalone_mode=False)

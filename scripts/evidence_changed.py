@@ -1,0 +1,159 @@
+"""Tables of the pages of evidence: what models do when their passage says something else.
+
+In cells `changed` the reference answer was replaced in the passage by one of its kind, in
+`exchanged` the whole passage by one of another article (scripts/build_counterfactual.py).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from evidence_cells import (
+    CELLS,
+    CHANGED,
+    MODELS,
+    Evidence,
+    minus,
+    others,
+    plain,
+    share,
+    table,
+)
+
+from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval
+
+RESAMPLES = 2000
+FEWEST = 10
+"""Answers of either kind, below which nothing is said of what tells them apart."""
+BEFORE = "ReferenceBefore"
+OWED = ("share of MI from the passage", "attention on the passage",
+        "KL to the answer without the passage", "ASMI", "MSP")  # fmt: skip
+"""What is compared with and without the right passage."""
+
+
+def signals_of(e: Evidence) -> dict[str, np.ndarray]:
+    """What could tell whether an answer followed its passage, as it comes."""
+    named = {
+        "Source-KL": "score Source-KL",
+        "attention on the passage": "score Source-attention",
+        "KL to the answer without the passage": "score Without-context",
+    }
+    saved = {
+        label: e.answers[column].to_numpy(dtype=float)
+        for label, start in named.items()
+        for column in e.answers
+        if column.startswith(start)
+    }
+    return {
+        **e.signals,
+        "Sem-ASMI, passage": e.score("Sem-ASMI", "context"),
+        "share of MI from the passage": passage_share(e),
+        **saved,
+    }
+
+
+def passage_share(e: Evidence) -> np.ndarray:
+    """MI where masks take from heads what comes from the passage, over MI where they take all."""
+    return np.array(
+        [
+            part.sum() / whole.sum() if whole.sum() > 0 else 0.0
+            for part, whole in zip(e.tokens("ASMI", "context"), e.tokens("ASMI"), strict=True)
+        ]
+    )
+
+
+def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each answer holds what its passage says now; and whether what it said before."""
+    return e.quality("stands") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
+
+
+def changed_cells(cells: list[Evidence]) -> list[Evidence]:
+    return [e for e in cells if e.cell in CHANGED and BEFORE in e.answers and e.run == "sources"]
+
+
+def followed_table(cells: list[Evidence]) -> str:
+    """How often models follow the passage; beside it how often they are right where it is true."""
+    rows = []
+    for e in changed_cells(cells):
+        now, before = followed(e)
+        was = [o for o in others_of(e, cells) if o.has("stands")]
+        rows.append(
+            [e.label, e.size, share(now & ~before), share(before & ~now), share(now & before),
+             share(~now & ~before), share(~was[0].wrong("stands")) if was else "not measured"]
+        )  # fmt: skip
+    columns = [
+        "cell", "answers / clusters", "as the passage says", "as it said before", "both",
+        "neither", "right with the passage as it was",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def others_of(e: Evidence, cells: list[Evidence]) -> list[Evidence]:
+    """The same questions with the passage as it was."""
+    like = Evidence(e.model, CHANGED[e.cell], e.run, e.answers)
+    return others(like, cells, ("sources",))
+
+
+def telling_table(cells: list[Evidence]) -> str:
+    """Which signal tells answers that follow the passage from those that do not."""
+    rows = []
+    for e in changed_cells(cells):
+        now, before = followed(e)
+        one_of_them = now != before
+        for name, score in signals_of(e).items():
+            shown = []
+            for rows_in, missed in ((np.ones(len(now), bool), ~now), (one_of_them, before)):
+                target = missed[rows_in]
+                if min(target.sum(), (~target).sum()) < FEWEST:
+                    shown.append("too few")
+                    continue
+                clusters = [c for c, inside in zip(e.clusters, rows_in, strict=True) if inside]
+                shown.append(plain(auroc_interval(score[rows_in], target, clusters, RESAMPLES)))
+            rows.append([e.label, name, *shown])
+    columns = [
+        "cell", "signal", "AUROC, higher where the passage was not followed",
+        "as it said before, against as it says now",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def exchanged_table(cells: list[Evidence]) -> str:
+    """What the answers to the same questions owe to their passage, and to one of another article.
+
+    Medians over answers; the difference is that of the medians, over the same resamples.
+    """
+    rows = []
+    for e in cells:
+        if not e.cell.startswith("exchanged") or e.run != "sources":
+            continue
+        for own in others_of(e, cells):
+            mine = own.answers[own.answers["id"].isin(e.answers["id"])].reset_index(drop=True)
+            own = Evidence(own.model, own.cell, own.run, mine)
+            place = {name: i for i, name in enumerate(e.answers["id"])}
+            order = [place[name] for name in mine["id"]]
+            there, here = signals_of(e), signals_of(own)
+            for name in (name for name in OWED if name in here and name in there):
+                first, second = here[name], there[name][order]
+
+                def fall(
+                    rows: np.ndarray, first: np.ndarray = first, second: np.ndarray = second
+                ) -> float:
+                    return float(np.median(second[rows]) - np.median(first[rows]))
+
+                gap = cluster_interval(fall, own.clusters, RESAMPLES)
+                label = f"{MODELS[e.model].name}, {CELLS[own.cell]}"
+                rows.append(
+                    [label, f"{len(order)} / {len(set(own.clusters))}", name,
+                     f"{np.median(first):.3g}", f"{np.median(second):.3g}",
+                     minus(f"{gap.value:+.3g} [{gap.low:+.3g}, {gap.high:+.3g}]")]
+                )  # fmt: skip
+    columns = [
+        "cell", "answers / clusters", "median of", "own passage", "another's", "difference",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+TABLES: dict[str, Callable[[list[Evidence]], str]] = {
+    "changed followed": followed_table,
+    "changed telling": telling_table,
+    "exchanged": exchanged_table,
+}

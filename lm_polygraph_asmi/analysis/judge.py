@@ -53,7 +53,9 @@ def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     """
     if set(one) != set(other):
         alone = ", ".join(sorted(set(one) ^ set(other)))
-        raise ValueError(f"both rankings must be of the same methods; in one of them alone: {alone}")
+        raise ValueError(
+            f"both rankings must be of the same methods; in one of them alone: {alone}"
+        )
     return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
 
 

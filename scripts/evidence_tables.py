@@ -212,7 +212,7 @@ def aggregation_table(cells: list[Evidence], judge: str) -> str:
 def quadrants_table(cells: list[Evidence], judge: str) -> str:
     rows = []
     for e in judged(cells, judge):
-        for name in ("Sem-ASMI", "Sem-ASMI, sum"):
+        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # does what is free do as much?
             found = confident_but_fragile(
                 e.signals["MSP"], e.signals[name], e.wrong(judge), e.clusters, RESAMPLES
             )

@@ -17,6 +17,7 @@ from lm_polygraph_asmi.report.exhibits.falsifier import (
     falsifier,
     falsifier_added,
     falsifier_verdicts,
+    prr_of_heads,
     verdicts_on,
 )
 from lm_polygraph_asmi.saved.cells import Unavailable, variant
@@ -143,6 +144,8 @@ def test_an_arm_that_reads_the_same_is_named_first(cell):
     row = claims.table.set_index("claim").iloc[-1]
     assert row["here"] == "does not"
     assert "reproduced by mlp" in row["where"]
+    unranked = [one for one in comparable(cell) if prr_of_heads(one).low <= 0]
+    assert row["where"].count("not known to rank errors") == len(unranked)
 
 
 def test_heads_alone_are_special_and_few_questions_undecided(tmp_path):

@@ -275,7 +275,7 @@ def test_critical_heads_are_held_against_random_ones(cell):
 def test_claims_have_a_line_each(cell):
     (item,) = head_claims([cell])
     said = item.table.set_index("claim")
-    assert len(said) == 16
+    assert len(said) == 17
     assert set(said["here"]) <= {"holds", "does not", "undecided", "not measured here"}
 
     def line(start):
@@ -289,8 +289,10 @@ def test_claims_have_a_line_each(cell):
     assert line("The lowest-MI tokens").here == "holds"
     assert line("Fragility is borne").here == "holds"
     assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
+    assert line("With a context, fragility couples").here != "not measured here"
     for start in (
-        "On recall",
+        "On recall ρ",
+        "On recall it does not",
         "On BabiQA",
         "From k = 2",
         "The signal does not",
@@ -307,8 +309,9 @@ def test_claims_on_recall_are_read_from_closed_books(run, tmp_path):
     write_probe(probe(N), file)
     (item,) = head_claims(load_cells([run[0], tmp_path / "closed"]))
     said = item.table.set_index("claim")["here"]
-    recall = said[said.index.str.startswith("On recall")].item()
-    assert recall in ("undecided", "does not")  # nothing was planted there
+    for start in ("On recall ρ", "On recall it does not"):
+        recall = said[said.index.str.startswith(start)].item()
+        assert recall in ("undecided", "does not")  # nothing was planted there
     assert said[said.index.str.startswith("From k = 2")].item() == "does not"  # the same probe
     assert said[said.index.str.startswith("The signal does not")].item() != "not measured here"
 

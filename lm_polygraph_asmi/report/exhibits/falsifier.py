@@ -104,6 +104,11 @@ def _compared(cell: Cell, symbol: str) -> dict[str, ArmComparison]:
     return arm_comparisons(cell.score(found.heads), scores, cell.quality, cell.clusters)
 
 
+def prr_of_heads(one: Compared) -> Interval:
+    """PRR of the score under masked heads; where it holds zero there is little to reproduce."""
+    return next(iter(_compared(one.cell, one.symbol).values())).heads
+
+
 def verdicts_on(cells: Sequence[Cell]) -> list[tuple[Compared, Verdict]]:
     """The verdict on every cell with arms at matched effect, Holm over the cells of a score."""
     said = []
@@ -136,7 +141,6 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
     def compute(one: Compared) -> list[dict[str, Any]]:
         if not one.matched:
             raise Unavailable("no arm at matched effect: needs doses (polygraph_asmi dose)")
-        compared = _compared(one.cell, one.symbol)
         found = said[one.cell, one.symbol]
         lacking = [arm for arm in MUST_BEAT if arm not in one.matched]
         return [
@@ -144,7 +148,7 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
                 "cell": one.cell.label,
                 "context": {True: "given", False: "none", None: "not known"}[one.cell.grounded],
                 "score": one.symbol,
-                "PRR of heads": next(iter(compared.values())).heads,
+                "PRR of heads": prr_of_heads(one),
                 "verdict": found.outcome,
                 "by": found.arm,
                 "p special, Holm": found.p_special,
@@ -371,10 +375,8 @@ def reproduced(cells: Sequence[Cell]) -> list[str]:
     for one, found in verdicts_on(cells):
         if found.outcome != "reproduced" or one.cell.grounded is False:
             continue
-        heads = _compared(one.cell, one.symbol)[_name(one.matched[str(found.arm)])].heads
-        none = (
-            "" if heads.low > 0 else " Heads are not known to rank errors here in the first place."
-        )
+        ranked = prr_of_heads(one).low > 0
+        none = "" if ranked else " Heads are not known to rank errors here in the first place."
         few = ", if so few answers may speak" if one.cell.too_small else ""
         lines.append(
             f"**Not special to heads: {one.cell.label}.** {found.arm} at matched effect reproduces "

@@ -81,6 +81,7 @@ def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -
                 one.heads.label,
                 one.heads.size,
                 str(int(one.heads.wrong(judge).sum())),
+                signed(next(iter(arms.values())).heads),
                 *gaps,
                 outcome,
                 p_text(said.p_special),
@@ -89,8 +90,8 @@ def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -
             ]
         )
     columns = [
-        "cell", "answers / clusters", "wrong", *(f"heads − {name}" for name in ARMS), "verdict",
-        "p special, Holm", "p reproduced, Holm", "questions to decide",
+        "cell", "answers / clusters", "wrong", "PRR: heads", *(f"heads − {name}" for name in ARMS),
+        "verdict", "p special, Holm", "p reproduced, Holm", "questions to decide",
     ]  # fmt: skip
     return table(columns, rows)
 

@@ -18,6 +18,7 @@ import copy
 import json
 import logging
 import sys
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -334,9 +335,8 @@ def verdict_of(name: str, config: type, model: type) -> Verdict:
     try:
         built = tiny(config, model)
     except Exception as error:
-        return Verdict(
-            name, note=f"not built: {type(error).__name__}: {str(error).splitlines()[0]}"
-        )
+        why = textwrap.shorten(str(error), 200)  # what came often stands in its second line
+        return Verdict(name, note=f"not built: {type(error).__name__}: {why}")
     try:
         verdict = ask(name, built)
         ask_switching(verdict, config, model)

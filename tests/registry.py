@@ -52,7 +52,8 @@ SIZES: dict[str, Any] = {
     ),
     "global_head_dim": 16, "linear_num_value_heads": HEADS, "linear_num_heads": HEADS,
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
-    "index_n_heads": 2, "index_topk": 1024, "o_lora_rank": 8, "o_groups": 2,
+    # So many that no key scores zero in all of them: ties are broken another way over a cache.
+    "index_n_heads": 32, "index_topk": 4, "o_lora_rank": 8, "o_groups": 2,
     "hidden_size_per_layer_input": 8, "laurel_rank": 4, "gated_norm_rank": 4,
     **dict.fromkeys(
         ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4
@@ -92,7 +93,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Mamba2ForCausalLM": {"num_heads": 8},
     "Qwen4ExpForCausalLM": {
-        "indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": 8, "ngram_size": 2,
+        "indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 8,
+        "indexer_budget": 4, "indexer_compress_ratio": 2, "ple_layer_ids": [1, 3], "ngram_size": 2,
         "ngram_vocab_size_base": 64, "split_ngram_parts": 1, "heads_per_ngram": 2,
         "make_ngram_vocab_size_divisible_by": 4,
     },
@@ -107,7 +109,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_mem_blocks": 1, "num_key_value_heads": HEADS,
     },
     "Dots1ForCausalLM": {"n_shared_experts": 1},
-    "Dots3NoteForCausalLM": {"num_key_value_heads": HEADS},
+    "Dots3NoteForCausalLM": {
+        "num_key_value_heads": HEADS, "swa_num_attention_heads": HEADS,
+        "swa_num_key_value_heads": HEADS, "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16,
+        "swa_head_dim": 12, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
+    },
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},

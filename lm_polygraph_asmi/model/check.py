@@ -7,9 +7,10 @@ the run are run as they will be, in batches or packed sequences of the same widt
 whole forward passes of the model itself whose heads are masked by a hook; and the final states
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
-which a scale sets in). Where the cheapest way of running the passes is wrong the next one is taken
-for sequences like that one; where none is right the sequence is refused. It costs up to five passes
-over the sequence and one piece of the run.
+which a scale sets in); and for every sequence of a kind of which another was wrong. Where the
+cheapest way of running the passes is wrong the next one is taken for sequences like that one; where
+none is right the sequence is refused. It costs up to five passes over the sequence and one piece of
+the run.
 """
 
 import logging
@@ -89,7 +90,7 @@ class Extent:
 
     def covers(self, other: "Extent") -> bool:
         return (
-            self._kind == other._kind
+            self.kind == other.kind
             and other.prompt <= LONGER * self.prompt
             and other.response <= LONGER * self.response
             and other.keys <= LONGER * self.keys
@@ -97,7 +98,7 @@ class Extent:
         )
 
     @property
-    def _kind(self) -> tuple[object, ...]:
+    def kind(self) -> tuple[object, ...]:
         """What no length makes up for: layers may do nothing, or another thing, with one of it."""
         one = self.prompt == 0, self.response == 1, self.rows == 1
         return self.regime, self.special, one
@@ -234,12 +235,13 @@ def _unless_known(
     what: Hashable,
     extent: Extent,
     compare: Callable[[], str | None],
+    doubtful: bool = False,
 ) -> str | None:
     """What `compare` says is wrong with something; None if nothing is, now or at an extent before
-    that covers this one, under the attention in use."""
+    that covers this one, under the attention in use; of something doubtful, now."""
     checks = known(model).setdefault("checks", {})
     reached = checks.setdefault((what, attention_of(model)), [])
-    if any(before.covers(extent) for before in reached):
+    if not doubtful and any(before.covers(extent) for before in reached):
         return None
     wrong = compare()
     if wrong is None:
@@ -351,11 +353,15 @@ def right_way(
         extent = _extent(model, unmasked, way.packed, min(together[way.name], len(masks)))
         refused = next((why for at, why in refusals if at.resembles(extent)), None)
         if refused is None:
+            # What was wrong of one sequence and right of another of its kind depends on more than
+            # lengths, such as ties among keys: it is believed of none that was not looked at.
+            doubtful = any(at.kind == extent.kind for at, _ in refusals)
             refused = _unless_known(
                 model,
                 WayChecked(layer, unmasked.scope, way.name, change.kind, known_start),
                 extent,
                 partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
+                doubtful,
             )
             if refused is None:
                 return way

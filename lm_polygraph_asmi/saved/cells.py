@@ -25,11 +25,11 @@ from lm_polygraph_asmi.saved.runs import (
     same_quality,
     together,
 )
-from lm_polygraph_asmi.validation import PERTURBATIONS
+from lm_polygraph_asmi.validation import PERTURBATIONS, VARIANTS
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
-SYMBOLS = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
+SYMBOLS = tuple(VARIANTS.values())
 
 _GROUNDED = "coqa|squad|babi|demo"
 """Datasets that give the context their answers should come from."""
@@ -125,7 +125,7 @@ def with_source(cell: "Cell", source: str, aggregation: str = MEAN) -> "Cell":
 
 
 def variant(method: str) -> Variant | None:
-    """A method's name taken apart; None for a baseline."""
+    """A method's name taken apart; None where it is none of ASMI's three."""
     found = _VARIANT.match(method)
     return Variant(found[1], float(found[2]) / 100, found[3] or "") if found else None
 
@@ -237,6 +237,8 @@ class Cell:
 
     @cached_property
     def baselines(self) -> list[str]:
+        """Methods that are none of ASMI's three: the host's, and this package's other estimators,
+        such as Source-KL, too."""
         return [method for method in self.scores if variant(method) is None]
 
     def need(self, *names: str) -> list[Any]:

@@ -233,6 +233,24 @@ def test_an_error_that_sets_in_with_length_is_seen(monkeypatch):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+def test_what_was_wrong_of_one_text_is_believed_of_no_other_that_was_not_looked_at(monkeypatch):
+    """As where keys score the same, and a cache chooses others among them: in some texts alone."""
+    model = tiny_model("llama")
+
+    def run_wrong(model, unmasked, *rest):
+        found = suffix.masked_everywhere(model, unmasked, *rest)
+        return found + 0.3 * (unmasked.input_ids[0] == 5)
+
+    monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
+    for length, first in ((40, 5), (17, 6), (16, 5)):
+        ids = sequence(length)
+        ids[0] = first
+        found = subnetwork_log_probs(model, ids, PROMPT, 2, masks())
+        expected = subnetwork_log_probs(tiny_model("llama"), ids, PROMPT, 2, masks())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert ways_seen_right(model, "all") == {way.name for way in WAYS[:2]}
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_refused(scope):
     model = tiny_model("llama")

@@ -1,5 +1,8 @@
 """The arms of the falsifier: each equals whole passes with plain hooks, and is what it says."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -49,8 +52,15 @@ def compare(model, projection, down, block, layer, arm, scope, dose) -> None:
     assert (slow - slow[:1]).abs().max() > 1e-3
 
 
-def test_every_arm_has_a_name():
+def test_every_arm_has_a_name_and_is_swept_and_told():
     assert tuple(ARMS) == PERTURBATIONS
+    root = Path(__file__).parents[2]
+    swept = re.search(
+        r"perturbation: (\S+,\S+)", (root / "configs/asmi_falsifier.yaml").read_text()
+    )
+    assert tuple(swept[1].split(",")) == PERTURBATIONS
+    page = (root / "docs/falsifier.md").read_text()
+    assert [name for name in PERTURBATIONS if f"\n| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -106,14 +106,16 @@ VERDICT = "On these made-up answers MI knows of errors. No model was asked. Noth
 
 @pytest.fixture(scope="module")
 def published(start, docs):
-    """The page “What it is worth”, its verdicts taken out, made of other evidence."""
-    page = docs / "worth.md"
-    own = (REPOSITORY / "docs/worth.md").read_text()
-    page.write_text(re.sub(r"(<!-- verdict -->\n).*?(?=<!-- end -->)", r"\1", own, flags=re.DOTALL))
+    """The pages “What it is worth”, their verdicts taken out, made of other evidence."""
+    pages = [docs / "worth.md", docs / "worth-tables.md"]
+    for page in pages:
+        own = (REPOSITORY / "docs" / page.name).read_text()
+        own = re.sub(r"(<!-- verdict -->\n).*?(?=<!-- end -->)", r"\1", own, flags=re.DOTALL)
+        page.write_text(own)
     made = start(docs)
     assert made.exit_code == 0, made.output
     assert "without a verdict, so not to be published: worth.md" in made.output
-    return page.read_text()
+    return "".join(page.read_text() for page in pages)
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:

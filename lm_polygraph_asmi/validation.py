@@ -4,7 +4,7 @@ Imports nothing heavy, so that a refused argument is refused at once.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
 SCOPES = ("all", "response")
@@ -254,3 +254,16 @@ def check_scoring(
         raise ValueError(
             f"attention must be the name of an implementation such as 'sdpa', got {attention!r}"
         )
+
+
+def came(content: object) -> str:
+    """What a row holds in the place of a prompt, as the end of a message.
+
+    Example:
+        >>> came({"question": "Who?", "answer": None}), came(["Who?"])
+        ('the fields question', 'a list')
+    """
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__}"
+    given = [str(name) for name, value in content.items() if value is not None]
+    return f"the fields {', '.join(given)}" if given else "no field"

@@ -77,7 +77,9 @@ def calibrate(
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     if Path(out).suffix != ".json":
-        raise click.BadParameter("name a .json file: by that a saved reference is known")
+        raise click.BadParameter(
+            "name a .json file: by that a saved reference is known", param_hint="--out"
+        )
     if (rows is None) == (run is None):
         raise click.UsageError("give ROWS of labelled answers, or a finished run with --run")
     if run is None and metric is not None:

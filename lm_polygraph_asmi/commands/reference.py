@@ -30,7 +30,9 @@ def reference(source: str, variant: str, depth: float, aggregation: str, out: st
     from lm_polygraph_asmi.scoring import Reference
 
     if Path(out).suffix != ".json":
-        raise click.BadParameter("name a .json file: by that a saved reference is known")
+        raise click.BadParameter(
+            "name a .json file: by that a saved reference is known", param_hint="--out"
+        )
     try:
         found = Reference.read(source, variant, depth, aggregation=aggregation)
         found.save(out)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,11 +61,30 @@ def load_model(
         )
     except (OSError, HFValidationError) as error:  # the latter of older releases, of no folder
         raise OSError(
-            f"the model {model_path} cannot be loaded: it is neither a folder here nor in the "
-            "cache, and no hub gave it (no connection, no such name, or a licence to accept). "
-            f"Name a local folder (model.path in a config), or fetch it once. {error}"
+            f"the model {model_path} cannot be loaded: {_why(model_path, error)}"
+        ) from error
+    except ValueError as error:
+        if "Unrecognized model" not in str(error):
+            raise
+        raise ValueError(
+            f"the model {model_path} cannot be loaded: its config.json is missing, or names no "
+            "model_type. Name a folder as transformers' save_pretrained writes it; for weights in "
+            "a GGUF file name the file, too (gguf_file)"
         ) from error
     return model.eval()
+
+
+def _why(model_path: str, error: Exception) -> str:
+    """Why there is no model, and what to do."""
+    if Path(model_path).is_dir():
+        return f"the folder is not complete. {error}"
+    if model_path.startswith(("/", ".", "~")):  # no hub has such names
+        return "there is no such folder. Name one that is there, or a model's name on a hub"
+    return (
+        "it is neither a folder here nor in the cache, and no hub gave it (no connection, no such "
+        "name, or a licence to accept). Name a local folder (model.path in a config), or fetch it "
+        f"once. {error}"
+    )
 
 
 def load_tokenizer(

@@ -199,6 +199,13 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
         yield Finding(str(error), fatal=True)
         return
     yield from _check_context(config)
+    splits = Path(str(config.dataset)) / "dataset_dict.json"
+    if not _is_built(config) and config.get("load_from_disk") and splits.is_file():
+        yield Finding(
+            f"{config.dataset} holds several splits, and LM-Polygraph reads a folder of one: name "
+            f"{splits.parent / str(config.get('eval_split', 'test'))}",
+            fatal=True,
+        )
     if not _is_built(config) and Path(str(config.dataset)).is_file():
         yield Finding(
             f"{config.dataset} is read by pandas, which turns the answer 'None' into NaN and "

@@ -82,7 +82,14 @@ def manager_files(path: str | Path) -> list[Path]:
     path = Path(path)
     found = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not found:
-        raise FileNotFoundError(f"{path} is neither a manager file nor a folder that holds one")
+        why = (
+            "LM-Polygraph writes ue_manager_seed1 there when a run ends"
+            if path.exists()
+            else "there is nothing of that name"
+        )
+        raise FileNotFoundError(
+            f"{path} is neither a manager file nor a folder that holds one: {why}"
+        )
     return found
 
 

@@ -73,7 +73,7 @@ def blocks_of(source: str | Path, rows: int) -> list[Block]:
     Of Parquet only the footer is read; lines are counted in one go over the file.
 
     Raises:
-        ValueError: another kind of file, or no row in it.
+        ValueError: another kind of file, one without a column `prompt`, or no row in it.
     """
     check_at_least_one("block_rows", rows)
     if is_lines(source):
@@ -90,6 +90,11 @@ def blocks_of(source: str | Path, rows: int) -> list[Block]:
 def _of_groups(source: str | Path, rows: int) -> Iterator[Block]:
     number = before = 0
     with pq.ParquetFile(source) as file:
+        names = file.schema_arrow.names
+        if "prompt" not in names:
+            raise ValueError(
+                f"{source}: no column 'prompt' among {', '.join(map(repr, names)) or 'none'}"
+            )
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             for start in range(0, size, rows):

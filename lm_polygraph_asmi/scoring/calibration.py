@@ -28,7 +28,7 @@ from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
-from lm_polygraph_asmi.validation import check_number
+from lm_polygraph_asmi.validation import came, check_number
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
@@ -52,7 +52,8 @@ def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
     given = [name for name in ("correct", "quality") if content.get(name) is not None]
     if len(given) != 1:
         raise ValueError(
-            f'wanted "correct" (true or false) or "quality" (a number), got {given or "neither"}'
+            'wanted "correct" (true or false) or "quality" (a number), got '
+            f"{given or f'neither: {came(content)}'}"
         )
     value = content[given[0]]
     if given == ["correct"]:

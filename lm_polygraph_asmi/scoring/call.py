@@ -57,6 +57,7 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_warning,
     repeated_prompt,
     spans,
+    stop_warning,
     token_ids,
 )
 from lm_polygraph_asmi.validation import (
@@ -163,6 +164,11 @@ class Scorer:
             model = causal_model(model)
         model = plain_model(model)
         structure_of(model)  # refuses what cannot be masked
+        if not hasattr(model, "generation_config"):
+            raise TypeError(
+                f"{type(model).__name__} writes no answers: ASMI scores decoder-only models, as "
+                "AutoModelForCausalLM loads them"
+            )
         if tokenizer is None or not hasattr(tokenizer, "decode"):
             got = "" if tokenizer is None else f", got {tokenizer!r:.60}"
             raise ValueError(
@@ -291,7 +297,7 @@ class Scorer:
             >>> for outcome in scorer.score_many(rows):
             ...     print(outcome.id, outcome.score is not None, outcome.error)
             q1 True None
-            q2 False wanted a text, or an object with a "prompt"
+            q2 False wanted a text, or an object with a "prompt", got the fields id
         """
         check_one_of("on_error", on_error, ("return", "raise"))
         return self._outcomes(rows, on_error, id_field)
@@ -341,6 +347,8 @@ class Scorer:
                     f"The tokenizer reads the answer as {text!r}: offsets are those of that text."
                 )
             if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, said)):
+                warnings.append(odd)
+            if odd := stop_warning(said, self.stop):
                 warnings.append(odd)
         if samples is not None and self.variant != "adapt":
             warnings.append(f'Samples are for the variant "adapt": "{self.variant}" needs none.')

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.validation import TOKENS, check_one_of
+from lm_polygraph_asmi.validation import TOKENS, came, check_one_of
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
@@ -32,8 +32,8 @@ class Outcome(NamedTuple):
 
     Example:
         >>> (found,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
-        >>> found
-        Outcome(index=0, id='q1', score=None, error='wanted a text, or an object with a "prompt"')
+        >>> isinstance(found, Outcome), found.score, found.error
+        (True, None, 'wanted a text, or an object with a "prompt", got the fields id, answer')
     """
 
     index: int  # type: ignore[assignment]  # what tuples call so is not needed here
@@ -50,7 +50,7 @@ def outcome(
     try:
         content: Any = {"prompt": row} if isinstance(row, str) else row
         if not isinstance(content, Mapping) or content.get("prompt") is None:
-            raise ValueError('wanted a text, or an object with a "prompt"')
+            raise ValueError(f'wanted a text, or an object with a "prompt", got {came(content)}')
         answer, samples, context = (content.get(name) for name in GIVEN[1:])
         found = scorer._score(content["prompt"], answer, samples, context, memory)
         if content.get("offsets") is not None:

@@ -329,8 +329,8 @@ class Reference:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if "format" not in content:
                 raise ValueError(
-                    f"{path} is not a saved reference: name the run's folder or manager file, or "
-                    "what Reference.save wrote"
+                    f"{path} is not a saved reference: name what `polygraph_asmi calibrate` or "
+                    "`reference` wrote (in Python Reference.save), or a run's folder"
                 )
             if content.pop("format") != FORMAT:
                 raise ValueError(f"{path} is not a reference of the format {FORMAT}: {ANEW}")
@@ -522,7 +522,10 @@ class Reference:
         there = "the reference run" if self.unit == "answers" else "the reference"
         other = self.other_settings(settings)
         if other:
-            return f"{there} used other settings ({'; '.join(other)}), which make another score."
+            return (
+                f"{there} used other settings ({'; '.join(other)}), which make another score. "
+                "Score with those, or take a reference made with these."
+            )
         if not self.ranks:
             return (
                 f"on {there} ({self.ground}) the score is not known to rank errors, since this "

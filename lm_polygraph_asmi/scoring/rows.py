@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
+from lm_polygraph_asmi.validation import came
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
@@ -21,6 +22,10 @@ GIVEN = {"prompt", "answer", "offsets", "context"}
 """Fields of an output line that an input may have; they stay as they were given."""
 RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "key"}) - GIVEN
 """Fields of an output line that an input must not have."""
+
+
+TABLES = (".csv", ".tsv", ".xls", ".xlsx")
+"""Files that hold many rows and would be read as one prompt."""
 
 
 class Row(NamedTuple):
@@ -44,7 +49,7 @@ def read_rows(path: str | Path) -> list[Row]:
     A final line break is not part of the prompt of a text file, nor is a byte order mark.
 
     Raises:
-        ValueError: a .json file, or one that is not UTF-8.
+        ValueError: a .json file, a table of another kind, or a file that is not UTF-8.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
@@ -52,6 +57,11 @@ def read_rows(path: str | Path) -> list[Row]:
     if suffix == ".json":
         raise ValueError(
             f"{path} is JSON: rows are read from .jsonl, one object a line, and a prompt from .txt"
+        )
+    if suffix in TABLES:
+        raise ValueError(
+            f"{path} is a table: rows are read from .parquet, or from .jsonl, one object a line "
+            f"(pandas: to_json(FILE, orient='records', lines=True)), and a prompt from .txt"
         )
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -87,7 +97,7 @@ def _parsed(line: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         return {"error": f"not JSON: {error}"}
     if not isinstance(content, dict) or "prompt" not in content:
-        return {"error": 'wanted an object with a "prompt"'}
+        return {"error": f'wanted an object with a "prompt", got {came(content)}'}
     return content
 
 

@@ -262,6 +262,22 @@ def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str)
     return None
 
 
+def stop_warning(answer: str, stops: Sequence[str]) -> str | None:
+    """What to say of an answer that goes on behind a stop string; None of any other.
+
+    Blanks behind it say nothing: tokens such as two line breaks hold the stop and more.
+    """
+    for stop in stops:
+        _, found, behind = answer.partition(stop)
+        if found and behind.strip():
+            return (
+                f"The answer goes on behind the stop {stop!r}, with {_start(behind)}: all of it "
+                "was scored, but a model that stops there would not have written it. End the "
+                "answer before the stop, or leave this `stop` out."
+            )
+    return None
+
+
 def _start(text: str) -> str:
     """A text as it would be written in Python; of a long one its start."""
     return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"

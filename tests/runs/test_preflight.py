@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 
@@ -166,6 +166,12 @@ def test_a_dataset_named_directly(tmp_path):
     Dataset.from_dict({"input": ["a"], "gold": ["x"]}).save_to_disk(tmp_path / "d")
     (finding,) = of_data(f"dataset={tmp_path / 'd'}")
     assert "has no column 'output'" in finding.text
+    one = Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]})
+    DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "splits")
+    (finding,) = of_data(f"dataset={tmp_path / 'splits'}")
+    assert f"reads a folder of one: name {tmp_path / 'splits' / 'test'}" in finding.text
+    assert finding.fatal
+    assert of_data(f"dataset={tmp_path / 'splits' / 'test'}") == []
     (tmp_path / "two").mkdir()
     Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]}).to_csv(tmp_path / "two/t.csv")
     config = composed("subsample_eval_dataset=0.5", "eval_split=train")

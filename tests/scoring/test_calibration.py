@@ -278,7 +278,8 @@ def test_probability_of_error_has_its_interval(reference, again):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, 'wanted "correct" .* got neither'),
+        ({}, 'wanted "correct" .* got neither: no field'),
+        ({"answer": " 7", "label": 1}, "got neither: the fields answer, label"),
         ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
         ({"correct": "yes"}, "correct must be true or false, got 'yes'"),
         ({"quality": "good"}, "quality must be a number"),

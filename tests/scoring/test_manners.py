@@ -1,10 +1,12 @@
 """Arguments that are wrong say what to do, and names simply load."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from transformers import BertConfig, BertForMaskedLM
 
 from lm_polygraph_asmi import __version__, score
 from lm_polygraph_asmi.commands import main
@@ -61,7 +63,11 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
 @pytest.mark.parametrize(
     ("reference", "error", "message"),
     [
-        ("no such run", FileNotFoundError, "is neither a manager file nor a folder"),
+        (
+            "no such run",
+            FileNotFoundError,
+            "neither a manager file .*: there is nothing of that name",
+        ),
         ("", ValueError, "reference is an empty path"),
         ("none.json", FileNotFoundError, "none.json"),
     ],
@@ -121,10 +127,27 @@ def test_a_name_simply_loads(tmp_path, capfd):
     assert loading.load_named.cache_info().misses == seen
     assert len(again.tokens) == 1
     assert float(Scorer(folder).score(PROMPT, " Brask")) == float(found)
-    with pytest.raises(OSError, match="cannot be loaded"):
+    with pytest.raises(OSError, match="cannot be loaded: there is no such folder"):
         score(str(tmp_path / "none"), PROMPT)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"config\.json is missing, or names no model_type"):
+        score(str(tmp_path / "empty"), PROMPT)
+    shutil.copy(f"{folder}/config.json", tmp_path / "empty")
+    with pytest.raises(OSError, match=r"the folder is not complete\. .*model\.safetensors"):
+        score(str(tmp_path / "empty"), PROMPT)
     with pytest.raises(ValueError, match="brings its tokenizer: leave it out"):
         score(folder, tiny_lm.tokenizer(), PROMPT)
+
+
+def test_a_model_that_writes_nothing(tokenizer):
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2,
+    )  # fmt: skip
+    with pytest.raises(
+        TypeError, match=r"BertForMaskedLM writes no answers: .*AutoModelForCausalLM"
+    ):
+        score(BertForMaskedLM(config).eval(), tokenizer, PROMPT, " Brask")
 
 
 def test_an_answer_comes_back_as_it_was_given(model, tokenizer):

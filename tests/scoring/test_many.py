@@ -5,6 +5,7 @@ from itertools import islice
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -117,6 +118,13 @@ def test_blocks_go_on_where_they_stopped(scorer, tmp_path, suffix):
         blocks.blocks_left(source, tmp_path / "whole", 2, {"seed": 1})
     with pytest.raises(ValueError, match="holds no blocks"):
         blocks.blocks_left(source, tmp_path, 2, {"seed": 0})
+
+
+def test_a_table_without_prompts_is_refused_before_a_model_is_loaded(tmp_path):
+    source = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"question": ["Who?"], "answer": [" Edda"]}), source)
+    with pytest.raises(ValueError, match="no column 'prompt' among 'question', 'answer'"):
+        blocks.blocks_of(source, 4)
 
 
 def test_a_full_disk_costs_one_block(scorer, tmp_path, monkeypatch):

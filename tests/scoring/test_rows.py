@@ -73,7 +73,9 @@ def test_rows_of_a_file(tmp_path):
     assert found[0].content == ROWS[0]
     assert found[4].content == ROWS[1]
     assert "not JSON" in found[1].content["error"]
-    assert found[2].content == found[3].content == {"error": 'wanted an object with a "prompt"'}
+    wanted = 'wanted an object with a "prompt", got '
+    assert found[2].content == {"error": wanted + "a list"}
+    assert found[3].content == {"error": wanted + "the fields answer"}
     odd = {"prompt": "a\u2028b\x85c\n"}  # line breaks to Python, not to JSON lines
     assert read_rows(write(tmp_path / "odd.jsonl", [json.dumps(odd, ensure_ascii=False)])) == [
         Row(1, odd)
@@ -83,6 +85,15 @@ def test_rows_of_a_file(tmp_path):
 @pytest.mark.parametrize("name", ["in.jsonl", "in.JSONL", "in.ndjson"])
 def test_names_of_json_lines(tmp_path, name):
     assert [row.content for row in read_rows(write(tmp_path / name, ROWS))] == ROWS
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.TSV", "rows.xlsx"])
+def test_a_table_is_no_prompt(tmp_path, name):
+    (tmp_path / name).write_text("prompt,answer\nWho?, Edda\n")
+    with pytest.raises(
+        ValueError, match=r"is a table: rows are read from \.parquet, or from \.jsonl"
+    ):
+        read_rows(tmp_path / name)
 
 
 def test_a_prompt_as_text(tmp_path):
@@ -431,7 +442,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
     ("arguments", "message"),
     [
         (["--answer", ""], "--answer is empty"),
-        (["--reference", "."], "is neither a manager file nor a folder that holds one"),
+        (["--reference", "."], "nor a folder that holds one: LM-Polygraph writes ue_manager_seed1"),
         (["--reference", "prompt.txt"], "is not a run saved by LM-Polygraph"),
         (["--reference", "other.json"], "is not a saved reference"),
         (["--reference", "rows.jsonl"], "line 1 of rows.jsonl is no scored row with labels"),

@@ -12,7 +12,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.text import asked, border_warning
+from lm_polygraph_asmi.scoring.text import asked, border_warning, stop_warning
 from tests import tiny_lm
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
@@ -188,6 +188,25 @@ class TestBorders:
         found = border_warning(tokenizer, prompt, answer)
         assert (found is None) == (said is None)
         assert said is None or said in found
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            (" Brask\nWho next?", r"behind the stop '\n', with 'Who next?'"),
+            (" Brask", None),
+            (" Brask\n", None),
+            (" Brask\n\n ", None),
+        ],
+    )
+    def test_behind_a_stop(self, answer, said):
+        found = stop_warning(answer, ["\n"])
+        assert (found is None) == (said is None)
+        assert said is None or said in found
+
+    def test_behind_a_stop_with_the_score(self, model, tokenizer):
+        (warning,) = score(model, tokenizer, "Who?", " Brask\nEdda", stop="\n").warnings
+        assert "goes on behind the stop" in warning
+        assert score(model, tokenizer, "Who?", " Brask\nEdda", stop="END").warnings == ()
 
     def test_with_the_score(self, model, tokenizer):
         spaced, bare = (score(model, tokenizer, "3 + 5 =", text) for text in (" 8", "8"))

@@ -156,9 +156,11 @@ def recommendation(
     """
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:
+        wrong_way = [name for name, signal in signals.items() if signal.prr.high < 0]
         return (
             "None of these signals is known to rank errors here: no PRR interval lies above zero. "
-            "Do not sort or refuse answers by them; more labelled answers may tell more."
+            + (f"The wrong way round: {', '.join(wrong_way)}. " if wrong_way else "")
+            + "Do not sort or refuse answers by them; more labelled answers may tell more."
         )
     best = max(ranking, key=lambda name: signals[name].prr.value)
     said = f"{best} ranks errors best here (PRR {signals[best].prr})"
@@ -169,5 +171,9 @@ def recommendation(
     _, gaps = prr_intervals(pair, worth, clusters, [(best, own)], resamples)
     gap = gaps[best, own]
     kind = "ahead of" if gap.low > 0 else "not distinguishable from"
-    standing = "ranks them too" if signals[own].ranks else "is not known to rank them"
+    standing = "is not known to rank them"
+    if signals[own].ranks:
+        standing = "ranks them too"
+    elif signals[own].prr.high < 0:
+        standing = "ranks them the wrong way"
     return f"{said}, {kind} {own} (difference {gap}), which {standing}."

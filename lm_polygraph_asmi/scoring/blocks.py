@@ -167,26 +167,30 @@ def _lines(scorer: "Scorer", source: str | Path, block: Block, place: Path, toke
         file.seek(start)
         lines = [line for line in file.read(length).split(b"\n") if line.strip()]
     rows = [_parsed(line) for line in lines]
-    names = {name: None for row in rows for name in row}
-    asked = {name: [row.get(name) for row in rows] for name in names}
+    names = {name: None for row in rows if row for name in row}
+    asked = {name: [row.get(name) if row else None for row in rows] for name in names}
     found = score_batch({"prompt": [None] * len(rows)} | asked, scorer, tokens)
+    for number, row in enumerate(rows):
+        if row is None:
+            found["asmi_error"][number] = "ValueError: the line is no JSON object"
     with place.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows):
             own = {name: found[name][number] for name in OUTPUT}
-            line = row | {"asmi_row": block.row + number} | own
+            kept = {"line": lines[number].decode("utf-8", "replace")} if row is None else row
+            line = kept | {"asmi_row": block.row + number} | own
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
     return sum(error is not None for error in found["asmi_error"])
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    """A line's fields; of one that holds none an empty row, which then has an error."""
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line's fields; None of a line that is no JSON object."""
     try:
         content = json.loads(line)
     except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _fingerprint(source: str | Path) -> str:

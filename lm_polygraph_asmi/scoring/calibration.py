@@ -305,7 +305,7 @@ def with_decision(
     promises = tuple(
         Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
         for kind, values in columns.items()
-        for of in RISKS
+        for of in sorted({*RISKS, risk})
     )
     return replace(
         reference,

@@ -526,6 +526,11 @@ class Reference:
                 f"{there} used other settings ({'; '.join(other)}), which make another score. "
                 "Score with those, or take a reference made with these."
             )
+        if self.prr.high < 0:
+            return (
+                f"on {there} ({self.ground}) the score ranks errors the wrong way: this interval "
+                "lies below zero."
+            )
         if not self.ranks:
             return (
                 f"on {there} ({self.ground}) the score is not known to rank errors, since this "

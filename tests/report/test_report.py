@@ -318,6 +318,9 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
     assert lines[0].endswith("Undecided: 3, of which 3 because their cells are too small.")
+    (against,) = (line for line in lines if line.startswith("**Against the best free"))
+    assert "better in 0, equivalent in 0, undecided in 1, worse in 0 of 1 cells**" in against
+    assert "1 undecided because too small" in against
     assert "Wrong way round:" not in said
 
 

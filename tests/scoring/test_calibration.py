@@ -106,7 +106,7 @@ def test_what_is_made_of_labels(reference, scores, scorer):
     assert "combination" in reference.signals
     assert reference.recommendation
     tried = [(one.signal, one.found.risk) for one in reference.promises]
-    assert tried == [(kind, risk) for kind in scores[0].signals for risk in RISKS]
+    assert tried == [(kind, risk) for kind in scores[0].signals for risk in (*RISKS, 0.4)]
     assert len(reference.promised) == len(tried)
     assert reference.settings.items() >= scorer.fingerprints().items()
     held_out, _ = held_out_probability([*map(float, scores)], wrong, clusters)

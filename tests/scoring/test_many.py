@@ -114,6 +114,9 @@ def test_blocks_go_on_where_they_stopped(scorer, tmp_path, suffix):
     found = content(tmp_path / "whole")
     assert [row["asmi_row"] for row in found] == list(range(made))
     assert [row.get("id") for row in found][:4] == list("abcd")
+    if suffix == ".jsonl":  # a line that is none keeps its content
+        assert found[-1]["line"] == "no JSON"
+        assert found[-1]["asmi_error"] == "ValueError: the line is no JSON object"
     with pytest.raises(ValueError, match="with other settings"):
         blocks.blocks_left(source, tmp_path / "whole", 2, {"seed": 1})
     with pytest.raises(ValueError, match="holds no blocks"):

@@ -93,7 +93,11 @@ def test_a_run_that_does_not_rank_gives_no_rank(tmp_path, change):
     assert found.percentile(0.1) is found.error_probability(0.1) is None
     (said,) = found.verdict(0.1, found.settings)
     assert said.startswith("No verdict: ")
-    assert "not known to rank errors, since this interval does not lie above zero" in said
+    wrong_way = found.prr.high < 0
+    assert (
+        "the score ranks errors the wrong way: this interval lies below zero" in said
+    ) == wrong_way
+    assert ("not known to rank errors, since this interval does not lie above" in said) != wrong_way
     assert f"{found.prr.value:.2f} [{found.prr.low:.2f}, {found.prr.high:.2f}]" in said
 
 

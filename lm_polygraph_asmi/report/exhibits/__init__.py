@@ -110,7 +110,10 @@ def _known(cells: Sequence[Cell]) -> list[str]:
 
 
 def _against_best(cells: Sequence[Cell]) -> list[str]:
-    """How often the top variant is better, equivalent or worse than the best of the others."""
+    """How often the top variant is better, equivalent or worse than the best of the others.
+
+    On cells too small for their intervals that is undecided, whatever the intervals say.
+    """
     counted, _ = one_per_question_set(cells)
     adjusted = adjusted_comparisons(cells)
     said = []
@@ -120,10 +123,15 @@ def _against_best(cells: Sequence[Cell]) -> list[str]:
     ):
         own = {cell: one for cell, one in adjusted.get(name, {}).items() if cell in counted}
         if own:
-            worse = [cell.label for cell, one in own.items() if one.outcome == "worse"]
-            counts = ", ".join(f"{kind} in {n}" for kind, n in count_outcomes(own.values()).items())
+            told = {cell: one for cell, one in own.items() if not cell.too_small}
+            counts = count_outcomes(told.values())
+            small = len(own) - len(told)
+            counts["undecided"] += small
+            counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
+            worse = [cell.label for cell, one in told.items() if one.outcome == "worse"]
             said.append(
-                f"**Against the {which}: {counts} of {len(own)} cells**{_in_brackets(worse)}"
+                f"**Against the {which}: {counted_as} of {len(own)} cells**{_in_brackets(worse)}"
+                f"{f', {small} undecided because too small' if small else ''}"
             )
     if not said:
         return []

@@ -197,6 +197,14 @@ class Evidence:
         return np.array([aggregate(own, aggregation) for own in tokens])
 
     @cached_property
+    def passage_share(self) -> np.ndarray:
+        """MI where masks take from heads what comes from the passage, over that of all they do."""
+        pairs = zip(self.tokens("ASMI", "context"), self.tokens("ASMI"), strict=True)
+        return np.array(
+            [part.sum() / whole.sum() if whole.sum() > 0 else 0.0 for part, whole in pairs]
+        )
+
+    @cached_property
     def signals(self) -> dict[str, np.ndarray]:
         """What is compared throughout."""
         return {

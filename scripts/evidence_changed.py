@@ -46,19 +46,9 @@ def signals_of(e: Evidence) -> dict[str, np.ndarray]:
     return {
         **e.signals,
         "Sem-ASMI, passage": e.score("Sem-ASMI", "context"),
-        "share of MI from the passage": passage_share(e),
+        "share of MI from the passage": e.passage_share,
         **saved,
     }
-
-
-def passage_share(e: Evidence) -> np.ndarray:
-    """MI where masks take from heads what comes from the passage, over MI where they take all."""
-    return np.array(
-        [
-            part.sum() / whole.sum() if whole.sum() > 0 else 0.0
-            for part, whole in zip(e.tokens("ASMI", "context"), e.tokens("ASMI"), strict=True)
-        ]
-    )
 
 
 def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:

@@ -148,6 +148,32 @@ def elsewhere_table(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
+def contenders_table(cells: list[Evidence], judge: str) -> str:
+    """Other ways to ask how much an answer owes to its passage; as scores, higher = more."""
+    rows = []
+    for e in judged(cells, judge):
+        if "asmi_source_kl_d60_context" not in e.answers:
+            continue
+        scores = {
+            "share of MI": e.passage_share,
+            "Source-KL": np.array([own.mean() for own in e.column("asmi_source_kl_d60_context")]),
+            "attention": np.array(
+                [own.mean() for own in e.column("asmi_source_attention_d60_context")]
+            ),
+        }
+        for column in e.answers:
+            if column.startswith("score Without-context"):
+                scores["Without-context"] = e.answers[column].to_numpy(dtype=float)
+        alone, _ = prr_intervals(scores, e.quality(judge), e.clusters, resamples=RESAMPLES)
+        for name, score in scores.items():
+            rows.append(
+                [e.label, name, f"{np.median(score):.3g}", signed(alone[name]),
+                 e.beyond_free(score, judge)]
+            )  # fmt: skip
+    columns = ["cell", "owed to the passage", "median", "PRR", "beyond what is free: z (p)"]
+    return table(columns, rows)
+
+
 def worth_table(cells: list[Evidence], judge: str) -> str:
     """PRR of each signal, what ours have over what is free, and whether they add to it."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
@@ -500,6 +526,6 @@ for _judge in JUDGES:
         "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,
         "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
         "strata": strata_table, "coupling": coupling_table, "settings": settings_table,
-        "baselines": baselines_table,
+        "baselines": baselines_table, "contenders": contenders_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

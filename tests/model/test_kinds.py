@@ -38,8 +38,8 @@ KINDS = {
     "sinks": ("GptOssForCausalLM", {}, 1, O_PROJ),
     "latent attention": ("DeepseekV3ForCausalLM", {"v_head_dim": 16}, 1, O_PROJ),
     "indexed attention": ("DeepseekV32ForCausalLM", {}, 1, O_PROJ),
-    "indexed attention, windows": ("Dots3NoteForCausalLM", {}, 1, O_PROJ),
-    "indexed attention, hybrid": ("Qwen4ExpForCausalLM", {}, 1, O_PROJ),
+    "gated indexed attention, windows": ("Dots3NoteForCausalLM", {}, 1, O_PROJ),
+    "gated indexed attention, hybrid": ("Qwen4ExpForCausalLM", {}, 1, O_PROJ),
     "ALiBi": ("MptForCausalLM", {}, 1, "transformer.blocks.{}.attn.out_proj"),
     "ALiBi, residual inside": (
         "BloomForCausalLM", {}, 1, "transformer.h.{}.self_attention.dense",

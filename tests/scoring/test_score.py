@@ -308,17 +308,18 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
     generate = model.generate
 
     def spy(*args, generation_config, **kwargs):
-        seen.append((generation_config, model.generation_config.min_p))
+        (stopping,) = kwargs["stopping_criteria"]
+        seen.append((generation_config, model.generation_config.min_p, stopping.stop_strings))
         return generate(*args, generation_config=generation_config, **kwargs)
 
     monkeypatch.setattr(model, "generate", spy)
     settings = {"num_samples": 4, "max_new_tokens": 3, "stop": "never said"}
     score(model, tokenizer, PROMPT, [5], variant="adapt", **settings)
-    ((config, min_p),) = seen
+    ((config, min_p, stops),) = seen
     assert (config.do_sample, config.temperature) == (True, 0.5)
     assert (config.top_k, config.top_p, min_p) == (50, 1.0, None)
     assert (config.num_return_sequences, config.max_new_tokens) == (4, 3)
-    assert config.stop_strings == ["never said"]  # else all run on to the longest length
+    assert stops == ("never said",)  # else all run on to the longest length
 
 
 @pytest.mark.parametrize("samples", [[], [" Brask"], [" Brask", ""], [[5, 6], []]], ids=str)

@@ -110,7 +110,7 @@ def subnetwork_log_probs(
             change = changed[t] - plain[t]
             if arm in ("foreign", "isotropic"):
                 wanted, own = (taken[t] - plain[t]).norm(), change.norm()
-                change = change * (wanted / own) if own > 0 else 0 * change
+                change = change * (wanted / own) if own > 1e-5 * plain[t].norm() else 0 * change
             output[t] = plain[t] + (1 if dose is None else dose) * change
         found.append(run(output=output)[0])
     return torch.stack(found)

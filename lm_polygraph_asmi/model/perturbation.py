@@ -278,7 +278,10 @@ def _mixed(plain: Tensor, arm: Tensor, heads: Tensor | None, dose: float | None)
     if heads is not None:
         wanted = (heads.to(wide) - base).norm(dim=-1, keepdim=True)
         own = change.norm(dim=-1, keepdim=True)
-        change = change * torch.where(own > 0, wanted / own, 0)
+        # What stands for itself, as the first position does, changes by rounding alone: that is
+        # not to be made as large as a change.
+        rounding = max(1e-5, torch.finfo(plain.dtype).eps) * base.norm(dim=-1, keepdim=True)
+        change = change * torch.where(own > rounding, wanted / own, 0)
     return (base + (1 if dose is None else dose) * change).to(plain.dtype)
 
 

@@ -118,13 +118,7 @@ def test_arms_of_other_kinds_equal_whole_passes(kind, request):
                 with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down"):
                     compare(model, f"{block}.{projection}", path, block, layer, *how)
             else:
-                try:
-                    compare(model, f"{block}.{projection}", path, block, layer, *how)
-                except RuntimeError as refused:
-                    # Seen of GptOss on an AMD EPYC, not on an Intel Xeon, for reasons not known.
-                    if kind != "sinks" or "do not give what whole passes give" not in str(refused):
-                        raise
-                    pytest.xfail(f"refused on this processor: {refused}")
+                compare(model, f"{block}.{projection}", path, block, layer, *how)
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -205,6 +205,19 @@ class Evidence:
         )
 
     @cached_property
+    def owed(self) -> dict[str, np.ndarray]:
+        """How much each answer owes to its passage, by several measures; higher = more."""
+        found = {"share of MI": self.passage_share}
+        of_tokens = {"Source-KL": "asmi_source_kl", "attention": "asmi_source_attention"}
+        for name, column in of_tokens.items():
+            if f"{column}_d60_context" in self.answers:
+                found[name] = np.array([t.mean() for t in self.column(f"{column}_d60_context")])
+        for column in self.answers:
+            if column.startswith("score Without-context"):
+                found["Without-context"] = self.answers[column].to_numpy(dtype=float)
+        return found
+
+    @cached_property
     def signals(self) -> dict[str, np.ndarray]:
         """What is compared throughout."""
         return {

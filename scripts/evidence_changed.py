@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 from evidence_cells import (
-    CELLS,
     CHANGED,
-    MODELS,
     Evidence,
     minus,
     others,
@@ -25,30 +23,11 @@ RESAMPLES = 2000
 FEWEST = 10
 """Answers of either kind, below which nothing is said of what tells them apart."""
 BEFORE = "ReferenceBefore"
-OWED = ("share of MI from the passage", "attention on the passage",
-        "KL to the answer without the passage", "ASMI", "MSP")  # fmt: skip
-"""What is compared with and without the right passage."""
 
 
 def signals_of(e: Evidence) -> dict[str, np.ndarray]:
     """What could tell whether an answer followed its passage, as it comes."""
-    named = {
-        "Source-KL": "score Source-KL",
-        "attention on the passage": "score Source-attention",
-        "KL to the answer without the passage": "score Without-context",
-    }
-    saved = {
-        label: e.answers[column].to_numpy(dtype=float)
-        for label, start in named.items()
-        for column in e.answers
-        if column.startswith(start)
-    }
-    return {
-        **e.signals,
-        "Sem-ASMI, passage": e.score("Sem-ASMI", "context"),
-        "share of MI from the passage": e.passage_share,
-        **saved,
-    }
+    return {**e.signals, "Sem-ASMI, passage": e.score("Sem-ASMI", "context"), **e.owed}
 
 
 def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
@@ -116,12 +95,11 @@ def exchanged_table(cells: list[Evidence]) -> str:
         if not e.cell.startswith("exchanged") or e.run != "sources":
             continue
         for own in others_of(e, cells):
-            mine = own.answers[own.answers["id"].isin(e.answers["id"])].reset_index(drop=True)
-            own = Evidence(own.model, own.cell, own.run, mine)
+            own = own.among(own.answers["id"].isin(e.answers["id"]).to_numpy())
             place = {name: i for i, name in enumerate(e.answers["id"])}
-            order = [place[name] for name in mine["id"]]
+            order = [place[name] for name in own.answers["id"]]
             there, here = signals_of(e), signals_of(own)
-            for name in (name for name in OWED if name in here and name in there):
+            for name in (name for name in (*own.owed, "ASMI", "MSP") if name in there):
                 first, second = here[name], there[name][order]
 
                 def fall(
@@ -130,9 +108,8 @@ def exchanged_table(cells: list[Evidence]) -> str:
                     return float(np.median(second[rows]) - np.median(first[rows]))
 
                 gap = cluster_interval(fall, own.clusters, RESAMPLES)
-                label = f"{MODELS[e.model].name}, {CELLS[own.cell]}"
                 rows.append(
-                    [label, f"{len(order)} / {len(set(own.clusters))}", name,
+                    [own.label, own.size, name,
                      f"{np.median(first):.3g}", f"{np.median(second):.3g}",
                      minus(f"{gap.value:+.3g} [{gap.low:+.3g}, {gap.high:+.3g}]")]
                 )  # fmt: skip

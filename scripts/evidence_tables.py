@@ -154,18 +154,8 @@ def contenders_table(cells: list[Evidence], judge: str) -> str:
     for e in judged(cells, judge):
         if "asmi_source_kl_d60_context" not in e.answers:
             continue
-        scores = {
-            "share of MI": e.passage_share,
-            "Source-KL": np.array([own.mean() for own in e.column("asmi_source_kl_d60_context")]),
-            "attention": np.array(
-                [own.mean() for own in e.column("asmi_source_attention_d60_context")]
-            ),
-        }
-        for column in e.answers:
-            if column.startswith("score Without-context"):
-                scores["Without-context"] = e.answers[column].to_numpy(dtype=float)
-        alone, _ = prr_intervals(scores, e.quality(judge), e.clusters, resamples=RESAMPLES)
-        for name, score in scores.items():
+        alone, _ = prr_intervals(e.owed, e.quality(judge), e.clusters, resamples=RESAMPLES)
+        for name, score in e.owed.items():
             rows.append(
                 [e.label, name, f"{np.median(score):.3g}", signed(alone[name]),
                  e.beyond_free(score, judge)]

@@ -387,14 +387,14 @@ def test_changed_passages(start, tmp_path):
     # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
     assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
     telling = {row[1]: row[2:] for row in rows_of(text, "changed telling")[2:]}
-    assert telling["share of MI from the passage"][0].startswith("0.00 [")
-    assert telling["share of MI from the passage"][1] == "too few"  # 8 answered as before alone
+    assert telling["share of MI"][0].startswith("0.00 [")
+    assert telling["share of MI"][1] == "too few"  # 8 answered as before alone
     made = changed_answers(1, 1.0)
     wrong = made["ReferenceInAnswer"] < 0.5
     expected = auroc(made["score MaximumSequenceProbability"], wrong)
     assert number(telling["MSP"][0]) == pytest.approx(expected, abs=0.005)
     exchanged = {row[2]: row[3:] for row in rows_of(text, "exchanged")[2:]}
-    own, other, fall = map(number, exchanged["share of MI from the passage"])
+    own, other, fall = map(number, exchanged["share of MI"])
     assert (own, other, fall) == pytest.approx((0.3, 0.15, -0.15))  # medians of 0.5 and 0.1
     assert number(exchanged["MSP"][2]) == 0  # the same answers, in another order
 

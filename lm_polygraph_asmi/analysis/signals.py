@@ -37,6 +37,11 @@ class Signal(NamedTuple):
         """Whether its PRR interval lies above zero."""
         return self.prr.low > 0
 
+    @property
+    def misleads(self) -> bool:
+        """Whether it lies below zero: errors are ranked the wrong way."""
+        return self.prr.high < 0
+
 
 def rank_signals(
     scores: Mapping[str, ArrayLike],
@@ -156,7 +161,7 @@ def recommendation(
     """
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:
-        wrong_way = [name for name, signal in signals.items() if signal.prr.high < 0]
+        wrong_way = [name for name, signal in signals.items() if signal.misleads]
         return (
             "None of these signals is known to rank errors here: no PRR interval lies above zero. "
             + (f"The wrong way round: {', '.join(wrong_way)}. " if wrong_way else "")
@@ -174,6 +179,6 @@ def recommendation(
     standing = "is not known to rank them"
     if signals[own].ranks:
         standing = "ranks them too"
-    elif signals[own].prr.high < 0:
+    elif signals[own].misleads:
         standing = "ranks them the wrong way"
     return f"{said}, {kind} {own} (difference {gap}), which {standing}."

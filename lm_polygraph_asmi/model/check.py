@@ -210,6 +210,50 @@ def extent_of(
     )
 
 
+class Record:
+    """What was found of one thing that is compared before it is believed.
+
+    Attributes:
+        right: extents at which it was right.
+        wrong: extents at which it was wrong, and how.
+    """
+
+    def __init__(self) -> None:
+        self.right: list[Extent] = []
+        self.wrong: list[tuple[Extent, str]] = []
+
+    def ask(
+        self, extent: Extent, compare: Callable[[], str | None], lasting: bool = True
+    ) -> str | None:
+        """What is wrong at an extent; None if nothing is. Compared, unless an extent like it was.
+
+        What was wrong of one sequence and right of another of its kind depends on more than
+        lengths, such as ties among keys: it is believed of none that was not looked at.
+
+        Args:
+            compare: says what is wrong, or None.
+            lasting: whether what is found wrong is remembered.
+        """
+        for at, why in self.wrong:
+            if at.resembles(extent):
+                return why
+        doubtful = any(at.kind == extent.kind for at, _ in self.wrong)
+        if not doubtful and any(at.covers(extent) for at in self.right):
+            return None
+        why = compare()
+        if why is None:
+            self.right.append(extent)
+        elif lasting:
+            self.wrong.append((extent, why))
+        return why
+
+
+def record_of(model: PreTrainedModel, what: Hashable) -> Record:
+    """What was found of something, of the model as it is now, under the attention in use."""
+    records: dict[Hashable, Record] = known(model).setdefault("checks", {})
+    return records.setdefault((what, attention_of(model)), Record())
+
+
 class WayChecked(NamedTuple):
     """What was compared with whole passes: one way to run the masks of a layer."""
 
@@ -225,28 +269,9 @@ def ways_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
     checks = known(model).get("checks", {})
     return {
         what.way
-        for (what, _), reached in checks.items()
-        if isinstance(what, WayChecked) and what.scope == scope and reached
+        for (what, _), record in checks.items()
+        if isinstance(what, WayChecked) and what.scope == scope and record.right
     }
-
-
-def _unless_known(
-    model: PreTrainedModel,
-    what: Hashable,
-    extent: Extent,
-    compare: Callable[[], str | None],
-    doubtful: bool = False,
-) -> str | None:
-    """What `compare` says is wrong with something; None if nothing is, now or at an extent before
-    that covers this one, under the attention in use; of something doubtful, now."""
-    checks = known(model).setdefault("checks", {})
-    reached = checks.setdefault((what, attention_of(model)), [])
-    if not doubtful and any(before.covers(extent) for before in reached):
-        return None
-    wrong = compare()
-    if wrong is None:
-        reached.append(extent)
-    return wrong
 
 
 def _own(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
@@ -283,7 +308,8 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
         return _other_states(_apart(_own(model, unmasked), recorded), coarsest(model))
 
     what = UNMASKED, unmasked.start > 0
-    reason = _unless_known(model, what, _extent(model, unmasked, False, 1), compare)
+    extent = _extent(model, unmasked, False, 1)
+    reason = record_of(model, what).ask(extent, compare, lasting=False)
     if reason is not None:
         raise RuntimeError(
             f"the final states of {type(model).__name__}, read out, do not give the model's own "
@@ -341,47 +367,34 @@ def right_way(
     Raises:
         RuntimeError: none is right; the message says by how much each is wrong.
     """
-    checks = known(model).setdefault("checks", {})
-    attention = attention_of(model)
     known_start = unmasked.start > 0  # then its keys and values are from elsewhere
     reasons = []
     possible = list(ways(model, unmasked, layer))
     for way in possible:
-        refusals = checks.setdefault(
-            (("refused", unmasked.scope, way.name, change.kind, known_start), attention), []
+        record = record_of(
+            model, WayChecked(layer, unmasked.scope, way.name, change.kind, known_start)
         )
-        extent = _extent(model, unmasked, way.packed, min(together[way.name], len(masks)))
-        refused = next((why for at, why in refusals if at.resembles(extent)), None)
+        before = len(record.wrong)
+        refused = record.ask(
+            _extent(model, unmasked, way.packed, min(together[way.name], len(masks))),
+            partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
+            # Not of the last way: what one example makes of all of them is to be no other's end.
+            lasting=way is not possible[-1],
+        )
         if refused is None:
-            # What was wrong of one sequence and right of another of its kind depends on more than
-            # lengths, such as ties among keys: it is believed of none that was not looked at.
-            doubtful = any(at.kind == extent.kind for at, _ in refusals)
-            refused = _unless_known(
-                model,
-                WayChecked(layer, unmasked.scope, way.name, change.kind, known_start),
-                extent,
-                partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
-                doubtful,
+            return way
+        if before == 0 and record.wrong:
+            log.warning(
+                "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
+                type(model).__name__,
+                way.name,
+                way.scope,
+                refused,
             )
-            if refused is None:
-                return way
-            # Lasting for sequences like this one. But not that of the last way: what one example
-            # makes of all of them is to be no other's end.
-            if way is not possible[-1]:
-                refusals.append((extent, refused))
-            if len(refusals) == 1:
-                log.warning(
-                    "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is "
-                    "tried",
-                    type(model).__name__,
-                    way.name,
-                    way.scope,
-                    refused,
-                )
         reasons.append(f"{way.name}: {refused}")
     raise RuntimeError(
         f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
-        f"{unmasked.scope!r}, {attention} attention, do not give what whole passes give "
+        f"{unmasked.scope!r}, {attention_of(model)} attention, do not give what whole passes give "
         f"({'; '.join(reasons)}). A model that computes a row otherwise in another batch, as "
         "dynamic quantisation does, cannot be scored; else please report it"
     )

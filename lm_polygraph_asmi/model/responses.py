@@ -1,18 +1,18 @@
 """Embeddings of sampled responses: the model's own hidden state at their final token."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import Extent, regimes, specials
+from lm_polygraph_asmi.model.check import Extent, record_of, regimes, specials
 from lm_polygraph_asmi.model.devices import coarsest, execution_device
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
 from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
-from lm_polygraph_asmi.model.notes import has_foreign_code, known
-from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.notes import has_foreign_code
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
@@ -76,27 +76,31 @@ def response_embeddings(
         regime=regimes(model, prompt, shortest, longest),
         special=specials(model, prompt_ids, *ids),
     )
-    shared = known(model).setdefault(("shared prompt", attention_of(model)), [])
-    can = next((answer for before, answer in shared if before.covers(extent)), None)
-    if can is None:
-        can = not has_foreign_code(model) and _can_share(model, layer, prompt_ids, ids)
-        shared.append((extent, can))
-    return (_behind_one_prompt if can else _one_by_one)(model, layer, prompt_ids, ids)
+    separate = has_foreign_code(model) or record_of(model, "shared prompt").ask(
+        extent, partial(_not_shared, model, layer, prompt_ids, ids)
+    )
+    return (_one_by_one if separate else _behind_one_prompt)(model, layer, prompt_ids, ids)
 
 
-def _can_share(
+def _not_shared(
     model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
-) -> bool:
-    """Whether embeddings behind a shared prompt are those of separate passes."""
+) -> str | None:
+    """How embeddings behind a shared prompt differ from those of separate passes; None if not."""
     # Two of other lengths, behind more of a prompt than any response is long.
     tried = sorted(responses, key=len)[:: max(1, len(responses) - 1)]
     expected = _one_by_one(model, layer, prompt_ids, tried)
     try:
         found = _behind_one_prompt(model, layer, prompt_ids, tried)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError):
-        return False
+    except (
+        RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError
+    ) as error:  # fmt: skip
+        return f"{type(error).__name__}: {error}"
     rounding = 1e-4 if coarsest(model).itemsize >= 4 else 0.05
-    return bool(((found - expected).norm(dim=-1) <= rounding * expected.norm(dim=-1)).all())
+    lengths = expected.norm(dim=-1)
+    apart = (found - expected).norm(dim=-1)
+    if bool((apart <= rounding * lengths).all()):
+        return None
+    return f"embeddings of length {lengths.max():.2g} are {apart.max():.2g} apart"
 
 
 def _one_by_one(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import difference, extent_of
+from lm_polygraph_asmi.model.check import difference, extent_of, record_of
 from lm_polygraph_asmi.model.devices import execution_device, quick_rows
 from lm_polygraph_asmi.model.layer_call import KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
@@ -25,14 +26,13 @@ from lm_polygraph_asmi.model.layers import (
     final_norm,
     trunk,
 )
-from lm_polygraph_asmi.model.notes import has_foreign_code, known
+from lm_polygraph_asmi.model.notes import has_foreign_code
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
     perturbed,
     perturbed_layer,
 )
-from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of
 from lm_polygraph_asmi.model.suffix import Way, cache_of_rows
 from lm_polygraph_asmi.model.unmasked import (
@@ -325,18 +325,16 @@ def _right_kind(
         return RowsOfBatch
     room = (context_window(model) or len(prompt) + TRIAL) - len(prompt)
     trial = repeated(prompt, max(1, min(TRIAL, room)))
-    done = known(model).setdefault("steps", {})
-    found = done.setdefault((layer, attention_of(model), change.kind), [])
     extent = extent_of(model, trial, len(prompt), True, len(masks))
-    for reached, kind in found:
-        if reached.covers(extent):
-            return kind
-    unmasked = run_unmasked(model, trial, len(prompt), [layer], "response")
+    unmasked = cache(lambda: run_unmasked(model, trial, len(prompt), [layer], "response"))
     reasons = []
     for kind, way in KINDS:
-        reason = difference(model, unmasked, layer, masks, len(masks), way, change)
+        reason = record_of(model, (layer, way.name, change.kind)).ask(
+            extent,
+            lambda way=way: difference(model, unmasked(), layer, masks, len(masks), way, change),
+            lasting=way is not KINDS[-1][1],
+        )
         if reason is None:
-            found.append((extent, kind))
             return kind
         reasons.append(f"{way.name}: {reason}")
     raise RuntimeError(

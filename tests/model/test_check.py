@@ -17,9 +17,11 @@ from lm_polygraph_asmi.model import (
     plain_model,
     readout,
     response_embeddings,
+    responses,
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    stepwise,
     structure_of,
     subnetwork_log_probs,
     suffix,
@@ -27,6 +29,7 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.check import limit, total_variation, ways_seen_right
 from lm_polygraph_asmi.model.memory import default_budget
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
+from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.validation import SCOPES
@@ -249,6 +252,46 @@ def test_what_was_wrong_of_one_text_is_believed_of_no_other_that_was_not_looked_
         expected = subnetwork_log_probs(tiny_model("llama"), ids, PROMPT, 2, masks())
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert ways_seen_right(model, "all") == {way.name for way in WAYS[:2]}
+
+
+def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
+    model = tiny_model("llama")
+    behind_one_prompt = responses._behind_one_prompt
+
+    def run_wrong(model, layer, prompt, *rest):
+        return behind_one_prompt(model, layer, prompt, *rest) + 0.3 * (prompt[0] == 5)
+
+    monkeypatch.setattr(responses, "_behind_one_prompt", run_wrong)
+    for length, first in ((17, 5), (40, 6), (38, 5)):
+        ids = sequence(length)
+        ids[0] = first
+        with scoring_session(model):
+            found = response_embeddings(model, ids, [[7, 8], [9]])
+            expected = responses._one_by_one(
+                model, 2, ids, [torch.tensor([7, 8]), torch.tensor([9])]
+            )
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_the_same_of_passes_step_by_step(monkeypatch):
+    model = tiny_model("llama")
+
+    class Wrong(stepwise.OneSequence):
+        def __call__(self, tokens):
+            tokens = list(tokens)
+            self.wrong = getattr(self, "wrong", tokens[0] == 5)
+            return super().__call__(tokens) + 0.3 * self.wrong
+
+    (_, first_way), second = stepwise.KINDS
+    way = replace(first_way, run=stepwise._stepwise(Wrong))
+    monkeypatch.setattr(stepwise, "KINDS", ((Wrong, way), second))
+    taken = []
+    for length, first in ((40, 5), (17, 6), (16, 5)):
+        ids = sequence(length)
+        ids[0] = first
+        with scoring_session(model):
+            taken.append(type(steps_of(model, ids, 2, masks()).steps))
+    assert taken == [second[0], Wrong, second[0]]
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -7,6 +7,7 @@ In cells `changed` the reference answer was replaced in the passage by one of it
 from collections.abc import Callable
 
 import numpy as np
+from evidence import BEFORE
 from evidence_cells import (
     CHANGED,
     Evidence,
@@ -22,7 +23,6 @@ from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval
 RESAMPLES = 2000
 FEWEST = 10
 """Answers of either kind, below which nothing is said of what tells them apart."""
-BEFORE = "ReferenceBefore"
 
 
 def signals_of(e: Evidence) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
+from lm_polygraph_asmi.saved.cells import FEW, too_few
 from lm_polygraph_asmi.saved.names import at_depth, masked_layer, masked_where, perturbed_by
 from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
 
@@ -128,6 +129,8 @@ def notes(run: Run, metric: str) -> str:
     if run.clusters is not None:
         kept = {cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok}
         lines.append(f"Clusters (stories, passages or prompts): {len(kept)}.")
+        if too_few(quality.to_numpy() < RIGHT, list(kept)):
+            lines.append(FEW)
     replaced = [
         f"{key} = {Path(path).name}"
         for key in SIDE_MODELS

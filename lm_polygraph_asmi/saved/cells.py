@@ -131,7 +131,16 @@ def variant(method: str) -> Variant | None:
 
 
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
-"""Below these, errors or right answers, a cell is too small to trust its intervals."""
+FEW = (
+    f"Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % intervals may "
+    "hold the truth less often than they say."
+)
+
+
+def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:
+    """Whether there are too few answers, of either kind, to trust intervals; see `FEW`."""
+    errors = int(wrong.sum())
+    return len(set(clusters)) < FEW_CLUSTERS or min(errors, len(wrong) - errors) < FEW_ERRORS
 
 
 @dataclass(frozen=True, eq=False)
@@ -457,9 +466,7 @@ class Cell:
     @property
     def too_small(self) -> bool:
         """Whether 95 % intervals on it may hold the truth less often than they say."""
-        errors = int(self.wrong.sum())
-        fewest = min(errors, len(self) - errors)
-        return len(set(self.clusters)) < FEW_CLUSTERS or fewest < FEW_ERRORS
+        return too_few(self.wrong, self.clusters)
 
     def provenance(self) -> dict[str, Any]:
         """Where the numbers come from, as plain values; files by the ends of their paths."""

@@ -44,8 +44,7 @@ from lm_polygraph_asmi.report.exhibits.signal import (
 )
 from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import (
-    FEW_CLUSTERS,
-    FEW_ERRORS,
+    FEW,
     Cell,
     one_per_question_set,
     variant,
@@ -200,11 +199,7 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
                     "it with one cell."
                 )
     if small:
-        small[-1] += (
-            f" Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % "
-            "intervals may hold the truth less often than they say. They are widened for few "
-            "clusters, not for few errors."
-        )
+        small[-1] += f" {FEW} They are widened for few clusters, not for few errors."
     return [*small, *said]
 
 

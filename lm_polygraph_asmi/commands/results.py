@@ -15,7 +15,7 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
 
     from rich.console import Console
 
-    from lm_polygraph_asmi.report.tables import notes, prr_rows, prr_table
+    from lm_polygraph_asmi.report.tables import about_quality, about_run, prr_rows, prr_table
     from lm_polygraph_asmi.saved.runs import load_run, manager_files, together
 
     console = Console()
@@ -40,4 +40,5 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
         console.print(f"\n{run.path}", style="dim", highlight=False)
         for metric in run.quality:
             console.print(prr_table(run, metric))
-            console.print(notes(run, metric), highlight=False)
+            console.print(about_quality(run, metric) + "\n", highlight=False)
+        console.print(about_run(run), highlight=False)

@@ -63,7 +63,7 @@ def prr_table(run: Run, metric: str) -> Table:
     """`prr_rows` for a terminal."""
     rows = prr_rows(run, metric)
     paired = any("minus_msp" in row for row in rows)
-    table = Table(title=f"PRR over {run.finite(metric).sum()} answers")
+    table = Table(title=f"PRR over {run.finite(metric).sum()} answers, quality: {metric}")
     table.add_column("method", overflow="fold")
     table.add_column("PRR", justify="right")
     table.add_column("± SE", justify="right")
@@ -94,16 +94,11 @@ def prr_table(run: Run, metric: str) -> Table:
     return table
 
 
-def notes(run: Run, metric: str) -> str:
-    """What a reader of the table has to know."""
+def about_quality(run: Run, metric: str) -> str:
+    """What a reader of a metric's table has to know of it."""
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
-    lines = [
-        "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-        "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
-        "better. PRR weighs the few most confident answers most, these two all alike.",
-        f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}.",
-    ]
+    lines = [f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}."]
     if metric.startswith("Rouge"):
         lines.append(
             "Quality is ROUGE overlap with the reference: never compare with AlignScore figures."
@@ -112,6 +107,21 @@ def notes(run: Run, metric: str) -> str:
         lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
     if not has_contrast(quality):
         lines.append("All answers are equally good (or bad): there are no errors to rank.")
+    if run.clusters is not None:
+        kept = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
+        lines.append(f"Clusters (stories, passages or prompts): {len(set(kept))}.")
+        if too_few(quality.to_numpy() < RIGHT, kept):
+            lines.append(FEW)
+    return "\n".join(lines)
+
+
+def about_run(run: Run) -> str:
+    """How to read the tables of a run, and how it was made."""
+    lines = [
+        "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
+        "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
+        "better. PRR weighs the few most confident answers most, these two all alike.",
+    ]
     for used in run.settings():
         lines.append(
             f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "
@@ -126,11 +136,6 @@ def notes(run: Run, metric: str) -> str:
                 f"Masking response: MI_t of a token {tokens.mean():.4f} nats on average, "
                 f"{np.median(tokens):.4f} in the median."
             )
-    if run.clusters is not None:
-        kept = {cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok}
-        lines.append(f"Clusters (stories, passages or prompts): {len(kept)}.")
-        if too_few(quality.to_numpy() < RIGHT, list(kept)):
-            lines.append(FEW)
     replaced = [
         f"{key} = {Path(path).name}"
         for key in SIDE_MODELS

@@ -214,16 +214,20 @@ class Record:
     """What was found of one thing that is compared before it is believed.
 
     Attributes:
-        right: extents at which it was right.
+        right: where it was right, a layer or None, and at what extent.
         wrong: extents at which it was wrong, and how.
     """
 
     def __init__(self) -> None:
-        self.right: list[Extent] = []
+        self.right: list[tuple[int | None, Extent]] = []
         self.wrong: list[tuple[Extent, str]] = []
 
     def ask(
-        self, extent: Extent, compare: Callable[[], str | None], lasting: bool = True
+        self,
+        extent: Extent,
+        compare: Callable[[], str | None],
+        layer: int | None = None,
+        lasting: bool = True,
     ) -> str | None:
         """What is wrong at an extent; None if nothing is. Compared, unless an extent like it was.
 
@@ -232,17 +236,19 @@ class Record:
 
         Args:
             compare: says what is wrong, or None.
+            layer: what is right at one is believed of no other; what is wrong at one, of all.
             lasting: whether what is found wrong is remembered.
         """
         for at, why in self.wrong:
             if at.resembles(extent):
                 return why
         doubtful = any(at.kind == extent.kind for at, _ in self.wrong)
-        if not doubtful and any(at.covers(extent) for at in self.right):
+        known_right = any(where == layer and at.covers(extent) for where, at in self.right)
+        if known_right and not doubtful:
             return None
         why = compare()
         if why is None:
-            self.right.append(extent)
+            self.right.append((layer, extent))
         elif lasting:
             self.wrong.append((extent, why))
         return why
@@ -255,9 +261,8 @@ def record_of(model: PreTrainedModel, what: Hashable) -> Record:
 
 
 class WayChecked(NamedTuple):
-    """What was compared with whole passes: one way to run the masks of a layer."""
+    """What was compared with whole passes: one way to run masks."""
 
-    layer: int
     scope: str
     way: str
     kind: tuple[str, ...]
@@ -371,13 +376,12 @@ def right_way(
     reasons = []
     possible = list(ways(model, unmasked, layer))
     for way in possible:
-        record = record_of(
-            model, WayChecked(layer, unmasked.scope, way.name, change.kind, known_start)
-        )
+        record = record_of(model, WayChecked(unmasked.scope, way.name, change.kind, known_start))
         before = len(record.wrong)
         refused = record.ask(
             _extent(model, unmasked, way.packed, min(together[way.name], len(masks))),
             partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
+            layer,
             # Not of the last way: what one example makes of all of them is to be no other's end.
             lasting=way is not possible[-1],
         )

@@ -329,9 +329,10 @@ def _right_kind(
     unmasked = cache(lambda: run_unmasked(model, trial, len(prompt), [layer], "response"))
     reasons = []
     for kind, way in KINDS:
-        reason = record_of(model, (layer, way.name, change.kind)).ask(
+        reason = record_of(model, (way.name, change.kind)).ask(
             extent,
             lambda way=way: difference(model, unmasked(), layer, masks, len(masks), way, change),
+            layer,
             lasting=way is not KINDS[-1][1],
         )
         if reason is None:

@@ -254,6 +254,22 @@ def test_what_was_wrong_of_one_text_is_believed_of_no_other_that_was_not_looked_
     assert ways_seen_right(model, "all") == {way.name for way in WAYS[:2]}
 
 
+def test_what_was_wrong_at_one_layer_is_doubtful_at_all(monkeypatch):
+    model = tiny_model("llama")
+
+    def run_wrong(model, unmasked, *rest):
+        found = suffix.masked_everywhere(model, unmasked, *rest)
+        return found + 0.3 * (unmasked.input_ids[0] == 5)
+
+    monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
+    for length, first, layer in ((40, 5, 1), (17, 6, 2), (16, 5, 2)):
+        ids = sequence(length)
+        ids[0] = first
+        found = subnetwork_log_probs(model, ids, PROMPT, layer, masks())
+        expected = subnetwork_log_probs(tiny_model("llama"), ids, PROMPT, layer, masks())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
     model = tiny_model("llama")
     behind_one_prompt = responses._behind_one_prompt

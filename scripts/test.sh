@@ -9,4 +9,4 @@ ruff format --check .
 ruff check .
 mypy &
 pytest -n 2 --dist worksteal "$@"
-wait $! # the types
+wait $! || { echo 'The types are wrong: mypy says above where.' >&2; exit 1; }

@@ -239,9 +239,9 @@ class Record:
             layer: what is right at one is believed of no other; what is wrong at one, of all.
             lasting: whether what is found wrong is remembered.
         """
-        for at, why in self.wrong:
+        for at, found in self.wrong:
             if at.resembles(extent):
-                return why
+                return found
         doubtful = any(at.kind == extent.kind for at, _ in self.wrong)
         known_right = any(where == layer and at.covers(extent) for where, at in self.right)
         if known_right and not doubtful:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -327,11 +327,15 @@ def _right_kind(
     trial = repeated(prompt, max(1, min(TRIAL, room)))
     extent = extent_of(model, trial, len(prompt), True, len(masks))
     unmasked = cache(lambda: run_unmasked(model, trial, len(prompt), [layer], "response"))
+
+    def compare(way: Way) -> str | None:
+        return difference(model, unmasked(), layer, masks, len(masks), way, change)
+
     reasons = []
     for kind, way in KINDS:
         reason = record_of(model, (way.name, change.kind)).ask(
             extent,
-            lambda way=way: difference(model, unmasked(), layer, masks, len(masks), way, change),
+            partial(compare, way=way),
             layer,
             lasting=way is not KINDS[-1][1],
         )

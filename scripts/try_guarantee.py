@@ -92,11 +92,16 @@ def _split(
 @click.argument("source", type=IN)
 @click.argument("out", type=OUT)
 @click.option("--style", type=click.Choice(["paper", "demo"]), default="demo", show_default=True)
-def ask(source: Path, out: Path, style: str) -> None:
+@click.option("--passages", default=None, type=int, help="So many of them, drawn; else all.")
+@click.option("--seed", default=0, show_default=True, help="Of that draw.")
+def ask(source: Path, out: Path, style: str, passages: int | None, seed: int) -> None:
     """Prompts of all questions of SOURCE, with the reference answers and the passage's number."""
     paragraphs = [p for a in json.loads(source.read_text("utf-8"))["data"] for p in a["paragraphs"]]
+    asked_of = set(np.random.default_rng(seed).permutation(len(paragraphs))[:passages])
     rows = []
     for number, paragraph in enumerate(paragraphs):
+        if number not in asked_of:
+            continue
         for asked in paragraph["qas"]:
             gold = [answer["text"] for answer in asked["answers"]]
             question = Question(asked["id"], paragraph["context"], asked["question"], gold[0])

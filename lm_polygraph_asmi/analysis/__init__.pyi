@@ -74,6 +74,7 @@ from .power import SampleSize as SampleSize
 from .power import equivalence_size as equivalence_size
 from .power import sample_size as sample_size
 from .probe import chance_of_hitting as chance_of_hitting
+from .probe import flip_contrasts as flip_contrasts
 from .probe import flip_differences as flip_differences
 from .probe import flip_rates as flip_rates
 from .prr import PRR as PRR

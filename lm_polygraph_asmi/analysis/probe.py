@@ -95,6 +95,61 @@ def flip_differences(
     ]
 
 
+def flip_contrasts(
+    first: ArrayLike,
+    first_units: Sequence[str],
+    second: ArrayLike,
+    second_units: Sequence[str],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> list[Interval]:
+    """Mean flips of one group of tokens minus those of another, with 95 % bootstrap intervals.
+
+    Units that hold tokens of both groups are drawn with both.
+
+    Args:
+        first, second: (m, K) and (n, K), from -1 to 1: flips, or differences of flips.
+        first_units, second_units: keys of the tokens' examples or clusters, of both groups alike.
+        resamples, seed: as of `flip_rates`.
+
+    Returns:
+        K intervals; without bounds with fewer than two units, or where no token of either group
+        differs from the others of it.
+
+    Raises:
+        ValueError: as `flip_rates`, or other numbers of columns.
+
+    Example:
+        >>> own = [str(n) for n in range(20)]
+        >>> [found] = flip_contrasts([[1]] * 15 + [[0]] * 5, own, [[0]] * 20, own)
+        >>> str(found)
+        '+0.75 [+0.55, +0.95]'
+    """
+    tables = [np.asarray(own, dtype=float) for own in (first, second)]
+    if any(own.ndim != 2 for own in tables) or tables[0].shape[1] != tables[1].shape[1]:
+        shapes = " and ".join(str(own.shape) for own in tables)
+        raise ValueError(f"flips must have shapes (m, K) and (n, K), a column for each k: {shapes}")
+    for own, keys in zip(tables, (first_units, second_units), strict=True):
+        check_rows(keys, **{f"column {i}": column for i, column in enumerate(own.T)})
+    units, split = [*first_units, *second_units], len(tables[0])
+    drawn = np.full((1, tables[0].shape[1]), np.nan)
+    if len(set(units)) > 1:
+        parts = []
+        for counts in cluster_draws(units, resamples, seed):
+            means = []
+            for own, times in zip(tables, (counts[:, :split], counts[:, split:]), strict=True):
+                with np.errstate(invalid="ignore"):  # a draw without a token of the group
+                    means.append(times @ own / times.sum(1, keepdims=True))
+            parts.append(means[0] - means[1])
+        drawn = np.concatenate(parts)
+    drawn[:, (np.ptp(tables[0], axis=0) == 0) & (np.ptp(tables[1], axis=0) == 0)] = np.nan
+    values = tables[0].mean(0) - tables[1].mean(0)
+    return [
+        percentile_interval(float(value), column, len(set(units)))
+        for value, column in zip(values, drawn.T, strict=True)
+    ]
+
+
 def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:
     """Chance that k random heads hold one of the decisive ones: what random ablation must flip.
 

@@ -16,6 +16,15 @@ from lm_polygraph_asmi.saved.cells import Cell
 ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
 """What an asterisk and a filled marker stand for, of `Judged` values."""
 
+SHORT = {
+    "MaximumSequenceProbability": "MSP", "MeanTokenEntropy": "Token entropy",
+    "SelfCertainty": "Self-certainty", "MeanPointwiseMutualInformation": "PMI",
+    "MeanConditionalPointwiseMutualInformation": "CPMI", "SemanticEntropy": "Semantic entropy",
+    "MonteCarloSequenceEntropy": "MC-SE", "MonteCarloNormalizedSequenceEntropy": "MC-NSE",
+    "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
+}  # fmt: skip
+"""LM-Polygraph's names as print has them; longer ones first where one holds another."""
+
 
 class Marked(NamedTuple):
     """A value that stands out: "bold" the best, "underline" one that is not told from the next."""
@@ -294,6 +303,13 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
     if isinstance(value, float):
         return _minus(number(value), markup)
     return escape(str(value), markup)
+
+
+def brief(text: str) -> str:
+    """A text with LM-Polygraph's names as `SHORT` has them."""
+    for name, short in SHORT.items():
+        text = text.replace(name, short)
+    return text
 
 
 def _minus(number: str, markup: str) -> str:

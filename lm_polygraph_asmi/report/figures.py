@@ -13,6 +13,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
@@ -76,6 +77,8 @@ MANY = 6
 """Panels beyond which they are small, and share a page and a legend."""
 FEW = 3
 """Lines of cells that can each have a band of their own in one panel."""
+SHAPED = 20
+"""Values from which a violin has a shape of its own; fewer are drawn one by one."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -108,17 +111,29 @@ def _title(ax: Axes, label: str) -> None:
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
-def _legend(figure: Figure, axes: Sequence[Axes], together: bool = False, **settings: Any) -> None:
-    """One legend a panel, or one below all of them, `together` or where they are many."""
+def _legend(
+    figure: Figure, axes: Sequence[Axes], together: bool = False, band: str = "", **settings: Any
+) -> None:
+    """One legend a panel, or one below all of them, `together` or where they are many.
+
+    `band` says what is shaded.
+    """
+    shaded = {band: Patch(facecolor=GREY, alpha=0.3)} if band else {}
+
+    def named(ax: Axes) -> dict[str, Any]:
+        handles, labels = ax.get_legend_handles_labels()
+        return dict(zip(labels, handles, strict=True))
+
     if len(axes) <= MANY and not together:
         for ax in axes:
-            ax.legend(fontsize=7, **settings)
+            own = named(ax) | shaded
+            ax.legend(own.values(), own.keys(), fontsize=7, **settings)
         return
-    named: dict[str, Any] = {}
+    every: dict[str, Any] = {}
     for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4,
+        every |= {label: handle for label, handle in named(ax).items() if label not in every}
+    every |= shaded
+    figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=4,
                   fontsize=6, **settings)  # fmt: skip
 
 
@@ -178,7 +193,7 @@ def forest(
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
     if judged:
-        explained = f"filled: {ADJUSTED}; open: not"
+        explained = f"bars: each by itself; filled: {ADJUSTED}; open: not"
     if crowded:
         explained = f"{label}; {explained}"
     figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
@@ -289,7 +304,7 @@ def _error_curves(
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)
         _title(ax, title)
-    _legend(figure, axes)
+    _legend(figure, axes, band="95 % band")
     return figure
 
 
@@ -318,7 +333,7 @@ def rejection(
     figure, axes = _grid(len(panels), 2.8, 2.4)
     for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
         rejected = 100 * (1 - oracle.coverages)
-        ax.plot(rejected, oracle.values, color=GREY, linestyle=":", label="oracle")
+        ax.plot(rejected, oracle.values, color=GREY, linestyle="-.", label="oracle")
         ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="at random")
         for name, curve in curves.items():
             colour, style = LINES[name]
@@ -327,7 +342,7 @@ def rejection(
         ax.set_xlabel("rejected, %")
         ax.set_ylabel("mean quality of the kept")
         _title(ax, title)
-    _legend(figure, axes, together=True)
+    _legend(figure, axes, together=True, band="95 % band of a curve")
     return figure
 
 
@@ -371,7 +386,7 @@ def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]])
         ax.set_ylabel("mass of the top K")
         ax.set_ylim(top=1.02)
         _title(ax, label)
-    _legend(figure, axes, title="tokens by MI")
+    _legend(figure, axes, band="95 % band", title="tokens by MI")
     return figure
 
 
@@ -390,16 +405,20 @@ def violins(
             (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
         ):
             values = scores[name][chosen]
+            zeros = np.mean(values == 0) if len(values) else 0.0
             # On a logarithmic axis, since MI spans orders of magnitude; zeros stand at its foot.
             values = np.log10(np.maximum(values, foot))
-            if len(values) > 1 and np.ptp(values) > 0:
+            if len(values) < SHAPED:
+                ax.plot(np.full(len(values), place), values, "_", color=colour, clip_on=False)
+            elif np.ptp(values) > 0:
                 parts: Any = ax.violinplot(values, [place], showextrema=False, widths=0.8)
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)
             if len(values):
                 ax.plot(place, np.median(values), "o", color=colour, markersize=4, clip_on=False,
                         zorder=3)  # fmt: skip
-            ax.text(place, -0.04, f"{kind}\nn = {len(values)}", ha="center", va="top",
+            counted = f"n = {len(values)}" + (f", {zeros:.0%} zero" if zeros > 0.05 else "")
+            ax.text(place, -0.04, f"{kind}\n{counted}", ha="center", va="top",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
         ax.set_xlim(-0.6, 1.6)
@@ -409,12 +428,12 @@ def violins(
         inside = np.ravel(decades + np.log10([1] if high - low > 2 else [1, 2, 5]))
         ax.set_yticks([at for at in inside if low <= at <= high])
         ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
-        ax.set_ylabel(f"{name}, nats")
+        ax.set_ylabel("nats")
         found = aurocs[name]
         shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
         if not np.isnan(found.low):
             shown += f" [{found.low:.2f}, {found.high:.2f}]"
-        _title(ax, f"{cell}\nAUROC {shown}")
+        _title(ax, f"{cell}\n{name}: AUROC {shown}")
     return figure
 
 

@@ -9,16 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.report.exhibit import Exhibit, escape
+from lm_polygraph_asmi.report.exhibit import Exhibit, brief, escape
 
-SHORT = {
-    "MaximumSequenceProbability": "MSP", "MeanTokenEntropy": "Token entropy",
-    "SelfCertainty": "Self-certainty", "MeanPointwiseMutualInformation": "PMI",
-    "MeanConditionalPointwiseMutualInformation": "CPMI", "SemanticEntropy": "Semantic entropy",
-    "MonteCarloSequenceEntropy": "MC-SE", "MonteCarloNormalizedSequenceEntropy": "MC-NSE",
-    "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
-}  # fmt: skip
-"""LM-Polygraph's names as tables print them; longer ones first where one holds another."""
 ROWS_A_PAGE = 45
 COLUMN, PAGE, HEIGHT = 220.0, 469.0, 550.0
 """Points of a page of two columns: of one, of both, and of what is turned on its side."""
@@ -116,10 +108,10 @@ def _cells_beside(item: Exhibit) -> int:
 def _columns(item: Exhibit) -> list[_Column]:
     assert item.table is not None
     by_cell = {cell.label: cell for cell in item.cells}
-    shown = item.shown("latex", _cells_beside(item) > MANY).map(_brief)
+    shown = item.shown("latex", _cells_beside(item) > MANY).map(brief)
     columns = []
     for place, name in enumerate(item.table):
-        head, group = _brief(str(name)), ""
+        head, group = brief(str(name)), ""
         if name in by_cell:  # model above, dataset below: the label of a cell is both
             head = by_cell[name].dataset + by_cell[name].suffix
             group = escape(by_cell[name].model, "latex")
@@ -200,7 +192,10 @@ def _float(item: Exhibit, columns: Sequence[_Column], caption: str, number: int)
     rows = zip(*(column.values for column in columns), strict=True)
     lines += [" & ".join(row) + r" \\" for row in rows]
     label = f"tab:{item.name}" + (f"-{number + 1}" if number else "")
-    lines += [r"\bottomrule", r"\end{tabular}}", rf"\caption{{{caption}}}", rf"\label{{{label}}}"]
+    lines += [r"\bottomrule", r"\end{tabular}}"]
+    if number:  # one table, one number
+        lines.append(r"\addtocounter{table}{-1}")
+    lines += [rf"\caption{{{caption}}}", rf"\label{{{label}}}"]
     return "\n".join([*lines, rf"\end{{{kind}}}", ""])
 
 
@@ -243,9 +238,3 @@ def _stacked(lines: Sequence[str], kind: str) -> str:
     if len(lines) == 1:
         return lines[0]
     return rf"\shortstack[{'r' if kind == 'r' else 'l'}]{{" + r"\\".join(lines) + "}"
-
-
-def _brief(text: str) -> str:
-    for name, short in SHORT.items():
-        text = text.replace(name, short)
-    return text

@@ -3,7 +3,8 @@
 Four models on four datasets. What masks alone know is strong on grounded cells, nothing on recall
 (there the score reads difficulty, as MSP and H do, each with noise of its own: a little beyond
 them), weakly reversed on one cell, and silent (no masking response) on another; lengths, empty
-answers and ties are as in real runs. Leaves the runs in OUT/runs and their report in OUT/report,
+answers and ties are as in real runs; on another a baseline ranks nearly as ASMI's best does, so
+that "equivalent" can come up. Leaves the runs in OUT/runs and their report in OUT/report,
 and prints the seconds it took. A second argument takes so many of the cells, a third so many
 answers of each.
 """
@@ -19,7 +20,7 @@ from lm_polygraph_asmi.report import build_report, load_cells
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 from tests.report.runs import MASKS, manifest, save
 
-MODELS = ("qwen3_4b_base", "qwen3_8b_base", "llama2_7b", "gemma_9b")
+MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")
 DATASETS = ("coqa", "squad", "babi", "triviaqa")
 METHODS = (
     "MaximumSequenceProbability", "Perplexity", "MeanTokenEntropy", "SelfCertainty",
@@ -28,11 +29,18 @@ METHODS = (
 )  # fmt: skip
 
 
-def cell(seed: int, weight: float, n: int = 1000, depths: tuple[int, ...] = (60, 80)) -> dict:
+def cell(
+    seed: int,
+    weight: float,
+    n: int = 1000,
+    depths: tuple[int, ...] = (60, 80),
+    rivalled: bool = False,
+) -> dict:
     """A manager file's content: difficulty is read by all methods, fragility by ASMI alone.
 
     Args:
         weight: of fragility in the errors.
+        rivalled: whether RAUQ ranks nearly as Sem-ASMI at the first depth does.
     """
     rng = np.random.default_rng(seed)
     passage = np.repeat(rng.normal(size=n // 5), 5)
@@ -92,6 +100,9 @@ def cell(seed: int, weight: float, n: int = 1000, depths: tuple[int, ...] = (60,
         }
         for symbol, values in scores.items():
             estimations["sequence", f"{symbol} ({depth}%, K=64)"] = values
+        if rivalled and depth == depths[0]:
+            nearly = np.array(scores["Sem-ASMI"]) * np.exp(0.02 * rng.normal(size=n))
+            estimations["sequence", "RAUQ"] = nearly.tolist()
         entropy = tokens(0.6 * difficulty, 0.5)
         share = [rng.random((t, len(COVERAGE_AT))) for t in lengths]
         stats |= {
@@ -133,7 +144,7 @@ def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> 
             about = manifest(n, f"asmi_{dataset}")
             about["model"] = {"name": f"asmi_{model}", "path": f"hub/{model}", "revision": "abc"}
             about["rows"]["clusters"] = [f"p{row // 5}" for row in range(n)]
-            saved = cell(10 * i + j, weight, n)
+            saved = cell(10 * i + j, weight, n, rivalled=(i, j) == (1, 0))
             if (i, j) == (2, 2):
                 for depth in (60, 80):
                     name = f"asmi_mi_d{depth}"

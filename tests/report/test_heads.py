@@ -286,7 +286,9 @@ def test_claims_have_a_line_each(cell):
     assert "tiny model, squad: holds (+0." in line("With a context, MI couples").where
     assert line("Criticality is spread").here == "does not"  # one head was planted
     assert line("One critical head").here == "holds"
-    assert line("The lowest-MI tokens").here == "holds"
+    assert line("The lowest-MI tokens").here == "undecided"  # none of 60 is not never
+    assert "at most 0.0 % [0.0, " in line("The lowest-MI tokens").where
+    assert line("The gap between").here == "undecided"  # the first head decides all
     assert line("Fragility is borne").here == "holds"
     assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
     assert line("With a context, fragility couples").here != "not measured here"
@@ -312,7 +314,7 @@ def test_claims_on_recall_are_read_from_closed_books(run, tmp_path):
     for start in ("On recall ρ", "On recall it does not"):
         recall = said[said.index.str.startswith(start)].item()
         assert recall in ("undecided", "does not")  # nothing was planted there
-    assert said[said.index.str.startswith("From k = 2")].item() == "does not"  # the same probe
+    assert said[said.index.str.startswith("From k = 2")].item() == "undecided"  # the same probe
     assert said[said.index.str.startswith("The signal does not")].item() != "not measured here"
 
 

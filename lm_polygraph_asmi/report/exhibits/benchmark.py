@@ -30,6 +30,7 @@ from lm_polygraph_asmi.report.exhibit import (
     Items,
     Judged,
     Reason,
+    brief,
     frame,
     leading,
 )
@@ -89,9 +90,9 @@ def benchmark(cells: Sequence[Cell]) -> Items:
         cells, methods, lambda cell, m: prr_with_error(cell.score(m), cell.quality), True
     )
     figure = figures.forest(
-        {cell.label: intervals_of(cell)[0] for cell in cells},
+        {cell.label: {brief(m): i for m, i in intervals_of(cell)[0].items()} for cell in cells},
         "PRR, 95 % over clusters; black: baselines, blue: ASMI",
-        black=[method for method in methods if variant(method) is None],
+        black=[brief(method) for method in methods if variant(method) is None],
     )
     marks = (
         "Bold: the highest among baselines and the variants at the operating depth, where its "
@@ -324,6 +325,7 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
         )
 
     notes = [
+        "Top: the ASMI variant of highest PRR on a cell's answers; SemEnt: semantic entropy. "
         "Cluster-respecting paired bootstrap; positive = ASMI ahead. Intervals stand each by "
         "itself; asterisks and filled markers follow p-values adjusted within a cell "
         "(Romano-Wolf) and over the cells (Holm), as the outcomes do. The best baseline and the "

@@ -1,7 +1,6 @@
 """What the paper's appendix on heads claims, line by line: does it hold on these runs?"""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -17,12 +16,14 @@ from lm_polygraph_asmi.report.exhibits.heads import (
     profiles,
     sharpened,
 )
-from lm_polygraph_asmi.report.exhibits.probe import ROWS, differences, probed, rates
+from lm_polygraph_asmi.report.exhibits.probe import ROWS, differences, probed, rates, widenings
 from lm_polygraph_asmi.saved.cells import Cell, Unavailable
 
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "undecided", "not measured here"
 PAPER_K = (1, 2, 4, 8)
 """Numbers of heads up to which the paper's gap widens."""
+STAY = 1
+"""Percent of the lowest-MI tokens that flip at most, in the paper."""
 
 
 class Finding(NamedTuple):
@@ -149,19 +150,25 @@ def _low_stay(cell: Cell) -> tuple[str, str] | None:
     low = _rates(cell, "low MI, critical heads")
     if not low:
         return None
-    most = max(rate.value for rate in low.values())
-    return HOLDS if most <= 1 else FAILS, f"at most {most:.1f} %"
+    most = max(low.values(), key=lambda rate: rate.high)
+    outcome = HOLDS if most.high <= STAY else OPEN
+    if any(rate.low > STAY for rate in low.values()):
+        outcome = FAILS
+    return outcome, f"at most {most.value:.1f} % [{most.low:.1f}, {most.high:.1f}]"
 
 
 def _widens(cell: Cell) -> tuple[str, str] | None:
-    high, low = (_rates(cell, f"{which} MI, critical heads") for which in ("high", "low"))
-    if not high or not low:
-        return None
-    gaps = [high[k].value - low[k].value for k in PAPER_K if k in high]
-    if len(gaps) < 2:  # a layer of a single head
-        return None
-    outcome = HOLDS if all(a <= b for a, b in pairwise(gaps)) else FAILS
-    return outcome, ", ".join(f"{gap:.0f}" for gap in gaps) + " points"
+    for found in probed(cell):
+        steps = widenings(found, PAPER_K[-1]) if found.arm == "heads" else None
+        if steps:  # else a layer of a single head, or not run
+            return _all_above(steps), ", ".join(map(_said, steps)) + " points from k to k"
+    return None
+
+
+def _all_above(found: Sequence[Interval]) -> str:
+    """Whether all lie above zero; of one below it, or not known to, that is said."""
+    outcomes = {_above(one) for one in found}
+    return FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
 
 
 def _highest_on_recall(cells: Sequence[Cell]) -> Iterator[Finding]:
@@ -174,8 +181,11 @@ def _highest_on_recall(cells: Sequence[Cell]) -> Iterator[Finding]:
                 shared = [k for k in own if k >= 2 and k in theirs]
                 if not shared:
                     continue
-                higher = all(own[k].value > theirs[k].value for k in shared)
-                yield Finding(HOLDS if higher else FAILS, cell.label, f"against {other.dataset}")
+                # Other questions, so intervals that lie apart are what tells them apart.
+                outcome = HOLDS if all(own[k].low > theirs[k].high for k in shared) else OPEN
+                if any(own[k].high < theirs[k].low for k in shared):
+                    outcome = FAILS
+                yield Finding(outcome, cell.label, f"against {other.dataset}")
 
 
 def _beyond_random(pair: str) -> Callable[[Cell], tuple[str, str] | None]:
@@ -190,9 +200,8 @@ def _beyond_random(pair: str) -> Callable[[Cell], tuple[str, str] | None]:
             gaps = {k: gap for k, gap in by_k if k in PAPER_K and k <= most}
             if not gaps:  # a layer of a single head
                 continue
-            outcomes = {_above(gap) for gap in gaps.values()}
-            outcome = FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
-            return outcome, ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in gaps.items())
+            said = ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in gaps.items())
+            return _all_above(list(gaps.values())), said
         return None
 
     return look
@@ -263,8 +272,7 @@ def head_claims(cells: Sequence[Cell]) -> Items:
         return frame("head_claims", "The paper's claims on heads", [], compute, [], otherwise=NEEDS)
     notes = [
         "Holds: on every cell that could say; does not: the opposite was found on one at least; "
-        "undecided: an interval holds both. Flip rates that are claimed outright (at most 1 %, "
-        "wider with k, most frequent on recall) are held against the points, without an interval. "
+        "undecided: an interval holds both. "
         "†: read as the paper does not, with a control that it lacks. The paper's figures are of "
         "Qwen3-4B-Base; what fails on another model fails there."
     ]

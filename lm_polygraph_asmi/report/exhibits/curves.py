@@ -49,7 +49,7 @@ def rejection(cells: Sequence[Cell]) -> Items:
         "quality itself."
     ]
     pictured = (
-        "Figure: grey dotted: the oracle; grey line: at random; simultaneous 95 % bands over "
+        "Figure: simultaneous 95 % bands over "
         "clusters (1,000 resamples): each holds its whole curve, so what they say holds at all "
         "shares together. Overlapping bands are no test of a difference: see the paired intervals."
     )

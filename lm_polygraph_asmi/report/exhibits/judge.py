@@ -155,7 +155,12 @@ def length(cells: Sequence[Cell]) -> Items:
 
     def draw(table: pd.DataFrame) -> Figure:
         panels = {
-            cell: dict(zip(own["answers of"], own["u_sem Δ MSP"], strict=True))
+            cell: {
+                f"{answers}, n = {n}": difference
+                for answers, n, difference in zip(
+                    own["answers of"], own["n"], own["u_sem Δ MSP"], strict=True
+                )
+            }
             for cell, own in table.groupby("cell", sort=False)
         }
         return figures.forest(panels, "PRR, u_sem minus MSP, 95 % over clusters")

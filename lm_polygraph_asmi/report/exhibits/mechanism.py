@@ -64,7 +64,7 @@ def screen(cells: Sequence[Cell]) -> Items:
         "error_separation", title, cells, compute, notes, lambda _: figures.violins(panels),
         digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
         pictured="Figure: on a logarithmic axis, values below the first percentile of the positive "
-        "ones at its foot; dot: median.",
+        f"ones at its foot; dot: median; fewer than {figures.SHAPED} answers: a stroke each.",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.probe import flip_differences, flip_rates
+from lm_polygraph_asmi.analysis.probe import flip_contrasts, flip_differences, flip_rates
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, frame
 from lm_polygraph_asmi.report.exhibits.heads import DAGGER
@@ -121,6 +121,21 @@ def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
     rows = probe.tokens["row"][probe.groups[group]][known]
     gaps = flip_differences(gap[known], found.clusters(rows))
     return int(known.sum()), [_percent(rate) for rate in gaps]
+
+
+def widenings(found: Probed, most: int) -> list[Interval] | None:
+    """By how much the gap of high and low MI grows from each k to the next, up to `most`, percent.
+
+    None where critical heads were not run on both, or for a single k.
+    """
+    groups = [_flips(found.probe, "critical", group) for group in ("high", "low")]
+    steps = sum(k <= most for k in found.probe.k)
+    if steps < 2 or any(own is None or not len(own[0]) for own in groups):
+        return None
+    tables: list[Any] = []
+    for flips, rows in filter(None, groups):
+        tables += [np.diff(flips[:, :steps], axis=1), found.clusters(rows)]
+    return [_percent(gap) for gap in flip_contrasts(*tables)]
 
 
 def _probes(cells: Sequence[Cell]) -> tuple[list[Probed], list[tuple[str, str]]]:

@@ -337,20 +337,22 @@ REGIMES = {True: "context", False: "memory", None: "not recorded"}
 def _by_regime(cells: Sequence[Cell], grids: Mapping[str, selective.Quadrants]) -> Items:
     """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
     title = "Confident but fragile, by regime"
+    untested: list[str] = []
 
     def compute(cell: Cell) -> list[dict[str, Any]]:
         if cell.label not in grids:
             return []
-        added = added_of(cell)
-        return [
-            {
-                "answers expected from": REGIMES[cell.grounded],
-                "cell": cell.label,
-                "gap": grids[cell.label].gap,
-                "z": added.statistic,
-                "p": added.p_value,
-            }
-        ]
+        row = {
+            "answers expected from": REGIMES[cell.grounded],
+            "cell": cell.label,
+            "gap": grids[cell.label].gap,
+        }
+        try:
+            added = added_of(cell)
+        except ValueError as error:  # too few errors or right answers: the gap stands
+            untested.append(f"{cell.label}: {error}")
+            return [row | {"z": None, "p": None}]
+        return [row | {"z": added.statistic, "p": added.p_value}]
 
     def draw(table: pd.DataFrame) -> Figure:
         panels = {
@@ -359,11 +361,15 @@ def _by_regime(cells: Sequence[Cell], grids: Mapping[str, selective.Quadrants]) 
         }
         return figures.forest(panels, "error rate, confident-fragile minus confident-robust")
 
-    notes = [
-        "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
-        "a high error rate inflates it. z and p: whether u_sem adds to MSP, H and length on all "
-        "answers of the cell (generalised covariance, not adjusted): what tells regimes apart."
-    ]
+    def notes(_: Exhibit) -> list[str]:
+        said = [
+            "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over "
+            "clusters; a high error rate inflates it. z and p: whether u_sem adds to MSP, H and "
+            "length on all answers of the cell (generalised covariance, not adjusted): what tells "
+            "regimes apart."
+        ]
+        return [*said, f"Without z: {'; '.join(untested)}."] if untested else said
+
     return frame(
         "confident_fragile_by_regime", title, cells, compute, notes, draw, digits=3,
         signed=("gap",), p_values=("p",), finish=_by_group,
@@ -402,7 +408,8 @@ def payoff(cells: Sequence[Cell]) -> Items:
     def compute(cell: Cell) -> list[dict[str, Any]]:
         msp, entropy, u_sem = _signals(cell).values()
         found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
-        kept[f"{cell.label}, n = {len(cell)}, confident {found.confident:.0%}"] = {
+        confident = round(found.confident * len(cell))
+        kept[f"{cell.label}, {confident} confident of {len(cell)}"] = {
             name: _filter_curve(cell, msp, score)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }

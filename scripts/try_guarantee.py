@@ -1,15 +1,18 @@
 """Is the promise of a threshold kept on other questions? From a SQuAD-format file, in three steps.
 
-    python scripts/try_guarantee.py ask xquad.en.json ask.jsonl
-    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 24 --prompt-file ask.jsonl --out said.jsonl
-    python scripts/try_guarantee.py label said.jsonl labelled.jsonl held_out.jsonl --labelled 400
+    python scripts/try_guarantee.py ask xquad.en.json ask.jsonl --passages 82 --seed 1
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file ask.jsonl --out said.jsonl
+    python scripts/try_guarantee.py judge said.jsonl labelled.jsonl --first 400
     polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out reference.json
-    polygraph_asmi score --model MODEL --stop '\\n' --prompt-file held_out.jsonl --reference reference.json --out decided.jsonl
+    python scripts/try_guarantee.py ask xquad.en.json others.jsonl --skip 82 --passages 25 --seed 1
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file others.jsonl --reference reference.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
-Answers of a finished benchmark run, or of shards of one, take the place of the first two commands:
+Answers of a finished benchmark run, or of shards of one, take the place of the first two commands,
+and are split by passages:
 
     python scripts/try_guarantee.py take RUN ... said.jsonl
+    python scripts/try_guarantee.py label said.jsonl labelled.jsonl held_out.jsonl --labelled 400
 
 Or nothing is scored at all: the run is split by passages, and decided on by what it saved.
 
@@ -93,11 +96,13 @@ def _split(
 @click.argument("out", type=OUT)
 @click.option("--style", type=click.Choice(["paper", "demo"]), default="demo", show_default=True)
 @click.option("--passages", default=None, type=int, help="So many of them, drawn; else all.")
+@click.option("--skip", default=0, show_default=True, help="Leave out the first so many drawn.")
 @click.option("--seed", default=0, show_default=True, help="Of that draw.")
-def ask(source: Path, out: Path, style: str, passages: int | None, seed: int) -> None:
+def ask(source: Path, out: Path, style: str, passages: int | None, skip: int, seed: int) -> None:
     """Prompts of all questions of SOURCE, with the reference answers and the passage's number."""
     paragraphs = [p for a in json.loads(source.read_text("utf-8"))["data"] for p in a["paragraphs"]]
-    asked_of = set(np.random.default_rng(seed).permutation(len(paragraphs))[:passages])
+    drawn = np.random.default_rng(seed).permutation(len(paragraphs))[skip:]
+    asked_of = set(drawn[:passages])
     rows = []
     for number, paragraph in enumerate(paragraphs):
         if number not in asked_of:
@@ -138,6 +143,15 @@ def _without_stop(text: str, stops: Sequence[str]) -> str:
         if text.endswith(stop) and not text.endswith(2 * stop):  # those two may be one token
             return text.removesuffix(stop) or text
     return text
+
+
+@main.command()
+@click.argument("said", type=IN)
+@click.argument("labelled", type=OUT)
+@click.option("--first", default=None, type=int, help="So many of them; else all.")
+def judge(said: Path, labelled: Path, first: int | None) -> None:
+    """Scored answers with their labels; they keep their scores."""
+    _write(labelled, [row | {"correct": _is_right(row)} for row in _rows(said)[:first]])
 
 
 @main.command()
@@ -225,7 +239,7 @@ def _is_right(row: Mapping[str, Any]) -> bool:
 @click.argument("decided", type=IN)
 def check(decided: Path) -> None:
     """Errors among the accepted answers of DECIDED, and among the refused ones."""
-    rows = _rows(decided)
+    rows = [row | {"correct": _is_right(row)} for row in _rows(decided)]
     for accept, name in ((True, "accepted"), (False, "refused"), (None, "undecided")):
         own = [row for row in rows if row["accept"] is accept]
         if own:

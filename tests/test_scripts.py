@@ -270,11 +270,20 @@ def test_promise_on_other_questions(tmp_path):
     asked = [json.loads(line) for line in Path(files["ask"]).read_text().splitlines()]
     assert [row["id"] for row in asked] == [question["id"] for question in questions]
     assert all(f"Passage number {row['cluster']}." in row["prompt"] for row in asked)
+    halves = []
+    for draw in (("--passages", "2"), ("--skip", "2")):
+        run_here("try_guarantee.py", "ask", str(tmp_path / "squad.json"), files["some"], *draw)
+        halves.append({json.loads(line)["id"] for line in Path(files["some"]).open()})
+    assert halves[0] | halves[1] == {row["id"] for row in asked}
+    assert (len(halves[0]), len(halves[1])) == (6, 12)
     said = [
         row | {"answer": " Edda Holm" if i % 2 else " nobody", "answered": i != 0}
         for i, row in enumerate(asked)
     ]
     Path(files["said"]).write_text("".join(json.dumps(row) + "\n" for row in said))
+    run_here("try_guarantee.py", "judge", files["said"], files["some"], "--first", "5")
+    judged = [json.loads(line)["correct"] for line in Path(files["some"]).open()]
+    assert judged == [False, True, False, True, False]
     run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"],
              "--labelled", "4")  # fmt: skip
     some, rest = (

@@ -25,7 +25,7 @@ from lm_polygraph_asmi.analysis.signals import (
 )
 from lm_polygraph_asmi.saved.runs import RIGHT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.reference import COMPARED, Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
 from lm_polygraph_asmi.validation import came, check_number
@@ -116,9 +116,10 @@ def calibrate_rows(
     """A reference from labelled answers, with a threshold that keeps a promise.
 
     Args:
-        rows: of `read_rows`, or plain dictionaries, those of `score --out` among them: `prompt`
-            (text or messages), `answer`, and `correct` or `quality`; `cluster` if prompts that look
-            different share something (default: `context_clusters`, unless every row has one).
+        rows: of `read_rows`, or plain dictionaries: `prompt` (text or messages), `answer`, and
+            `correct` or `quality`; `cluster` if prompts that look different share something
+            (default: `context_clusters`, unless every row has one). Lines of `score --out` with a
+            label keep their scores, if the scorer gives some of them again.
         scorer: model and settings; the reference refuses other ones.
         risk: promised share of wrong answers among the accepted ones.
         confidence: of the promise.
@@ -153,7 +154,6 @@ def calibrate_rows(
         row if isinstance(row, Row) else Row(number, dict(row))
         for number, row in enumerate(rows, start=1)
     ]
-    # Lines that `score --out` wrote may be labelled as they are: they are scored anew.
     given = [
         Row(row.number, {name: row.content[name] for name in row.content if name not in RESERVED})
         for row in numbered
@@ -161,7 +161,8 @@ def calibrate_rows(
     if not given:
         raise ValueError("there is no row: at least two labelled answers are wanted")
     labels = labels_of(given, right_from)
-    found = _scored(given, scorer, None if out is None else Path(out), progress)
+    brought = _brought(numbered, scorer)
+    found = _scored(given, scorer, None if out is None else Path(out), progress, brought)
     prompts = [row.content.get("context") or row.content["prompt"] for row in given]
     own: Sequence[Any] = [row.content.get("cluster") for row in given]
     if any(key is None for key in own):
@@ -204,15 +205,55 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     return labels
 
 
-def _scored(
-    rows: list[Row], scorer: "Scorer", out: Path | None, progress: Callable[[int, int], None] | None
-) -> dict[int, Score]:
-    """Scores by number of the row, those that `out` had among them."""
-    rows_left(scorer, rows, out)  # refuses a file of something else
+def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
+    """Scores by number of the row that lines of `score --out` bring along; none in doubt.
+
+    Weights do not stand in a line. So some are scored anew, and must get the scores they have.
+    """
     found = {}
-    if out is not None:
-        found = {number: Score.from_dict(line) for number, line in rows_done(out).items()}
-    for row, score, problem in score_rows(scorer, rows, out):
+    for row in rows if scorer.variant != "adapt" else ():  # whose samples stand in no line
+        try:
+            score = Score.from_dict(row.content)
+        except ValueError:  # a plain row, or without its tokens
+            continue
+        if score.answer == score.scored_text[: score.content_end]:  # else somebody edited it
+            found[row.number] = score
+    for tried, number in enumerate(list(found)):
+        if number not in found:
+            continue
+        again = scorer.score(found[number].prompt, [token.id for token in found[number].tokens])
+        if not tried:
+            found = {n: score for n, score in found.items() if _made_alike(score, again, scorer)}
+        if number in found and not math.isclose(
+            again.score, found[number].score, rel_tol=TOLERANCE, abs_tol=1e-5
+        ):
+            return {}
+        if tried + 1 == TRIED:
+            break
+    return found
+
+
+def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
+    """Whether a saved score is of the model, by its name, and of the settings of another."""
+    wanted = again.settings | {"stop": sorted(scorer.stop)}
+    return (score.variant, score.model) == (again.variant, again.model) and all(
+        score.settings.get(name) == wanted[name] for name in COMPARED if name in wanted
+    )
+
+
+def _scored(
+    rows: list[Row],
+    scorer: "Scorer",
+    out: Path | None,
+    progress: Callable[[int, int], None] | None,
+    found: dict[int, Score],
+) -> dict[int, Score]:
+    """Scores by number of the row, those that were `found` before and that `out` had among them."""
+    rows_left(scorer, rows, out)  # refuses a file of something else
+    done = {} if out is None else rows_done(out)
+    left = [row for row in rows if row.number in done or row.number not in found]
+    found = found | {number: Score.from_dict(line) for number, line in done.items()}
+    for row, score, problem in score_rows(scorer, left, out):
         if score is None:
             raise ValueError(
                 f"row {row.number} cannot be scored: {problem}. Leaving out what cannot be scored "
@@ -331,7 +372,7 @@ def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
 
 
 TRIED = 3
-"""Answers of a run that are scored anew, to see that it is the model's."""
+"""Answers of a run, or of scored lines, that are scored anew, to see that they are the model's."""
 TOLERANCE = 0.02
 """Relative difference of such a score that precision and batches explain."""
 

@@ -292,12 +292,33 @@ def test_labels_that_are_none(content, message):
 
 
 def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, reference, tmp_path):
-    lines = [json.loads(line) for line in scored.read_text().splitlines()]
-    out = tmp_path / "again.jsonl"
-    assert "score" in lines[0]
-    found = calibrate_rows(lines[:12], scorer, 0.4, 0.8, out=out, resamples=20)
-    assert set(found.scores) <= set(reference.scores)
-    assert found.n == len(out.read_text().splitlines()) == 12
+    lines = [json.loads(line) for line in scored.read_text().splitlines()][:12]
+
+    def calibrated(rows, name):
+        """The reference, and how many rows were scored anew."""
+        out = tmp_path / f"{name}.jsonl"
+        found = calibrate_rows(rows, scorer, 0.4, 0.8, out=out, resamples=20)
+        again = calibrate_rows(rows, scorer, 0.4, 0.8, out=out, resamples=20)  # takes it up
+        assert (again.scores, again.decision) == (found.scores, found.decision)
+        assert found.n == 12
+        return found, len(out.read_text().splitlines()) if out.exists() else 0
+
+    whole, anew = calibrated(lines, "whole")
+    assert (set(whole.scores) <= set(reference.scores), anew) == (True, 0)
+    plain = {"prompt", "answer", "correct", "cluster", "id"}
+    for name, change, expected in (
+        ("moved", lambda _, line: line | {"score": 1.1 * line["score"]}, 12),
+        ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 7) else line, 2),
+        ("others", lambda i, line: line | {"settings": line["settings"] | {"num_masks": 5 - i % 2}},
+         6),
+        ("told", lambda i, line: line | {"tokens": None} if i else line, 11),
+        ("some", lambda i, line: {k: line[k] for k in plain} if i > 8 else line, 3),
+        ("model", lambda _, line: line | {"model": "other"}, 12),
+    ):  # fmt: skip
+        found, anew = calibrated([change(i, line) for i, line in enumerate(lines)], name)
+        assert anew == expected, name
+        if name != "edited":
+            assert found.scores == pytest.approx(whole.scores), name
 
 
 def test_labels():

@@ -417,7 +417,7 @@ def violins(
             if len(values):
                 ax.plot(place, np.median(values), "o", color=colour, markersize=4, clip_on=False,
                         zorder=3)  # fmt: skip
-            counted = f"n = {len(values)}" + (f", {zeros:.0%} zero" if zeros > 0.05 else "")
+            counted = f"n = {len(values)}" + (f"\n{zeros:.0%} zero" if zeros > 0.05 else "")
             ax.text(place, -0.04, f"{kind}\n{counted}", ha="center", va="top",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])

@@ -273,7 +273,9 @@ def test_promise_on_other_questions(tmp_path):
     halves = []
     for draw in (("--passages", "2"), ("--skip", "2")):
         run_here("try_guarantee.py", "ask", str(tmp_path / "squad.json"), files["some"], *draw)
-        halves.append({json.loads(line)["id"] for line in Path(files["some"]).open()})
+        halves.append(
+            {json.loads(line)["id"] for line in Path(files["some"]).read_text().splitlines()}
+        )
     assert halves[0] | halves[1] == {row["id"] for row in asked}
     assert (len(halves[0]), len(halves[1])) == (6, 12)
     said = [
@@ -282,7 +284,7 @@ def test_promise_on_other_questions(tmp_path):
     ]
     Path(files["said"]).write_text("".join(json.dumps(row) + "\n" for row in said))
     run_here("try_guarantee.py", "judge", files["said"], files["some"], "--first", "5")
-    judged = [json.loads(line)["correct"] for line in Path(files["some"]).open()]
+    judged = [json.loads(line)["correct"] for line in Path(files["some"]).read_text().splitlines()]
     assert judged == [False, True, False, True, False]
     run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"],
              "--labelled", "4")  # fmt: skip

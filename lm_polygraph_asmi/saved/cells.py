@@ -595,13 +595,20 @@ def load_cells(
         )
     times = Counter(cell.label for cell in cells)
     doubled = [cell for cell in cells if times[cell.label] > 1]
-    folder = os.path.commonpath([cell.run.path.parent for cell in doubled]) if doubled else ""
-    return [
-        replace(cell, suffix=f" ({os.path.relpath(cell.run.path, folder)})")
-        if cell in doubled
-        else cell
-        for cell in cells
-    ]
+    named = dict(zip(doubled, _apart([cell.run.path for cell in doubled]), strict=True))
+    return [replace(cell, suffix=f" ({named[cell]})") if cell in named else cell for cell in cells]
+
+
+def _apart(files: Sequence[Path]) -> list[str]:
+    """What tells files from one another: their folders where these do, below what all share."""
+    if not files:
+        return []
+    folders = [file.parent for file in files]
+    shared = os.path.commonpath(folders)
+    names = [os.path.relpath(folder, shared) for folder in folders]
+    if len(set(names)) == len(names) and os.curdir not in names:
+        return names
+    return [os.path.relpath(file, shared) for file in files]
 
 
 def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:

@@ -3,7 +3,9 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -811,6 +813,7 @@ def score(
         >>> result.reference is None, result.verdict[1][:11]  # the number has no scale of its own
         (True, 'No verdict:')
     """
+    _check_names(settings)
     brings_tokenizer = isinstance(model, str | Path) or is_host_model(model)
     if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
         if not brings_tokenizer:
@@ -848,6 +851,20 @@ def score(
     scorer = Scorer(model, tokenizer, **settings)
     rows = zip(prompts, answers, sampled, contexts, strict=True)
     return [scorer.score(*row) for row in rows]
+
+
+def _check_names(settings: Iterable[str]) -> None:
+    """Refuse what is no keyword argument of `Scorer`.
+
+    Raises:
+        TypeError: one that is not, with what was meant, perhaps, and what there is.
+    """
+    known = [name for name in signature(Scorer).parameters if name not in ("model", "tokenizer")]
+    for name in settings:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            meant = f": {close[0]}?" if close else "."
+            raise TypeError(f"there is no setting {name}{meant} There are {', '.join(known)}")
 
 
 class Streamer(BaseStreamer):
@@ -921,6 +938,7 @@ def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **settings: An
         >>> tokens.result.settings["seeded_by"]
         'prompt'
     """
+    _check_names(settings)
     if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
         if prompt is not None or not (isinstance(model, str | Path) or is_host_model(model)):
             raise ValueError(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from transformers import BertConfig, BertForMaskedLM
 
-from lm_polygraph_asmi import __version__, score
+from lm_polygraph_asmi import __version__, score, stream
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.scoring.call import Scorer
@@ -137,6 +137,16 @@ def test_a_name_simply_loads(tmp_path, capfd):
         score(str(tmp_path / "empty"), PROMPT)
     with pytest.raises(ValueError, match="brings its tokenizer: leave it out"):
         score(folder, tiny_lm.tokenizer(), PROMPT)
+
+
+def test_settings_that_there_are_not():
+    """Told before a model is loaded, with what was meant."""
+    with pytest.raises(
+        TypeError, match=r"no setting num_mask: num_masks\? There are variant, depth"
+    ):
+        score("nowhere", PROMPT, num_mask=4)
+    with pytest.raises(TypeError, match=r"no setting foo\. There are variant, depth"):
+        stream("nowhere", PROMPT, foo=4)
 
 
 def test_a_model_that_writes_nothing(tokenizer):

@@ -8,6 +8,10 @@
     polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file others.jsonl --reference reference.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
+The last `score` may go before `calibrate`, without the reference:
+
+    python scripts/try_guarantee.py decide scored.jsonl reference.json decided.jsonl
+
 Answers of a finished benchmark run, or of shards of one, take the place of the first two commands,
 and are split by passages:
 
@@ -40,6 +44,7 @@ from lm_polygraph_asmi.saved.manifest import read_manifest, write_manifest
 from lm_polygraph_asmi.saved.runs import RIGHT, load_run, manager_files
 from lm_polygraph_asmi.scoring.calibration import says_anything, signals_of
 from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.result import Score
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)
@@ -206,8 +211,15 @@ def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int,
 @click.argument("out", type=OUT)
 @click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
 def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
-    """What REFERENCE says of the answers of a finished RUN, by the signals it saved."""
+    """What REFERENCE says of a finished RUN's answers, or of scored lines, by what they saved."""
     made = Reference.load(reference)
+    if run.suffix == ".jsonl":
+        scored = [(row, Score.from_dict(row, made)) for row in _rows(run)]
+        decisions = [
+            row | {"accept": one.accept, "accept_reason": one.accept_reason} for row, one in scored
+        ]
+        _write(out, decisions)
+        return
     chosen = {"variant": made.settings["variant"], "depth": made.settings["depth"]}
     chosen["aggregation"] = made.settings.get("aggregation", "mean")
     there = Reference.from_run(run, **chosen, metric=metric)

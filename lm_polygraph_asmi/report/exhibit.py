@@ -110,6 +110,9 @@ class Exhibit:
         ]
         if not bounded:
             return found
+        if small := [cell.label for cell in self.cells if cell.too_small]:
+            which = "All cells" if len(small) == len(self.cells) else "; ".join(small)
+            found.append(f"Too small for their intervals (see the first lines): {which}.")
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
@@ -130,7 +133,10 @@ class Exhibit:
             if column in self.p_values:
                 below = escape(f"< {least:.{self.digits}f}", markup)
                 pairs = zip(map(_bare, table[column]), written, strict=True)
-                written = [below if value < least else shown for value, shown in pairs]
+                written = [
+                    below if value is not None and value < least else shown
+                    for value, shown in pairs
+                ]
             table[column] = written
         return table.rename(columns=lambda column: escape(str(column), markup))
 
@@ -286,7 +292,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
     if isinstance(value, Interval):
         if pd.isna(value.value):
             return "–"
-        if pd.isna(value.low):
+        if pd.isna(value.low) or value.low == value.high:  # resamples without spread know nothing
             return _minus(number(value.value), markup)
         star = "*" if signed and (value.excludes(0) if sure is None else sure) else ""
         ends = ", ".join(end(bound, value.excludes(0)) for bound in (value.low, value.high))

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context, rcParams
+from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -27,6 +28,8 @@ BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
 """Okabe and Ito's palette, readable with colour blindness; marks and line styles differ too."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
+DENSITY = ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256)))
+"""Blues without the lightest, in which single tokens would not be seen."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -118,7 +121,7 @@ def _legend(
 
     `band` says what is shaded.
     """
-    shaded = {band: Patch(facecolor=GREY, alpha=0.3)} if band else {}
+    shaded = {f"{band}, in its colour": Patch(facecolor=GREY, alpha=0.3)} if band else {}
 
     def named(ax: Axes) -> dict[str, Any]:
         handles, labels = ax.get_legend_handles_labels()
@@ -299,7 +302,8 @@ def _error_curves(
             # The first few answers are all right or all wrong: they would flatten the rest.
             far = np.ptp(places) / 20
             steady, beyond = places - places[0] >= far, spread - places[0] >= far
-            highest = max(highest, np.nanmax(errors[steady]), np.nanmax(band[:, beyond], initial=0))
+            shown = np.r_[errors[steady], band[:, beyond].ravel()]
+            highest = max(highest, np.fmax.reduce(shown, initial=0))
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)
@@ -342,7 +346,7 @@ def rejection(
         ax.set_xlabel("rejected, %")
         ax.set_ylabel("mean quality of the kept")
         _title(ax, title)
-    _legend(figure, axes, together=True, band="95 % band of a curve")
+    _legend(figure, axes, together=True, band="95 % band")
     return figure
 
 
@@ -425,7 +429,8 @@ def violins(
         low, high = ax.get_ylim()
         decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
         # Where the values span few powers of ten, these alone would leave an axis without a tick.
-        inside = np.ravel(decades + np.log10([1] if high - low > 2 else [1, 2, 5]))
+        steps = [1] if high - low > 2 else [1, 2, 5] if high - low > 0.7 else range(1, 10)
+        inside = np.ravel(decades + np.log10(steps))
         ax.set_yticks([at for at in inside if low <= at <= high])
         ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
         ax.set_ylabel("nats")
@@ -443,9 +448,14 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     figure, axes = _grid(len(panels), 2.8, 2.6)
     for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
-        found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap="Blues",
-                          mincnt=1, xscale="log")  # fmt: skip
-        bar = figure.colorbar(found, ax=ax, label="tokens", format="{x:.0f}")
+        found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap=DENSITY,
+                          mincnt=1, xscale="log", linewidths=0)  # fmt: skip
+        few = (
+            np.max(np.asarray(found.get_array())) < 10
+        )  # else a bar within one power of ten has one label
+        ticks = LogLocator(subs=(1, 2, 3, 5) if few else (1,))
+        bar = figure.colorbar(found, ax=ax, label="tokens, log scale", ticks=ticks,
+                              format=StrMethodFormatter("{x:.0f}"))  # fmt: skip
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.xaxis.set_major_formatter(

@@ -12,6 +12,14 @@ from lm_polygraph_asmi.report.latex import latex_tables
 from lm_polygraph_asmi.saved.cells import Cell
 from lm_polygraph_asmi.saved.names import masked_layer, masked_where, perturbed_by
 
+SYMBOLS = (
+    "MI_t: disagreement of the masked subnetworks on a token, nats. A_t: how alike in meaning are "
+    "the tokens they disagree on. u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an "
+    "answer. H, entropy: of the unmasked model, mean over tokens; H(p̄): of the subnetworks' mean "
+    "prediction. MSP: −log probability of the answer. All higher = more uncertain. †: not in the "
+    "paper."
+)
+"""What the names in the report stand for."""
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -44,7 +52,7 @@ def build_report(
                 sections.append(_write(item, cells, out))
     provenance = [cell.provenance() for cell in cells]
     (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
-    parts = ["# Report", *said, _origins(provenance), *sections]
+    parts = ["# Report", *said, SYMBOLS, _origins(provenance), *sections]
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
     report = out / "report.md"

@@ -1,6 +1,6 @@
 """One function per item of the report, and what a reader must see first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -92,20 +92,33 @@ def _known(cells: Sequence[Cell]) -> list[str]:
     said, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
     defined = [(cell, found) for cell, _, found in scores if not np.isnan(found.low)]
     if defined:
-        known = [found for cell, found in defined if not cell.too_small]
-        above, below = sum(i.low > 0 for i in known), sum(i.high < 0 for i in known)
-        small = len(defined) - len(known)
+        above, below = _sides(found for cell, found in defined if not cell.too_small)
+        few = [found for cell, found in defined if cell.too_small]
+        by_themselves = ", ".join(
+            f"{n} {side}" for n, side in zip(_sides(few), ("above", "below"), strict=True)
+        )
         said.append(
             f"**Known to rank errors here: {above} of {len(defined)} ASMI scores** (PRR interval "
             f"above zero, each by itself). Wrong way round (interval below zero): {below}. "
             f"Undecided: {len(defined) - above - below}"
-            f"{f', of which {small} because their cells are too small' if small else ''}."
+            + (
+                f", of which {len(few)} because their cells are too small (intervals by "
+                f"themselves: {by_themselves} zero)."
+                if few
+                else "."
+            )
         )
     if undefined:
         said.append(
             f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
         )
     return said
+
+
+def _sides(found: Iterable[Interval]) -> tuple[int, int]:
+    """How many intervals lie above zero, and how many below it."""
+    every = list(found)
+    return sum(i.low > 0 for i in every), sum(i.high < 0 for i in every)
 
 
 def _against_best(cells: Sequence[Cell]) -> list[str]:
@@ -150,11 +163,16 @@ def _added(cells: Sequence[Cell]) -> list[str]:
         [cell.label for cell, found in verdicts.items() if found == said]
         for said in ("yes", "wrong way round")
     )
+    scored = {cell for cell, _, _ in _scores(cells)}
+    untested = len(scored - {*verdicts})
+    small = sum(cell.too_small for cell in verdicts)
+    besides = [f"{untested} more could not be tested"] if untested else []
+    besides += [f"{small} of those tested are too small to find much"] if small else []
     return [
         f"**Adds to MSP, entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
         f"cells**{_in_brackets(adds)}, the wrong way round in {len(reverses)}"
         f"{_in_brackets(reverses)} (generalised covariance, 5 % over all cells; u_sem is that of "
-        "Sem-ASMI)."
+        f"Sem-ASMI{''.join(f'; {one}' for one in besides)})."
     ]
 
 
@@ -196,11 +214,20 @@ def _weak(cells: Sequence[Cell]) -> list[str]:
                     f"{response.mean:.4f} nats, median {response.median:.4f}, below "
                     f"{OVER_ROBUST} nats: masking barely moves this model here, so ASMI may have "
                     "nothing to read. A candidate screen, needing no labels; the paper supports "
-                    "it with one cell."
+                    f"it with one cell.{_ranked_here(cell)}"
                 )
     if small:
         small[-1] += f" {FEW} They are widened for few clusters, not for few errors."
     return [*small, *said]
+
+
+def _ranked_here(cell: Cell) -> str:
+    """What the screen is held against: how the cell's first operating variant ranks errors."""
+    for method in (m for m in cell.variants.values() if m in cell.scores):
+        found = intervals_of(cell)[0][method]
+        if not np.isnan(found.low):
+            return f" Here {method} has a PRR of {found}."
+    return ""
 
 
 def _judges(cells: Sequence[Cell]) -> list[str]:

@@ -99,6 +99,7 @@ def benchmark(cells: Sequence[Cell]) -> Items:
         "paired 95 % interval over clusters excludes the next best; underlined: the highest, where "
         "it does not."
     )
+    short = [f"{brief(m)} = {m}" for m in methods if brief(m) != m]
     items = [
         Exhibit(
             "benchmark", "Benchmark: PRR of every method", cells, ranked, figure,
@@ -108,7 +109,8 @@ def benchmark(cells: Sequence[Cell]) -> Items:
                 "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
                 "them as the file orders them.",
             ],
-            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), each by itself.",
+            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), each by itself"
+            f"{'; ' if short else ''}{', '.join(short)}.",
         )
     ]  # fmt: skip
     judged = [cell for cell in cells if not cell.wrong.all() and cell.wrong.any()]
@@ -327,8 +329,8 @@ def head_to_head(cells: Sequence[Cell]) -> Items:
     notes = [
         "Top: the ASMI variant of highest PRR on a cell's answers; SemEnt: semantic entropy. "
         "Cluster-respecting paired bootstrap; positive = ASMI ahead. Intervals stand each by "
-        "itself; asterisks and filled markers follow p-values adjusted within a cell "
-        "(Romano-Wolf) and over the cells (Holm), as the outcomes do. The best baseline and the "
+        "itself; asterisks follow p-values adjusted within a cell (Romano-Wolf) and over the cells "
+        "(Holm), as the outcomes do. The best baseline and the "
         "top variant are chosen on the same answers; the interval takes them as given."
     ]
     (item,) = frame(

@@ -34,7 +34,7 @@ def rejection(cells: Sequence[Cell]) -> Items:
         curves = {n: rejection_curve(s, cell.quality, cell.clusters) for n, s in scores.items()}
         everything = ["" for _ in cell.quality]  # the oracle needs no band
         oracle = rejection_curve(-cell.quality, cell.quality, everything)
-        panels[cell.label] = curves, oracle
+        panels[f"{cell.label}, n = {len(cell)}"] = curves, oracle
         return [
             {"cell": cell.label, "rejected by": name, "PRR": prr.get(name, 1.0)}
             | {
@@ -74,7 +74,7 @@ def reliable(cells: Sequence[Cell]) -> Items:
             )
         chance, base = held_out
         found = reliability(chance, cell.wrong, cell.clusters)
-        panels[cell.label] = found
+        panels[f"{cell.label}, n = {len(cell)}"] = found
         return [
             {
                 "cell": cell.label,
@@ -99,7 +99,8 @@ def reliable(cells: Sequence[Cell]) -> Items:
     pictured = (
         "Figure: the curve is an isotonic fit of the errors on the probabilities, without bins; on "
         "the diagonal they are right; shaded: where the curve would lie in 95 % of those draws, "
-        "point by point (consistency band); bars: answers at each probability."
+        "point by point (consistency band); bars: answers at each probability, "
+        "relative to the most frequent one."
     )
     return frame(
         "reliability", title, cells, compute, notes, lambda _: figures.reliability(panels),

@@ -169,8 +169,8 @@ def length(cells: Sequence[Cell]) -> Items:
         "Thirds by the number of tokens, equal lengths together; PRR is normalised within each. "
         "Length: the number of tokens as a score. Where length decides what a judge calls wrong, a "
         "score that reads length ranks errors without knowing of them: what is left within a "
-        "stratum is not of that kind. A dash: all answers of the stratum have one length, which "
-        "ranks nothing. Empty: without a letter or digit."
+        "stratum is not of that kind. A dash: all answers of the stratum have one length, or are "
+        "equally good; then the figure lacks it. Empty: without a letter or digit."
     ]
     return frame("length", title, cells, compute, notes, draw, signed=("u_sem Δ MSP",))
 

@@ -64,7 +64,8 @@ def screen(cells: Sequence[Cell]) -> Items:
         "error_separation", title, cells, compute, notes, lambda _: figures.violins(panels),
         digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
         pictured="Figure: on a logarithmic axis, values below the first percentile of the positive "
-        f"ones at its foot; dot: median; fewer than {figures.SHAPED} answers: a stroke each.",
+        "ones at its foot; the first of Adapt-ASMI, Sem-ASMI and ASMI that was run; "
+        f"dot: median; fewer than {figures.SHAPED} answers: a stroke each.",
     )  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def mechanism(cells: Sequence[Cell]) -> Items:
 
     notes = [
         "High MI_t with low agreement is flagged; with high agreement it is discounted. Pearson r: "
-        "of MI_t and A_t; H_t: single-pass entropy of the token."
+        "of A_t and MI_t itself, not its logarithm; H_t: single-pass entropy of the token."
     ]
     return frame(
         "mechanism", title, cells, compute, notes, lambda _: figures.joint(panels), digits=3

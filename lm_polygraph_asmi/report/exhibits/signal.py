@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import t as student
 
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.added import (
@@ -27,8 +28,8 @@ from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
 from lm_polygraph_asmi.saved.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
-Z = 1.96
-"""Half the 95 % interval of a standard normal."""
+FEWEST = 10
+"""Answers that a rate of errors is drawn of."""
 
 
 def _control_source(cells: Sequence[Cell]) -> str:
@@ -118,11 +119,15 @@ def distinct(cells: Sequence[Cell]) -> Items:
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("cell")
-        own = {
-            row["cell"]: Judged(Interval(row["z"], row["z"] - Z, row["z"] + Z), row["adds"] != "no")
-            for _, row in main.iterrows()
-        }
-        return figures.forest({"u_sem beyond MSP, H and length": own}, f"z ± {Z}; > 0: adds")
+        groups = {cell.label: len(set(cell.clusters)) for cell in cells}
+        own = {}
+        for _, row in main.iterrows():
+            reach = student.isf(0.025, groups[row["cell"]] - 1)
+            span = Interval(row["z"], row["z"] - reach, row["z"] + reach)
+            own[row["cell"]] = Judged(span, row["adds"] != "no")
+        return figures.forest(
+            {"u_sem beyond MSP, H and length": own}, "z; > 0: wrong answers score higher"
+        )
 
     def notes(item: Exhibit) -> list[str]:
         without = [cell.label for cell in item.cells if cell.lengths is None]
@@ -149,8 +154,8 @@ def distinct(cells: Sequence[Cell]) -> Items:
         "distinct_signal", title, cells, compute, notes, draw,
         digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
         finish=finish,
-        pictured=f"Figure: z ± {Z} of u_sem; filled where the verdict is that it adds, or the "
-        "wrong way round.",
+        pictured="Figure: z of u_sem, and where it would have to lie for p = 0.05 (Student's t by "
+        "clusters, as for p); filled where the verdict is that it adds, or the wrong way round.",
     )  # fmt: skip
 
 
@@ -359,7 +364,9 @@ def _by_regime(cells: Sequence[Cell], grids: Mapping[str, selective.Quadrants]) 
             f"answers from {regime}": dict(zip(own["cell"], own["gap"], strict=True))
             for regime, own in table.groupby("answers expected from", sort=False)
         }
-        return figures.forest(panels, "error rate, confident-fragile minus confident-robust")
+        return figures.forest(
+            panels, "error rate, confident-fragile minus confident-robust, 95 % over clusters"
+        )
 
     def notes(_: Exhibit) -> list[str]:
         said = [
@@ -409,8 +416,9 @@ def payoff(cells: Sequence[Cell]) -> Items:
         msp, entropy, u_sem = _signals(cell).values()
         found = selective.confident_filter(msp, u_sem, entropy, cell.wrong, cell.clusters)
         confident = round(found.confident * len(cell))
+        steady = confident * (1 - ABSTAIN) >= FEWEST
         kept[f"{cell.label}, {confident} confident of {len(cell)}"] = {
-            name: _filter_curve(cell, msp, score)
+            name: _filter_curve(cell, msp, score, steady)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
         return [
@@ -430,7 +438,11 @@ def payoff(cells: Sequence[Cell]) -> Items:
         "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
         "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
     ]
-    bands = "Figure: pointwise 95 % bands over clusters (200 resamples)."
+    bands = (
+        "Figure: pointwise 95 % bands over clusters (200 resamples). The axis ends where curves "
+        "are steady: among the first few answers they may lie above it."
+    )
+    ends = f" Curves end where fewer than {FEWEST} answers are left."
     area_notes = [
         "AURC, lower is better. Bold: the lowest, where its paired 95 % interval over clusters "
         "excludes the next; underlined: the lowest, where it does not. Negative difference: u_sem "
@@ -439,7 +451,7 @@ def payoff(cells: Sequence[Cell]) -> Items:
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", cells, compute, filter_notes,
         lambda _: figures.payoff(kept, ABSTAIN), digits=3, signed=("u_sem − entropy",),
-        pictured=bands,
+        pictured=bands + ends,
     )  # fmt: skip
     if isinstance(filtered[0], Gap):
         return filtered
@@ -457,11 +469,16 @@ def _risk_curve(cell: Cell, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return curve(np.arange(len(cell))), cluster_band(curve, cell.clusters)
 
 
-def _filter_curve(cell: Cell, msp: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _filter_curve(
+    cell: Cell, msp: np.ndarray, score: np.ndarray, steady: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A curve and its band, where it is `steady`; NaN elsewhere."""
+
     def curve(rows: np.ndarray) -> np.ndarray:
         return selective.filter_curve(msp[rows], score[rows], cell.wrong[rows], ABSTAIN)
 
-    return curve(np.arange(len(cell))), cluster_band(curve, cell.clusters, len(ABSTAIN))
+    band = cluster_band(curve, cell.clusters, len(ABSTAIN))
+    return np.where(steady, curve(np.arange(len(cell))), np.nan), np.where(steady, band, np.nan)
 
 
 def _signals(cell: Cell) -> dict[str, np.ndarray]:

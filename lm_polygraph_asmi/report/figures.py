@@ -199,7 +199,9 @@ def forest(
         explained = f"bars: each by itself; filled: {ADJUSTED}; open: not"
     if crowded:
         explained = f"{label}; {explained}"
-    figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
+    size = float(rcParams["axes.labelsize"])
+    wide = int(115 / size * figure.get_figwidth())  # characters
+    figure.supxlabel(textwrap.fill(explained, wide), fontsize=size)
     return figure
 
 

@@ -452,10 +452,9 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
         found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap=DENSITY,
                           mincnt=1, xscale="log", linewidths=0)  # fmt: skip
-        few = (
-            np.max(np.asarray(found.get_array())) < 10
-        )  # else a bar within one power of ten has one label
-        ticks = LogLocator(subs=(1, 2, 3, 5) if few else (1,))
+        most = np.max(np.asarray(found.get_array()))
+        # Within one power of ten there would be a single label.
+        ticks = LogLocator(subs=(1, 2, 3, 5) if most < 10 else (1,))
         bar = figure.colorbar(found, ax=ax, label="tokens, log scale", ticks=ticks,
                               format=StrMethodFormatter("{x:.0f}"))  # fmt: skip
         bar.ax.yaxis.set_minor_formatter(NullFormatter())

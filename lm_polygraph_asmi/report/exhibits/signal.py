@@ -154,8 +154,9 @@ def distinct(cells: Sequence[Cell]) -> Items:
         "distinct_signal", title, cells, compute, notes, draw,
         digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
         finish=finish,
-        pictured="Figure: z of u_sem, and where it would have to lie for p = 0.05 (Student's t by "
-        "clusters, as for p); filled where the verdict is that it adds, or the wrong way round.",
+        pictured="Figure: z of u_sem; its bar excludes zero where p, adjusted for nothing, is "
+        "below 0.05 (Student's t by clusters); filled where the verdict is that it adds, or the "
+        "wrong way round.",
     )  # fmt: skip
 
 

@@ -199,9 +199,9 @@ def forest(
         explained = f"bars: each by itself; filled: {ADJUSTED}; open: not"
     if crowded:
         explained = f"{label}; {explained}"
-    size = float(rcParams["axes.labelsize"])
-    wide = int(115 / size * figure.get_figwidth())  # characters
-    figure.supxlabel(textwrap.fill(explained, wide), fontsize=size)
+    wide = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
+    explained = textwrap.fill(explained, wide)
+    figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
     return figure
 
 

@@ -128,9 +128,9 @@ OTHERS = {
     "equivalence_size", "verdicts",
     # Of masks and what they do to tokens: see the tests of heads, coupling, probe and falsifier.
     "arm_comparisons", "chance_of_hitting", "concentration", "corrected_correlation",
-    "criticality_coupling", "double_dissociation", "flip_differences", "flip_rates",
-    "head_criticality", "high_stratum", "permutation_null", "redrawn_masks", "redrawn_null",
-    "sharpening", "split_half",
+    "criticality_coupling", "double_dissociation", "flip_contrasts", "flip_differences",
+    "flip_rates", "head_criticality", "high_stratum", "permutation_null", "redrawn_masks",
+    "redrawn_null", "sharpening", "split_half",
 }  # fmt: skip
 
 

@@ -83,10 +83,7 @@ def flip_differences(
         drawn = np.full((1, table.shape[1]), np.nan)
     else:
         drawn = np.concatenate(
-            [
-                counts @ table / counts.sum(1, keepdims=True)
-                for counts in cluster_draws(units, resamples, seed)
-            ]
+            [_means(table, counts) for counts in cluster_draws(units, resamples, seed)]
         )
     drawn[:, np.ptp(table, axis=0) == 0] = np.nan
     return [
@@ -132,16 +129,15 @@ def flip_contrasts(
     for own, keys in zip(tables, (first_units, second_units), strict=True):
         check_rows(keys, **{f"column {i}": column for i, column in enumerate(own.T)})
     units, split = [*first_units, *second_units], len(tables[0])
-    drawn = np.full((1, tables[0].shape[1]), np.nan)
-    if len(set(units)) > 1:
-        parts = []
-        for counts in cluster_draws(units, resamples, seed):
-            means = []
-            for own, times in zip(tables, (counts[:, :split], counts[:, split:]), strict=True):
-                with np.errstate(invalid="ignore"):  # a draw without a token of the group
-                    means.append(times @ own / times.sum(1, keepdims=True))
-            parts.append(means[0] - means[1])
-        drawn = np.concatenate(parts)
+    if len(set(units)) < 2:
+        drawn = np.full((1, tables[0].shape[1]), np.nan)
+    else:
+        drawn = np.concatenate(
+            [
+                _means(tables[0], counts[:, :split]) - _means(tables[1], counts[:, split:])
+                for counts in cluster_draws(units, resamples, seed)
+            ]
+        )
     drawn[:, (np.ptp(tables[0], axis=0) == 0) & (np.ptp(tables[1], axis=0) == 0)] = np.nan
     values = tables[0].mean(0) - tables[1].mean(0)
     return [
@@ -166,3 +162,9 @@ def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:
     for i in range(decisive):
         missed *= max(0, num_heads - k - i) / (num_heads - i)
     return 1 - missed
+
+
+def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(draws, K) from (m, K) and how often each row is in each draw; NaN where none is."""
+    with np.errstate(invalid="ignore"):
+        return counts @ table / counts.sum(1, keepdims=True)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,19 +218,21 @@ def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
             continue
         if score.answer == score.scored_text[: score.content_end]:  # else somebody edited it
             found[row.number] = score
-    for tried, number in enumerate(list(found)):
-        if number not in found:
-            continue
-        again = scorer.score(found[number].prompt, [token.id for token in found[number].tokens])
-        if not tried:
-            found = {n: score for n, score in found.items() if _made_alike(score, again, scorer)}
-        if number in found and not math.isclose(
-            again.score, found[number].score, rel_tol=TOLERANCE, abs_tol=1e-5
-        ):
-            return {}
-        if tried + 1 == TRIED:
-            break
-    return found
+    if not found:
+        return {}
+    made = _anew(next(iter(found.values())), scorer)  # has the scorer's settings as a line has them
+    alike = {number: kept for number, kept in found.items() if _made_alike(kept, made, scorer)}
+    tried = islice(alike.values(), TRIED)
+    return alike if all(_same(_anew(kept, scorer), kept.score) for kept in tried) else {}
+
+
+def _anew(kept: Score, scorer: "Scorer") -> Score:
+    return scorer.score(kept.prompt, [token.id for token in kept.tokens])
+
+
+def _same(again: Score, score: float) -> bool:
+    """Whether an answer scored anew has the score it had."""
+    return math.isclose(again.score, score, rel_tol=TOLERANCE, abs_tol=1e-5)
 
 
 def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
@@ -428,7 +430,7 @@ def calibrate_run(
         )
         if other:
             raise ValueError(f"{path} is of another score: {'; '.join(other)}")
-        if not math.isclose(again.score, scores[row], rel_tol=TOLERANCE, abs_tol=1e-5):
+        if not _same(again, scores[row]):
             raise ValueError(
                 f"row {row} of {path} has the score {scores[row]:.5f}, and {again.score:.5f} when "
                 "scored anew: the run is of other weights, or its prompts went through another "

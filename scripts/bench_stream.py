@@ -4,8 +4,8 @@
     python scripts/bench_stream.py --clock cpu --threads 1        # on a machine that is not quiet
     python scripts/bench_stream.py --shares                       # and where the time goes
 
-The rows are those of `bench_suffix.py`, which compares what they compute. They run in turn in one
-process; each round gives one ratio to the greedy answer of that round.
+The rows are those of `bench_suffix.py`, and give the same MI, which is checked first. They run in
+turn in one process; each round gives one ratio to the greedy answer of that round.
 """
 
 import statistics
@@ -48,6 +48,7 @@ def contenders(model: Any, prompt: int, response: int, depth: float) -> dict[str
         for said, point in POINTS.items()
         for way, label in WAYS.items()
     }
+    made.check_answered()
     return {"greedy answer": made.greedy} | rows
 
 

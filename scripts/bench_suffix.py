@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 import transformers
 from rich.console import Console
@@ -47,6 +48,7 @@ from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_pr
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
+from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine
 
 SHAPES = {
@@ -211,21 +213,36 @@ class Contenders:
     def greedy(self) -> None:
         self._generate(do_sample=False)
 
-    def answered(self, way: str, **settings: Any) -> None:
-        """A greedy answer and its statistics, MI and A among them: "score" runs the prompt twice,
-        "reuse" keeps what generation knows of it, "stream" scores while it writes."""
+    def answered(self, way: str, **settings: Any) -> np.ndarray:
+        """A greedy answer and its statistics, A among them; (T,) MI in nats. "score" runs the
+        prompt twice, "reuse" keeps what generation knows of it, "stream" scores while it writes."""
         engine = Engine([self.depth], scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
         if way == "stream":
             writing = engine.write(self.model, prompt)
             for _ in range(len(self.input_ids) - self.prompt_length):
                 writing.step()
-            return
-        cache, memory = DynamicCache(), Memory()
-        ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
-        memory.take(self.model, ids, cache)
-        known = memory if way == "reuse" else None
-        engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
+            found = writing.statistics()
+        else:
+            cache, memory = DynamicCache(), Memory()
+            ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
+            memory.take(self.model, ids, cache)
+            known = memory if way == "reuse" else None
+            found = engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
+        return np.asarray(found[at_depth("asmi_mi", self.depth)])
+
+    def check_answered(self) -> dict[str, float]:
+        """Largest difference in MI, in nats, of the other ways of `answered` from "score".
+
+        Raises:
+            click.ClickException: it is more than rounding.
+        """
+        usual = self.answered("score")
+        found = {way: np.abs(self.answered(way) - usual).max() for way in ("reuse", "stream")}
+        tolerance = 1e-5 if self.model.dtype == torch.float32 else 0.1 * usual.max()
+        if not max(found.values()) <= tolerance:
+            raise click.ClickException(f"MI differs by more than {tolerance:.2g}: {found}")
+        return found
 
     def check(self) -> dict[str, float]:
         """Largest difference in a log-probability from the naive passes of the same scope.
@@ -375,6 +392,7 @@ def main(
     with scoring_session(model, attention):
         contenders = Contenders(model, input_ids, prompt_tokens, layer, masks, depth)
         differences = contenders.check()
+        contenders.check_answered()
         log_probs = contenders.exact()
 
         def statistics_alone() -> None:

@@ -19,6 +19,7 @@ from lm_polygraph.utils.dataset import Dataset as HostDataset
 from lm_polygraph_asmi.analysis import normalised_prr, permutation_null
 from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
 from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.runs.rows import cluster_key
 from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring import Decision, Reference
@@ -100,6 +101,21 @@ def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contende
             monkeypatch.setattr(contenders, contender, lambda wrong=wrong: wrong)
             with pytest.raises(click.ClickException, match="outputs differ"):
                 contenders.check()
+
+
+@pytest.mark.parametrize("way", ["reuse", "stream"])
+def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, way):
+    if contenders.model.dtype == torch.float32:
+        with scoring_session(contenders.model):
+            assert max(contenders.check_answered().values()) < 1e-5
+    own = contenders.answered
+    changed = lambda asked, **settings: own(asked, **settings) + (asked == way)  # noqa: E731
+    monkeypatch.setattr(contenders, "answered", changed)
+    with (
+        scoring_session(contenders.model),
+        pytest.raises(click.ClickException, match="MI differs"),
+    ):
+        contenders.check_answered()
 
 
 BABI = """1 Mary went to the office.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from lm_polygraph_asmi.validation import (
     AGGREGATIONS,
@@ -165,7 +166,7 @@ def score(
         raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
     prompt_file = str(prompt_file or rows_file)
     from lm_polygraph_asmi.scoring.page import render
-    from lm_polygraph_asmi.scoring.rows import in_chat, read_rows, rows_left, score_rows
+    from lm_polygraph_asmi.scoring.rows import TABLES, in_chat, read_rows, rows_left, score_rows
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:  # those of other libraries, which no user can act on
@@ -177,18 +178,26 @@ def score(
         if out and _is_folder(out):
             loading = {"model": model, "gguf_file": gguf_file, "dtype": dtype,
                        "device_map": device_map, "stop": unescaped}  # fmt: skip
-            only_rows = {"--answer": answer, "--chat": chat, "--context": context,
-                         "--html": html, "--stream": stream}  # fmt: skip
-            if any(only_rows.values()):
-                given = ", ".join(name for name, value in only_rows.items() if value)
-                raise ValueError(f"{given}: not for a folder of blocks; put it into the rows")
+            _refuse_given(
+                ("answer", "chat", "context", "html", "stream", "id_column"),
+                "not for a folder of blocks, whose rows say it and keep all their fields",
+            )
+            if engine == "local":
+                _refuse_given(("actors", "gpus_per_actor"), "for --engine ray")
             settings["reference"] = list(settings["reference"]) or None
             raise SystemExit(
                 _blocks(loading | settings, prompt_file, Path(out), tokens or "compact",
                         block_rows, engine, actors, gpus_per_actor)
             )  # fmt: skip
-        if engine != "local":
-            raise ValueError("--engine ray writes a folder of blocks: name one with --out scored/")
+        _refuse_given(
+            ("engine", "actors", "gpus_per_actor", "block_rows"),
+            "for a folder of blocks: name one with --out scored/",
+        )
+        if out and Path(out).suffix.lower() in (".parquet", *TABLES):
+            raise ValueError(
+                f"--out {out}: a file of scores is .jsonl. Blocks of Parquet, or of what the input "
+                "is, go into a folder: --out scored/"
+            )
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
                 raise ValueError(f"{file} cannot be written: there is no such folder")
@@ -229,13 +238,15 @@ def score(
             *(settings[name] for name in ("variant", "depth", "source", "aggregation")),
         )
         settings["reference"] = [one for one in found if one is not None]
+        if stream and (len(rows) > 1 or answer is not None or context or out):
+            raise ValueError("--stream is for the model's own answer to a single prompt")
+        if stream and settings["source"] != "all":
+            raise ValueError("--stream: sources are told apart in a finished answer; leave it out")
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
         if stream:
-            if len(rows) > 1 or answer is not None or context or out:
-                raise ValueError("--stream is for the model's own answer to a single prompt")
             result = _streamed(scorer, rows[0].content, console)
             if html:
                 Path(html).write_text(render([result], "Fragility of an answer"), encoding="utf-8")
@@ -245,7 +256,7 @@ def score(
             raise ValueError(
                 f"{out} holds some rows already, which --html cannot show: leave it out"
             )
-    except (OSError, ValueError, TypeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     scores, failed, odd = [], 0, 0
     start = time.perf_counter()
@@ -290,6 +301,18 @@ def score(
         raise SystemExit(1)
 
 
+def _refuse_given(options: Sequence[str], why: str) -> None:
+    """Refuse options that would go unheard."""
+    context = click.get_current_context()
+    given = [
+        "--" + name.replace("_", "-")
+        for name in options
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if given:
+        raise ValueError(f"{', '.join(given)}: {why}")
+
+
 def _is_folder(out: str) -> bool:
     return out.endswith(("/", os.sep)) or Path(out).is_dir()
 
@@ -328,14 +351,23 @@ def _blocks(
     from rich.console import Console
     from rich.progress import track
 
-    from lm_polygraph_asmi.scoring.blocks import blocks_left, score_blocks, score_on_ray
+    from lm_polygraph_asmi.scoring.blocks import (
+        blocks_left,
+        contents,
+        score_blocks,
+        score_on_ray,
+    )
 
     console, errors = Console(), Console(stderr=True)
     if engine == "ray" and gpus_per_actor and loading["device_map"] is None:
         loading["device_map"] = "auto"
     start = time.perf_counter()
     settings = {name: value for name, value in loading.items() if name != "device_map"}
-    left = blocks_left(source, folder, block_rows, settings | {"tokens": tokens})
+    settings |= {
+        "tokens": tokens,
+        "contents": contents(loading["model"], *settings["reference"] or ()),
+    }
+    left = blocks_left(source, folder, block_rows, settings)
     if engine == "ray":
         done = score_on_ray(loading, source, left, folder, tokens, actors, gpus_per_actor)
     else:

@@ -11,20 +11,26 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_polygraph_asmi.scoring.many import OUTPUT, score_batch
+from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, score_batch
 from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.validation import TOKENS, check_at_least_one, check_one_of
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
 
-PLAN = "blocks.json"
-"""Which input and settings a folder of blocks is of."""
+PLAN = ".blocks.json"
+"""Which input and settings a folder of blocks is of. Hidden, so that the folder can be read as one
+table: pandas, pyarrow, datasets and Spark pass over such files."""
+NUMBER = "asmi_row"
+ADDED = {NUMBER, *OUTPUT}
+"""Fields of a block that an input must not have."""
+BATCH = 256
+"""Rows of a Parquet file that are read at a time."""
 ENDS = 2**20
 """Bytes at either end of a file that tell it from others."""
 ARROW = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
@@ -95,6 +101,8 @@ def _of_groups(source: str | Path, rows: int) -> Iterator[Block]:
             raise ValueError(
                 f"{source}: no column 'prompt' among {', '.join(map(repr, names)) or 'none'}"
             )
+        if taken := sorted(ADDED & set(names)):
+            raise ValueError(f"{source}: columns {taken} are there already: scores would go there")
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             for start in range(0, size, rows):
@@ -115,10 +123,38 @@ def _of_lines(source: str | Path, rows: int) -> Iterator[Block]:
             yield Block(number, row, held, (start, file.tell() - start))
 
 
+class _Rows:
+    """The rows of a Parquet file's row group, in order.
+
+    A group may be the whole file: what is in memory of it is a block and a batch.
+    """
+
+    def __init__(self, source: str, group: int) -> None:
+        file = pq.ParquetFile(source, memory_map=True)
+        self.batches = file.iter_batches(BATCH, row_groups=[group])
+        self.held = file.schema_arrow.empty_table()
+        self.start = 0
+
+    def take(self, start: int, number: int) -> pa.Table:
+        """So many from `start` on, which is not before that of the call before."""
+        while self.start + len(self.held) < start + number:
+            passed = min(start - self.start, len(self.held))
+            batch = pa.Table.from_batches([next(self.batches)])
+            self.held = pa.concat_tables([self.held.slice(passed), batch])
+            self.start += passed
+        return self.held.slice(start - self.start, number)
+
+
 @lru_cache(maxsize=1)
-def _group(source: str, group: int) -> pa.Table:
-    with pq.ParquetFile(source) as file:
-        return file.read_row_group(group)
+def _rows_of(source: str, group: int) -> _Rows:
+    return _Rows(source, group)
+
+
+def _table_of(source: str, block: Block) -> pa.Table:
+    group, start = block.at
+    if start < _rows_of(source, group).start:  # another run over the same file
+        _rows_of.cache_clear()
+    return _rows_of(source, group).take(start, block.rows)
 
 
 def _place(folder: Path, block: Block, source: str | Path) -> Path:
@@ -141,23 +177,27 @@ def score_block(
         else:
             failed = _table(scorer, source, block, unfinished, tokens)
         unfinished.replace(place)
+        for left in folder.glob(f".{place.name}.*"):  # of those who were killed at it
+            left.unlink(missing_ok=True)
     except Exception as error:  # whatever it is, the other blocks go on
         unfinished.unlink(missing_ok=True)
+        _rows_of.cache_clear()  # it may have stopped in the middle
         return Done(block.number, block.rows, 0, f"{type(error).__name__}: {error}")
     return Done(block.number, block.rows, failed, None)
 
 
 def _table(scorer: "Scorer", source: str | Path, block: Block, place: Path, tokens: str) -> int:
-    group, start = block.at
-    given = _group(str(source), group).slice(start, block.rows)
+    given = _table_of(str(source), block)
     asked = {name: given[name].to_pylist() for name in given.column_names}
     found = score_batch(asked, scorer, tokens)
     columns = {name: pa.array(found[name].tolist(), ARROW[kind]) for name, kind in OUTPUT.items()}
     numbers = pa.array(range(block.row, block.row + block.rows), pa.int64())
-    made = given.append_column("asmi_row", numbers)  # what was given stays as it is
+    made = given.append_column(NUMBER, numbers)  # what was given stays as it is
     for name, column in columns.items():
         made = made.append_column(name, column)
-    pq.write_table(made, place)
+    with place.open("wb") as file:
+        pq.write_table(made, file)
+        _kept(file)
     return sum(error is not None for error in found["asmi_error"])
 
 
@@ -166,31 +206,39 @@ def _lines(scorer: "Scorer", source: str | Path, block: Block, place: Path, toke
     with Path(source).open("rb") as file:
         file.seek(start)
         lines = [line for line in file.read(length).split(b"\n") if line.strip()]
-    rows = [_parsed(line) for line in lines]
-    names = {name: None for row in rows if row for name in row}
-    asked = {name: [row.get(name) if row else None for row in rows] for name in names}
-    found = score_batch({"prompt": [None] * len(rows)} | asked, scorer, tokens)
-    for number, row in enumerate(rows):
-        if row is None:
-            found["asmi_error"][number] = "ValueError: the line is no JSON object"
-    with place.open("w", encoding="utf-8") as file:
-        for number, row in enumerate(rows):
+    rows, errors = zip(*map(_parsed, lines), strict=True)
+    asked = {name: [row.get(name) for row in rows] for name in FIELDS}
+    found = score_batch(asked, scorer, tokens)
+    with place.open("wb") as file:
+        for number, (line, row, error) in enumerate(zip(lines, rows, errors, strict=True)):
+            kept = row or {"line": line.decode("utf-8", "replace")}
             own = {name: found[name][number] for name in OUTPUT}
-            kept = {"line": lines[number].decode("utf-8", "replace")} if row is None else row
-            line = kept | {"asmi_row": block.row + number} | own
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+            if error is not None:
+                own["asmi_error"] = error
+            made = json.dumps(kept | {NUMBER: block.row + number} | own, ensure_ascii=False)
+            # A half of a surrogate pair is no UTF-8, and stays the escape that it was.
+            file.write(made.encode("utf-8", "backslashreplace") + b"\n")
+        _kept(file)
     return sum(error is not None for error in found["asmi_error"])
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line's fields; None of a line that is no JSON object."""
+def _kept(file: IO[bytes]) -> None:
+    """On the disk, before the file is moved to its place."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _parsed(line: bytes) -> tuple[dict[str, Any], str | None]:
+    """A line's fields, none of them where it cannot be scored, and why it cannot."""
     try:
         content = json.loads(line)
     except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+        content = None
+    if not isinstance(content, dict):
+        return {}, "ValueError: the line is no JSON object"
+    if taken := sorted(ADDED & set(content)):
+        return {}, f"ValueError: fields {taken} are there already: scores would go there"
+    return content, None
 
 
 def _fingerprint(source: str | Path) -> str:
@@ -201,6 +249,18 @@ def _fingerprint(source: str | Path) -> str:
         file.seek(max(0, size - ENDS))
         content += file.read(ENDS)
     return hashlib.sha256(str(size).encode() + content).hexdigest()[:16]
+
+
+def contents(*paths: str | Path) -> list[dict[str, str]]:
+    """What files, and the files of folders, hold, by their names: weights may change in place.
+
+    Of what is neither, such as a model's name on a hub, nothing is told.
+    """
+    found = []
+    for path in map(Path, paths):
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found.append({file.name: _fingerprint(file) for file in files if file.is_file()})
+    return found
 
 
 def blocks_left(
@@ -229,7 +289,7 @@ def blocks_left(
     elif any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no blocks: name another folder")
     else:
-        unfinished = folder / f".{PLAN}.{os.getpid()}"
+        unfinished = folder / f"{PLAN}.{os.getpid()}"
         unfinished.write_text(json.dumps(plan), encoding="utf-8")
         unfinished.replace(note)
     return [block for block in found if not _place(folder, block, source).exists()]
@@ -240,6 +300,7 @@ def score_blocks(
 ) -> Iterator[Done]:
     """Score blocks one after the other in this process."""
     check_one_of("tokens", tokens, TOKENS)
+    _rows_of.cache_clear()  # the file may be another by now
     for block in blocks:
         yield score_block(scorer, source, block, folder, tokens)
 
@@ -288,6 +349,7 @@ def score_on_ray(
 
     Raises:
         ImportError: Ray is not installed.
+        RuntimeError: Ray stopped.
     """
     check_one_of("tokens", tokens, TOKENS)
     try:
@@ -314,5 +376,10 @@ def score_on_ray(
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_gpus=gpus_per_actor or None,
     )  # fmt: skip
-    for row in made.iter_rows():
-        yield Done(row["number"], row["rows"], row["failed"], row["error"] or None)
+    try:
+        for row in made.iter_rows():
+            yield Done(row["number"], row["rows"], row["failed"], row["error"] or None)
+    except ray.exceptions.RayError as error:
+        raise RuntimeError(
+            f"Ray stopped: {error}. The same command goes on with the blocks that are missing"
+        ) from error

@@ -616,6 +616,11 @@ class Stream(Iterator[Token]):
                 "the chat ends in the assistant's message, but only an answer that the model "
                 "writes can be scored while it is written: leave the message out"
             )
+        if scorer.source != "all":
+            raise ValueError(
+                f"source={scorer.source!r}: while an answer is written it is scored with "
+                "source='all'. Score the finished answer for anything else"
+            )
         self.scorer, self._engine = scorer, scorer.while_written
         self._others = ids is not None
         ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
 """What a bad row raises. Templates and tokenizers raise whatever they like."""
 GIVEN = ("prompt", "answer", "samples", "context")
-"""Fields of a row that `Scorer.score` takes; `offsets` go to `Score.with_spans`."""
+"""Fields of a row that `Scorer.score` takes."""
+FIELDS = (*GIVEN, "offsets")
+"""And those of a row of a file: `offsets` go to `Score.with_spans`."""
 COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
 """What `tokens="compact"` keeps of each token."""
 
@@ -144,7 +146,7 @@ def score_batch(
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns differ in length: {lengths}")
     made: dict[str, list[Any]] = {name: [] for name in OUTPUT}
-    asked = [name for name in (*GIVEN, "offsets") if name in columns]
+    asked = [name for name in FIELDS if name in columns]
     given = zip(*(columns[name] for name in asked), strict=True)
     rows = [dict(zip(asked, map(_plain, row), strict=True)) for row in given]
     for row, found in zip(rows, scorer.score_many(rows), strict=True):

@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import load_dataset
 
 from lm_polygraph_asmi import score_batch
 from lm_polygraph_asmi.scoring import blocks
@@ -130,23 +131,95 @@ def test_a_table_without_prompts_is_refused_before_a_model_is_loaded(tmp_path):
         blocks.blocks_of(source, 4)
 
 
-def test_a_full_disk_costs_one_block(scorer, tmp_path, monkeypatch):
-    source, folder = tmp_path / "rows.parquet", tmp_path / "out"
-    pd.DataFrame([{"prompt": PROMPT, "answer": " A"}] * 3).to_parquet(source)
-    own = blocks.pq.write_table
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_full_disk_costs_one_block(scorer, tmp_path, monkeypatch, suffix):
+    source, folder = tmp_path / f"rows{suffix}", tmp_path / "out"
+    rows = pd.DataFrame([{"prompt": PROMPT, "answer": " A"}] * 3)
+    rows.to_parquet(source) if suffix == ".parquet" else rows.to_json(
+        source, orient="records", lines=True
+    )
+    own = blocks._kept
 
-    def full(table, place):
-        if "0000001" in place.name:
-            place.write_bytes(b"half")
+    def full(file):
+        if "0000001" in file.name:
             raise OSError(28, "No space left on device")
-        own(table, place)
+        own(file)
 
-    monkeypatch.setattr(blocks.pq, "write_table", full)
+    monkeypatch.setattr(blocks, "_kept", full)
     left = blocks.blocks_left(source, folder, 1, {})
     done = list(blocks.score_blocks(scorer, source, left, folder, "none"))
     assert [one.error is None for one in done] == [True, False, True]
     assert "No space left" in done[1].error
     assert sorted(file.name for file in folder.iterdir()) == [
-        "block-0000000.parquet", "block-0000002.parquet", blocks.PLAN,
+        blocks.PLAN, f"block-0000000{suffix}", f"block-0000002{suffix}",
     ]  # fmt: skip
     assert [block.number for block in blocks.blocks_left(source, folder, 1, {})] == [1]
+
+
+def test_a_bad_row_costs_itself_alone(scorer, tmp_path):
+    source, folder = tmp_path / "rows.jsonl", tmp_path / "out"
+    rows = [
+        {"prompt": PROMPT, "answer": " A", "note": "\ud800"},  # half a pair, as JSON may hold it
+        {"prompt": PROMPT, "answer": " A", "asmi_score": 7.0},
+        {"prompt": PROMPT, "answer": " A", "asmi_row": 7},
+        {"prompt": "\ud800", "answer": " A"},
+        {"prompt": PROMPT, "answer": " A"},
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    left = blocks.blocks_left(source, folder, 5, {})
+    [done] = blocks.score_blocks(scorer, source, left, folder, "none")
+    assert (done.failed, done.error) == (3, None)
+    found = [json.loads(line) for line in (folder / "block-0000000.jsonl").open()]
+    assert [row["asmi_row"] for row in found] == list(range(5))
+    assert [row["asmi_error"] is None for row in found] == [True, False, False, False, True]
+    assert found[0]["note"] == "\ud800"
+    assert json.loads(found[1]["line"]) == rows[1]  # what was given is kept
+    assert "['asmi_row'] are there already" in found[2]["asmi_error"]
+
+    table = tmp_path / "rows.parquet"
+    pd.DataFrame([{"prompt": PROMPT, "asmi_row": 7}]).to_parquet(table)
+    with pytest.raises(ValueError, match=r"columns \['asmi_row'\] are there already"):
+        blocks.blocks_of(table, 4)
+
+
+def test_a_folder_is_read_as_one_table(scorer, tmp_path):
+    source, folder = tmp_path / "rows.parquet", tmp_path / "out"
+    pd.DataFrame([{"prompt": PROMPT, "answer": " A", "id": i} for i in range(3)]).to_parquet(source)
+    left = blocks.blocks_left(source, folder, 2, {})
+    killed = folder / f".{blocks._place(folder, left[0], source).name}.4711"
+    killed.write_bytes(b"half")
+    assert all(
+        one.error is None for one in blocks.score_blocks(scorer, source, left, folder, "none")
+    )
+    assert not killed.exists()
+    assert pd.read_parquet(folder)["id"].tolist() == [0, 1, 2]
+    assert pq.read_table(folder).num_rows == 3
+    assert len(load_dataset("parquet", data_dir=str(folder), split="train")) == 3
+
+
+def test_of_a_large_row_group_little_is_in_memory(tmp_path, monkeypatch):
+    """Blocks may begin anywhere in the group, and be larger or smaller than a batch."""
+    monkeypatch.setattr(blocks, "BATCH", 4)
+    source = tmp_path / "rows.parquet"
+    pd.DataFrame({"prompt": [str(i) for i in range(30)]}).to_parquet(source, row_group_size=20)
+    for size in (3, 4, 9, 20):
+        blocks._rows_of.cache_clear()
+        for block in [one for one in blocks.blocks_of(source, size) if one.number != 1]:
+            read = blocks._table_of(str(source), block)["prompt"].to_pylist()
+            assert read == [str(block.row + i) for i in range(block.rows)]
+            assert len(blocks._rows_of(str(source), block.at[0]).held) <= size + 2 * 4
+    first = blocks.blocks_of(source, 3)[0]
+    assert len(blocks._table_of(str(source), first)) == 3  # again from the start
+
+
+def test_changed_weights_are_another_run(tmp_path):
+    model, source = tmp_path / "model", tmp_path / "rows.jsonl"
+    model.mkdir()
+    (model / "weights").write_bytes(b"a" * 5 * blocks.ENDS)
+    source.write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    before = {"contents": blocks.contents(model, "a name on a hub")}
+    assert len(blocks.blocks_left(source, tmp_path / "out", 1, before)) == 1
+    (model / "weights").write_bytes(b"a" * (5 * blocks.ENDS - 1) + b"b")
+    after = {"contents": blocks.contents(model, "a name on a hub")}
+    with pytest.raises(ValueError, match="other settings"):
+        blocks.blocks_left(source, tmp_path / "out", 1, after)

@@ -293,6 +293,23 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, tol
         assert {frozenset(token) for token in line["tokens"]} == {frozenset(told)}
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--out", "x.parquet"], "--out x.parquet: a file of scores is .jsonl"),
+        (["--out", "scored/", "--id-column", "id"], "--id-column: not for a folder of blocks"),
+        (["--out", "scored/", "--actors", "2"], "--actors: for --engine ray"),
+        (["--block-rows", "9"], "--block-rows: for a folder of blocks"),
+        (["--engine", "ray"], "--engine: for a folder of blocks"),
+        (["--stream", "--scope", "response", "--source", "context"], "leave it out"),
+    ],
+)
+def test_command_refuses_options_that_would_go_unheard(command, tmp_path, given, said):
+    refused = command(write(tmp_path / "in.jsonl", ROWS[:1]), *given)
+    assert refused.exit_code == 1
+    assert said in refused.stderr
+
+
 def test_command_names_rows_by_their_own_id(command, tmp_path):
     source = write(tmp_path / "in.jsonl", [ROWS[0], BAD[2] | {"id": "broken one"}, BAD[2]])
     done = command(source, "--out", tmp_path / "out.jsonl", "--id-column", "id")

@@ -159,6 +159,8 @@ def test_what_is_wrong_with_settings():
     for wrong in ({"scope": "all"}, {"seeded_by": "answer"}, {"source": "context"}):
         with pytest.raises(ValueError, match="while an answer is written"):
             stream(tiny, PROMPT, **wrong)
+    with pytest.raises(ValueError, match="while an answer is written"):
+        Scorer(tiny, scope="response", source="context").stream(PROMPT)
     with pytest.raises(ValueError, match="nothing to score"):
         assert stream(tiny, PROMPT).result
     with pytest.raises(NotImplementedError, match="mlp"):

@@ -166,7 +166,14 @@ def score(
         raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
     prompt_file = str(prompt_file or rows_file)
     from lm_polygraph_asmi.scoring.page import render
-    from lm_polygraph_asmi.scoring.rows import TABLES, in_chat, read_rows, rows_left, score_rows
+    from lm_polygraph_asmi.scoring.rows import (
+        TABLES,
+        in_chat,
+        misspelt,
+        read_rows,
+        rows_left,
+        score_rows,
+    )
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:  # those of other libraries, which no user can act on
@@ -225,6 +232,9 @@ def score(
             )
         if context and len(rows) > 1:
             raise ValueError("--context is for a single prompt: put context into the .jsonl file")
+        for field, close in misspelt({name for row in rows for name in row.content}).items():
+            errors.print(f"Warning: the field {field!r} is not read; {close!r} would be.",
+                         style="yellow", highlight=False)  # fmt: skip
         if answer is not None:
             rows[0].content["answer"] = answer
         if context:

@@ -414,9 +414,10 @@ def violins(
             zeros = np.mean(values == 0) if len(values) else 0.0
             # On a logarithmic axis, since MI spans orders of magnitude; zeros stand at its foot.
             values = np.log10(np.maximum(values, foot))
-            if len(values) < SHAPED:
+            # (An empty line would be laid out as if it stood in the figure's corner.)
+            if 0 < len(values) < SHAPED:
                 ax.plot(np.full(len(values), place), values, "_", color=colour, clip_on=False)
-            elif np.ptp(values) > 0:
+            elif len(values) and np.ptp(values) > 0:
                 parts: Any = ax.violinplot(values, [place], showextrema=False, widths=0.8)
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.saved.cells import FEW, too_few
 from lm_polygraph_asmi.saved.names import at_depth, masked_layer, masked_where, perturbed_by
-from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run
+from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run, says_nothing
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
@@ -122,6 +122,13 @@ def about_run(run: Run) -> str:
         "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
         "better. PRR weighs the few most confident answers most, these two all alike.",
     ]
+    empty = says_nothing(run.stats.get("greedy_texts"))
+    if empty is not None and empty.any():
+        lines.append(
+            f"{empty.sum()} of {len(empty)} answers are empty: nothing in them could be right, and "
+            "masks leave them alone. Worked questions in the prompt may mend it "
+            "(data.prompt_style=demo)."
+        )
     for used in run.settings():
         lines.append(
             f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "

@@ -23,6 +23,7 @@ from lm_polygraph_asmi.saved.runs import (
     load_run,
     manager_files,
     same_quality,
+    says_nothing,
     together,
 )
 from lm_polygraph_asmi.validation import PERTURBATIONS, VARIANTS
@@ -296,8 +297,7 @@ class Cell:
     @cached_property
     def empty(self) -> np.ndarray | None:
         """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
-        texts = self.saved("greedy_texts")
-        return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
+        return says_nothing(self.saved("greedy_texts"))
 
     @cached_property
     def u_sem(self) -> np.ndarray | None:

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -71,6 +72,11 @@ class Run:
         """Median seconds of ASMI per example, all depths together; None if not saved."""
         seconds = self.stats.get("asmi_seconds")
         return float(np.median(seconds)) if seconds else None
+
+
+def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
+    """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+    return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
 
 
 def manager_files(path: str | Path) -> list[Path]:

@@ -334,12 +334,15 @@ class Scorer:
         used = stats[at_depth("asmi_settings", self.depth, source)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
+        if isinstance(before, str) and not before.strip():
+            warnings.append("The prompt is blank: the answer hangs on nothing that was asked.")
         if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
             warnings.append(odd)
         if said is None and not closes:
+            stop = "" if self.stop else ", or name a `stop` such as '\\n' if it goes on without end"
             warnings.append(
                 f"The model's answer was cut off after {len(ids)} tokens, since nothing ended it: "
-                "raise max_new_tokens, or name a `stop` such as '\\n' if it goes on without end."
+                f"raise max_new_tokens{stop}."
             )
         elif said is not None and (odd := repeated_prompt(before, prompt_ids.tolist(), said, ids)):
             warnings.append(odd)

@@ -491,7 +491,8 @@ class Score:
         named = {"max": "maximum"}.get(self.aggregation, self.aggregation)
         said = [
             f"{self.method}: {self.score:.4f} nats (0 to {times}ln S = {self.highest:.2f}; higher "
-            f"= more fragile), the {named} over {self.counted} token{'s' * (self.counted != 1)}."
+            f"= more fragile), the {named} over {self.counted} token{'s' * (self.counted != 1)}"
+            f"{'; masks at the answer alone' * (self.settings.get('scope') == 'response')}."
         ]
         if perturbed_by(self.settings):
             said.append(

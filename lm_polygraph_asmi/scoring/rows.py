@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lm_polygraph_asmi.scoring.many import FIELDS
 from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
 from lm_polygraph_asmi.validation import came
@@ -82,6 +84,16 @@ def _of_parquet(path: str | Path) -> list[Row]:
     except pa.ArrowException as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from error
     return [Row(number, row) for number, row in enumerate(rows, start=1)]
+
+
+def misspelt(names: Iterable[str]) -> dict[str, str]:
+    """Fields that nobody reads and that are written almost as one is that does not occur."""
+    given = set(names)
+    meant = {
+        name: get_close_matches(name, sorted(set(FIELDS) - given), n=1, cutoff=0.8)
+        for name in sorted(given - set(FIELDS))
+    }
+    return {name: close[0] for name, close in meant.items() if close}
 
 
 def in_chat(rows: list[Row]) -> None:

@@ -321,6 +321,12 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     (against,) = (line for line in lines if line.startswith("**Against the best free"))
     assert "better in 0, equivalent in 0, undecided in 1, worse in 0 of 1 cells**" in against
     assert "1 undecided because too small" in against
+    tables = {item.name: item.table for item in head_to_head(load_cells([tmp_path / "run"]))}
+    assert set(tables["outcomes"]["outcome"]) == {"undecided"}
+    assert tables["outcomes"]["p"].tolist() == [1.0] * len(tables["outcomes"])
+    assert tables["outcome_counts"]["worse"].sum() == tables["outcome_counts"]["better"].sum() == 0
+    compared = tables["head_to_head"][["top Δ best baseline"]].to_numpy().ravel()
+    assert not any(one.sure for one in compared)
     assert "Wrong way round:" not in said
 
 
@@ -977,6 +983,15 @@ def test_violins_show_their_medians_whole():
     assert not any(dot.get_clip_on() for dot in dots)
     low, high = ax.get_ylim()
     assert any(low <= at <= high for at in ax.get_yticks())
+
+
+def test_of_answers_of_one_kind_the_panels_keep_their_width():
+    values, wrong = {name: np.geomspace(0.1, 1, 6) for name in ("MSP", "ASMI")}, np.ones(6, bool)
+    figure = figures.violins(
+        {"a cell": (values, wrong, dict.fromkeys(values, Interval(*[np.nan] * 3)))}
+    )
+    figure.draw_without_rendering()
+    assert all(ax.get_position().width > 0.3 for ax in figure.axes)
 
 
 def test_a_few_answers_are_drawn_one_by_one():

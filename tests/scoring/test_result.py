@@ -63,6 +63,9 @@ def test_unit_range_and_direction(found):
     assert "higher = more fragile" in unit
     assert f"over {len(found.tokens)} tokens" in unit
     assert found.highest == math.log(30)
+    assert "masks at the answer alone" not in unit
+    response = replace(found, settings=found.settings | {"scope": "response"})
+    assert "tokens; masks at the answer alone." in response.verdict[0]
     fewer = replace(found, counted=len(found.tokens) - 1)
     assert f"over {len(found.tokens) - 1} tokens" in fewer.verdict[0]
 

@@ -20,6 +20,7 @@ from lm_polygraph_asmi.scoring.rows import (
     GIVEN,
     RESERVED,
     Row,
+    misspelt,
     read_rows,
     rows_done,
     rows_left,
@@ -308,6 +309,14 @@ def test_command_refuses_options_that_would_go_unheard(command, tmp_path, given,
     refused = command(write(tmp_path / "in.jsonl", ROWS[:1]), *given)
     assert refused.exit_code == 1
     assert said in refused.stderr
+
+
+def test_command_says_which_field_it_does_not_read(command, tmp_path):
+    rows = [{"prompt": PROMPT, "answr": " Brask", "id": "a", "answers": ["Brask"]}]
+    done = command(write(tmp_path / "in.jsonl", rows), "--out", tmp_path / "out.jsonl")
+    assert done.exit_code == 0
+    assert "Warning: the field 'answr' is not read; 'answer' would be." in done.stderr
+    assert misspelt(["prompt", "answer", "answers", "id", "correct", "quality", "cluster"]) == {}
 
 
 def test_command_names_rows_by_their_own_id(command, tmp_path):

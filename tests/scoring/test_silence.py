@@ -241,11 +241,19 @@ class TestWhatIsThereTwice:
             score(model, ending, PROMPT, " Brask")
 
 
+def test_a_blank_prompt_is_said_to_be_one(model, tokenizer):
+    warnings = score(model, tokenizer, "  \n", " Brask").warnings
+    assert any(warning.startswith("The prompt is blank") for warning in warnings)
+
+
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
     found = score(model, tokenizer, PROMPT, max_new_tokens=3)
     (warning,) = found.warnings
     assert "cut off after 3 tokens, since nothing ended it: raise max_new_tokens" in warning
     assert warning in found.verdict
+    assert "name a `stop`" in warning
+    (warning,) = score(model, tokenizer, PROMPT, max_new_tokens=3, stop="never").warnings
+    assert "name a `stop`" not in warning
     stop = found.tokens[2].text
     assert not score(model, tokenizer, PROMPT, max_new_tokens=3, stop=stop).warnings
     assert not score(model, tokenizer, PROMPT, [token.id for token in found.tokens]).warnings

@@ -122,10 +122,7 @@ def _sides(found: Iterable[Interval]) -> tuple[int, int]:
 
 
 def _against_best(cells: Sequence[Cell]) -> list[str]:
-    """How often the top variant is better, equivalent or worse than the best of the others.
-
-    On cells too small for their intervals that is undecided, whatever the intervals say.
-    """
+    """How often the top variant is better, equivalent or worse than the best of the others."""
     counted, _ = one_per_question_set(cells)
     adjusted = adjusted_comparisons(cells)
     said = []
@@ -135,12 +132,10 @@ def _against_best(cells: Sequence[Cell]) -> list[str]:
     ):
         own = {cell: one for cell, one in adjusted.get(name, {}).items() if cell in counted}
         if own:
-            told = {cell: one for cell, one in own.items() if not cell.too_small}
-            counts = count_outcomes(told.values())
-            small = len(own) - len(told)
-            counts["undecided"] += small
+            small = sum(cell.too_small for cell in own)
+            counts = count_outcomes(own.values())
             counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
-            worse = [cell.label for cell, one in told.items() if one.outcome == "worse"]
+            worse = [cell.label for cell, one in own.items() if one.outcome == "worse"]
             said.append(
                 f"**Against the {which}: {counted_as} of {len(own)} cells**{_in_brackets(worse)}"
                 f"{f', {small} undecided because too small' if small else ''}"

@@ -224,6 +224,10 @@ FREE = {method for method, family in FAMILIES.items() if family in ("information
 """Baselines that the answer's own pass gives: no samples, no further question."""
 
 
+UNTESTED = {"p_value": 1.0, "p_equivalent": 1.0, "least": 0.0, "least_equivalent": 0.0}
+"""Of a cell too small for its intervals: whatever they say, it is undecided."""
+
+
 @cache
 def compared_on(cell: Cell) -> dict[str, tuple[str, str]]:
     """What the report compares on a cell: name -> (first, second)."""
@@ -260,7 +264,8 @@ def intervals_of(cell: Cell) -> tuple[dict[str, Interval], dict[tuple[str, str],
 def adjusted_comparisons(cells: Sequence[Cell]) -> dict[str, dict[Cell, Comparison]]:
     """By name and cell, p-values adjusted within the cell and (Holm) for the cells.
 
-    Those without an interval are left out, and cells without a variant or a baseline.
+    Those without an interval are left out, and cells without a variant or a baseline. On cells too
+    small for their intervals nothing is tested.
     """
     found: dict[str, dict[Cell, Comparison]] = {name: {} for name in COMPARED + BESIDES}
     for cell in cells:
@@ -268,7 +273,7 @@ def adjusted_comparisons(cells: Sequence[Cell]) -> dict[str, dict[Cell, Comparis
         for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
             one = intervals_of(cell)[1][pair]
             if one.outcome is not None:
-                found[name][cell] = one
+                found[name][cell] = one._replace(**UNTESTED) if cell.too_small else one
     for name, judged in found.items():
         p_values = holm([one.p_value for one in judged.values()])
         equivalent = holm([one.p_equivalent for one in judged.values()])
@@ -384,7 +389,8 @@ def _outcomes(cells: Sequence[Cell]) -> Items:
             "of a comparison (Holm). p, equivalent: two one-sided tests of a difference of at "
             f"least {MARGIN} in PRR, Holm over the cells. ≤: no resample was further out, so p is "
             f"at most that. Better or worse: p < {LEVEL}; else equivalent: p, equivalent < "
-            f"{LEVEL}; else undecided, which is no equality.",
+            f"{LEVEL}; else undecided, which is no equality. Cells too small for their intervals "
+            "are not tested: p is 1 there.",
             "Best free: the best baseline that the answer's own pass gives, without samples or "
             "further questions.",
             "Margin in reach: half of the 90 % interval of the difference. Where it is not below "

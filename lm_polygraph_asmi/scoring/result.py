@@ -319,6 +319,7 @@ class Score:
 
     @property
     def symbol(self) -> str:
+        """The method's name, such as "Sem-ASMI"."""
         return VARIANTS[self.variant]
 
     @property

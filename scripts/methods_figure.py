@@ -1,0 +1,103 @@
+"""Draw the three methods: docs/methods.png.
+
+    python scripts/methods_figure.py
+
+Distributions are made up, as the figure says; every number in it is computed from them by the
+functions that score answers.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.maths import adaptive_gate, mutual_information, semantic_agreement
+from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
+from lm_polygraph_asmi.validation import TAU
+
+MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
+APART = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
+"""What four subnetworks say of two tokens."""
+CASES = {
+    "all agree": (("Holm", "Brask"), np.tile([[0.9, 0.1]], (4, 1)), 0.0),
+    "two names": (("Holm", "Brask"), APART, 0.0),
+    "two near-synonyms": (("built", "constructed"), APART, 0.9),
+}
+"""Tokens, distributions, and the cosine of the two tokens' rows in the output projection."""
+
+
+def measured(said: np.ndarray, cosine: float) -> tuple[float, float]:
+    """MI in nats, and A."""
+    log_probs = torch.tensor(said).log()[:, None]
+    rows = torch.tensor([[1.0, 0.0], [cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64)
+    return mutual_information(log_probs, 2).item(), semantic_agreement(log_probs, rows, 2).item()
+
+
+def masks_panel(ax: Axes) -> None:
+    ax.imshow(MASKS, cmap="Blues", vmin=0, vmax=1.6, aspect="equal")
+    for s, h in zip(*np.nonzero(MASKS == 0), strict=True):
+        ax.text(h, s, "×", ha="center", va="center", color=ORANGE, fontsize=14)
+    ax.set_xticks(range(6), [str(h + 1) for h in range(6)])
+    ax.set_yticks(range(4), [f"mask {s + 1}" for s in range(4)])
+    ax.set_xlabel("heads of one layer")
+    ax.set_title("1. Take heads away,\nscore the same answer")
+    ax.tick_params(length=0)
+
+
+def case_panel(ax: Axes, name: str) -> None:
+    tokens, said, cosine = CASES[name]
+    mi, agreement = measured(said, cosine)
+    places = np.arange(4)[::-1]
+    ax.barh(places, said[:, 0], color=BLUE, height=0.7)
+    ax.barh(places, said[:, 1], left=said[:, 0], color=SKY, height=0.7)
+    ax.barh(-1.3, said[:, 0].mean(), color=BLUE, height=0.7, alpha=0.6)
+    ax.barh(-1.3, said[:, 1].mean(), left=said[:, 0].mean(), color=SKY, height=0.7, alpha=0.6)
+    for x, place, token in ((0.02, "left", tokens[0]), (0.98, "right", tokens[1])):
+        ax.text(x, 3.62, token, ha=place, va="bottom", color=BLUE if place == "left" else "#2b7bb0")
+    ax.set_yticks([*places, -1.3], [*(str(s + 1) for s in range(4)), "mean"])
+    ax.set_xticks([])
+    ax.set_xlim(0, 1)
+    ax.set_ylim(-1.8, 4.3)
+    ax.spines["bottom"].set_visible(False)
+    ax.set_title(name)
+    ax.set_xlabel(
+        f"ASMI: MI = {mi:.2f} nats\nagreement A = {agreement:.2f}\n"
+        f"Sem-ASMI: {mi * (1 - agreement):.2f} nats"
+    )
+
+
+def gate_panel(ax: Axes) -> None:
+    mi, agreement = measured(*CASES["two near-synonyms"][1:])
+    diversity = np.linspace(0, 1, 101)
+    u = [mi * (1 - adaptive_gate(float(x)) * agreement) for x in diversity]
+    ax.plot(diversity, u, color=BLUE)
+    ax.axhline(mi, color=GREY, linestyle="--", linewidth=0.8)
+    ax.axhline(mi * (1 - agreement), color=GREY, linestyle="--", linewidth=0.8)
+    ax.text(0.02, mi, "ASMI", va="bottom", color=GREY)
+    ax.text(0.98, mi * (1 - agreement), "Sem-ASMI", va="bottom", ha="right", color=GREY)
+    ax.axvline(TAU, color=GREY, linewidth=0.6, linestyle=":")
+    ax.text(TAU + 0.02, mi * 0.12, "τ", color=GREY)
+    ax.set_ylim(0, mi * 1.15)
+    ax.set_xlabel("div: how far sampled\nanswers differ")
+    ax.set_ylabel("u of the near-synonyms, nats")
+    ax.set_title("3. Adapt-ASMI: discount only\nif the samples agree")
+
+
+def draw() -> Figure:
+    figure = Figure(figsize=(10.5, 3.2), layout="constrained")
+    figure.patch.set_facecolor("white")
+    left, middle, right = figure.subfigures(1, 3, width_ratios=[2.3, 5.4, 2.8])
+    masks_panel(left.subplots())
+    middle.suptitle("2. What each mask leaves says of the next token (made-up numbers)", fontsize=9)
+    for ax, name in zip(middle.subplots(1, 3), CASES, strict=True):
+        case_panel(ax, name)
+    gate_panel(right.subplots())
+    return figure
+
+
+if __name__ == "__main__":
+    with rc_context(STYLE):
+        save(draw(), Path(__file__).parents[1] / "docs/methods.png", "The three methods")

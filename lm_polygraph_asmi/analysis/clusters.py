@@ -160,6 +160,9 @@ def cluster_draws(
     Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts until
     `resamples` rows are made; what is computed from one row of an array shares its draw.
 
+    Raises:
+        ValueError: there is no row.
+
     Example:
         >>> counts = next(cluster_draws(["a", "a", "b"], resamples=100))
         >>> counts.shape, bool((counts[:, 0] == counts[:, 1]).all())  # both rows of a, or neither
@@ -272,6 +275,9 @@ def cluster_interval(
         statistic: of an array of row numbers, which may repeat.
         clusters: cluster key of each row.
 
+    Raises:
+        ValueError: there is no row.
+
     Example:
         >>> wrong = np.repeat([0, 1] * 5, 4)  # of each story all four answers alike
         >>> stories, rows = [str(n // 4) for n in range(40)], [str(n) for n in range(40)]
@@ -353,6 +359,9 @@ def cluster_band(
 
     Returns:
         (2, points), low and high; NaN with fewer than two clusters.
+
+    Raises:
+        ValueError: there is no row.
 
     Example:
         >>> wrong, own = np.array([0, 1] * 10), [str(n) for n in range(20)]

@@ -29,6 +29,9 @@ class GroundedAlignScore(Estimator):
         passage: regular expression whose first group is the passage in the prompt.
         batch_size: pairs at once.
 
+    Raises:
+        ValueError: an expression without a group.
+
     Example:
         >>> estimator = GroundedAlignScore(passage="Context: (.*?) Question: ")
         >>> asked = {"input_texts": ["Who built it?"], "greedy_texts": ["Edda"]}

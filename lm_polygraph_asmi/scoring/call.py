@@ -92,6 +92,9 @@ class Scorer:
 
     The check that the model's layers can be replayed runs once.
 
+    Raises:
+        OSError, TypeError, ValueError: as `score`, but for what is wrong with an answer.
+
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
         >>> for answer in (" Edda Holm", " Brask"):
@@ -884,6 +887,9 @@ class Streamer(BaseStreamer):
     Args:
         scorer: with the model that generates.
         shown: called with each `Token` as it comes.
+
+    Raises:
+        ValueError: from `put`, several prompts at once; else as `stream`.
 
     Example:
         >>> words = []

@@ -16,6 +16,7 @@ from lm_polygraph_asmi.model import (
     stepwise,
 )
 from lm_polygraph_asmi.scoring.call import Scorer, Streamer
+from lm_polygraph_asmi.scoring.engine import Engine
 from tests import reference
 from tests.families import CONFIGS
 from tests.model.test_device_map import state
@@ -52,6 +53,30 @@ def test_every_family(family, attention):
     if (family, attention) == ("gemma2-softcap", "sdpa"):
         pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
     equal(whitebox(family), attention=attention, max_new_tokens=7)
+
+
+@pytest.mark.parametrize("attention", [None, pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind, attention):
+    """The numbers of an answer as it is written are those of the finished one."""
+    name, overrides, layer, _ = KINDS[kind]
+    if name in UNSTEPPED:
+        pytest.skip("refused, see below")
+    settings = {**SMALL, "seeded_by": "prompt", "attention": attention}
+    model, ids = tiny_class(name, **overrides), sequence(20)
+    engine = Engine(
+        **settings, depths=(layer + 1) / 4.5, top_k=model.get_output_embeddings().out_features
+    )
+    with scoring_session(model, attention):
+        writing = engine.write(model, ids[:11])
+        for token in ids[11:].tolist():
+            writing.step(token)
+    found, expected = writing.statistics(), engine.score(model, ids[:11], ids[11:].tolist())
+    compared = [n for n in expected if n.startswith(("asmi_mi_", "asmi_agreement_"))]
+    assert len(compared) == 2
+    for statistic in (*compared, "asmi_entropy", "asmi_log_likelihood"):
+        np.testing.assert_allclose(found[statistic], expected[statistic], rtol=1e-5, atol=1e-5)
+    assert max(expected[compared[0]]) > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -221,7 +221,7 @@ def test_what_a_single_head_cannot_say_is_not_claimed(tmp_path):
     write_probe(probe(20, heads=1), save(tmp_path / "run", content(20)))
     (item,) = head_claims(load_cells([tmp_path / "run"]))
     said = item.table.set_index("claim")["here"]
-    for start in ("The gap between", "Fragility is borne", "So it is where"):
+    for start in ("The gap between", "Fragility is borne", "Where the model is confident"):
         assert said[said.index.str.startswith(start)].item() == "not measured here"
 
 
@@ -238,6 +238,82 @@ def test_claims_of_two_tokens_are_not_made(tmp_path):
     )
 
 
+RATES = {
+    "high MI, critical heads": (N, {"high": "critical"}),
+    "low MI, critical heads": (N, {"low": "critical"}),
+    "high MI, random heads†": (N, {"high": "random"}),
+    "low MI, random heads†": (N, {"low": "random"}),
+    "high MI, least critical heads†": (N, {"high": "least"}),
+    "high MI, heads of other masks†": (
+        N * 7 // 6, {"high_first": "held_second", "high_second": "held_first"}
+    ),
+    "low MI, heads of other masks†": (
+        N * 7 // 6, {"low_first": "held_second", "low_second": "held_first"}
+    ),
+    "high MI, matched by entropy†": (N // 3, {"high_matched": "critical"}),
+    "low MI, matched by entropy†": (N // 3, {"low_matched": "critical"}),
+    "high MI, top token at .9 or more†": (N // 3 - 2, {"high_confident": "critical"}),
+    "low MI, top token at .9 or more†": (N // 3 - 2, {"low_confident": "critical"}),
+    "high MI, random heads of another layer†": (N, {"high": "control_random"}),
+}  # fmt: skip
+"""Of the probe's table: tokens, and what is counted of the planted probe."""
+GAPS = {
+    "high MI": ("random heads", {"high": "random"}),
+    "low MI": ("random heads", {"low": "random"}),
+    "high MI, least critical": ("the least critical heads", {"high": "least"}),
+    "high MI, heads of other masks": (
+        "random heads", {"high_first": "random", "high_second": "random"}
+    ),
+    "high MI, matched by entropy": ("random heads", {"high_matched": "random"}),
+    "high MI, top token at .9 or more": ("random heads", {"high_confident": "random"}),
+    "high MI, another layer": ("random heads of another layer", {"high": "control_random"}),
+}  # fmt: skip
+"""The same of its differences: what critical heads are held against, those of other masks too."""
+
+
+def flips(rules):
+    """(tokens, K) of the planted probe, where another token than 0 is a flip."""
+    planted, found = probe(N), []
+    for group, rule in rules.items():
+        said = np.array(planted["predicted"][rule])[planted["groups"][group]] != 0
+        found.append(said.mean(-1) if said.ndim == 3 else said)
+    return np.concatenate(found).astype(float)
+
+
+def values(row):
+    return [row[f"k = {k}"].value for k in (1, 2, 4, 8)]
+
+
+def test_every_row_of_the_probe_counts_its_own_flips(cell):
+    (item,) = causal_probe([cell])
+    table = item.table.set_index("tokens and heads")
+    assert list(table.index) == list(RATES)
+    seen = set()
+    for name, (tokens, rules) in RATES.items():
+        wanted = 100 * flips(rules).mean(0)
+        assert table.loc[name, "tokens"] == tokens
+        assert values(table.loc[name]) == pytest.approx(wanted.tolist()), name
+        seen.add((tokens, *wanted))
+    assert len(seen) == len(RATES)  # the test could not fail if rows were alike
+
+
+def test_every_difference_is_that_of_its_rules(cell):
+    (item,) = causal_differences([cell])
+    table = item.table.set_index("tokens")
+    own = np.array(probe(N)["tokens"]["own_flips"])[:N, None]
+    for name, (against, rules) in GAPS.items():
+        parts = {group: f"held_{'second' if 'first' in group else 'first'}" for group in rules}
+        first = parts if "other masks" in name else dict.fromkeys(rules, "critical")
+        wanted = 100 * (flips(first) - flips(rules)).mean(0)
+        assert table.loc[name, "against"] == against
+        assert values(table.loc[name]) == pytest.approx(wanted.tolist()), name
+    row = table.loc["high MI, run's own masks"]
+    assert row["against"] == "the run's own masks"
+    wanted = 100 * (flips({"high": "critical"}) - own).mean(0)
+    assert values(row) == pytest.approx(wanted.tolist())
+    assert len(table) == len(GAPS) + 1
+
+
 def test_the_probe_has_its_rates_and_their_controls(cell):
     (item,) = causal_probe([cell])
     table = item.table.set_index("tokens and heads")
@@ -250,14 +326,12 @@ def test_the_probe_has_its_rates_and_their_controls(cell):
     for k in (1, 2, 4):
         expected = 100 * decided * chance_of_hitting(k, 8)
         assert random[f"k = {k}"].value == pytest.approx(expected, abs=6)
-    # Only every second token was run with the heads of the other half.
-    assert table.loc["high MI, heads of other masks†", "tokens"] == N
     assert high["run's own masks†"] == pytest.approx(10 * decided)
     assert "by construction" in item.notes[0]
     assert (
-        "on 1 of them the unmasked model's most likely token is not the answer's" in item.notes[2]
+        "on 2 of them the unmasked model's most likely token is not the answer's" in item.notes[2]
     )
-    assert "without an ablation 0 flip" in item.notes[2]
+    assert "on 1 the passes without an ablation, from which flips are counted" in item.notes[2]
 
 
 def test_critical_heads_are_held_against_random_ones(cell):
@@ -291,6 +365,7 @@ def test_claims_have_a_line_each(cell):
     assert line("The gap between").here == "undecided"  # the first head decides all
     assert line("Fragility is borne").here == "holds"
     assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
+    assert line("Where the model is confident").here == "holds"
     assert line("With a context, fragility couples").here != "not measured here"
     for start in (
         "On recall ρ",
@@ -301,6 +376,42 @@ def test_claims_have_a_line_each(cell):
         "Matched perturbations",
     ):
         assert line(start).here == "not measured here"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "outcome", "named"),
+    [
+        ({"random": "critical"}, "undecided", "high MI undecided"),
+        ({"least": "critical"}, "undecided", "high MI, least critical undecided"),
+        ({"least": "random", "critical": "least"}, "does not", "high MI, least critical does not"),
+        ({"held_first": "least", "held_second": "least"}, "does not",
+         "high MI, heads of other masks does not"),
+        ({"control_random": None}, "undecided", "high MI, another layer not measured here"),
+        ({"control_random": "critical"}, "undecided", "high MI, another layer undecided"),
+        ({"own_flips": 0.9}, "does not", "high MI, run's own masks does not"),
+        ({"high_matched": None}, "undecided", "matched by entropy not measured here"),
+        ({"high_confident": None}, "undecided", "at .9 or more not measured here"),
+    ],
+)  # fmt: skip
+def test_identifiable_heads_need_every_control(tmp_path, spoilt, outcome, named):
+    """And the claim says which one it is that does not agree."""
+    planted = probe(N)
+    predicted = dict(planted["predicted"])
+    for name, other in spoilt.items():
+        if name == "own_flips":
+            planted["tokens"][name] = [other] * 2 * N
+        elif name in planted["groups"]:
+            del planted["groups"][name]
+        elif other is None:
+            del planted["predicted"][name]
+        else:
+            planted["predicted"][name] = predicted[other]
+    write_probe(planted, save(tmp_path / "run", content(N)))
+    (item,) = head_claims(load_cells([tmp_path / "run"]))
+    said = item.table.set_index("claim")
+    (row,) = said[said.index.str.startswith("Fragility is borne")].itertuples()
+    assert row.here == outcome
+    assert named in row.where
 
 
 @pytest.mark.slow

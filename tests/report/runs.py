@@ -168,7 +168,6 @@ def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:
     """
     rng = np.random.default_rng(4)
     k = [k for k in (1, 2, 4, 8, 16) if k <= heads]
-    high, low = list(range(n)), list(range(n, 2 * n))
     decided = np.r_[rng.random(n) < 0.4, np.zeros(n, dtype=bool)]
     some = np.arange(n)
     groups = {"": some, "_matched": some[::3], "_confident": some[1::3][:-2],

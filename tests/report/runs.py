@@ -124,7 +124,9 @@ def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: f
             kl = rng.exponential(size=(masks, len(mi))) + level * ~mask[:, :1]
             kept.append(mask)
             divergence.append((kl / kl.mean(0) * mi).astype(np.float32))
+        seeds = [1000 + row for row in range(len(kept))]
         own |= {f"asmi_masks_{depth}": kept, f"asmi_kl_{depth}": divergence}
+        own[f"asmi_mask_seed_{depth}"] = seeds
         own[name] = [
             used | {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15} for used in own[name]
         ]

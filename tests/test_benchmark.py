@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.analysis import head_criticality
+from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.runs.rows import read_rows
 from lm_polygraph_asmi.saved.cells import load_cells
 from lm_polygraph_asmi.saved.manifest import read_manifest
@@ -335,7 +336,12 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_p
             np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
             assert np.isfinite(head_criticality(kl, masks)).all()
     shipped = composed("asmi_heads", "asmi.answers=somewhere")
-    assert (shipped.data.first, shipped.asmi.calculator.num_masks) == (500, 300)
+    used = shipped.asmi.calculator
+    assert (shipped.data.first, used.num_masks, used.details) == (500, 300, True)
+    assert (list(used.depths), used.scope, used.mask_sampler) == ([0.6, 0.9], "all", "bernoulli")
+    found = operating_point(32, used.num_masks, used.mask_rate)  # the paper's heads
+    assert (found.mask_rate, found.num_masks) == (0.15, 300)
+    assert not shipped.output_attentions
 
 
 def test_the_grid_has_sixteen_cells():

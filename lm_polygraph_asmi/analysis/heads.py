@@ -83,11 +83,12 @@ class PermutationNull:
         hhi: observed index, see `concentration`.
         z: observed minus mean of the null, over its standard deviation; higher = fewer heads than
             noise gives. Skewed: beyond 1.96 is no test at 5 %.
-        p: one-sided, share of the null at least as concentrated, the observed one counted in.
+        p: one-sided, share of the null that is not less concentrated, the observed one counted in;
+            draws without a positive head are not known to be less.
         null_mean, null_sd: of the null's indices.
         effective_heads: 1 / hhi.
         null_effective_heads: mean of 1 / index over the null.
-        undefined_draws: (T,) draws of the null without a positive head; they are left out.
+        undefined_draws: (T,) draws of the null without a positive head; left out but for p.
         unknown_pairs: pairs of a token and a head that no mask ablates, or none keeps; they count
             in no index.
     """
@@ -292,5 +293,7 @@ def _standardised(observed: np.ndarray, drawn: Iterable[np.ndarray]) -> Iterator
             continue
         mean, spread = known.mean(), known.std(ddof=1)
         z = (value - mean) / spread if spread > ROUNDING else nan
-        p = (1 + (known >= value - ROUNDING).sum()) / (1 + len(known)) if value == value else nan
+        # Nor is that draw known to be any less concentrated: it counts, as in 1 + all of them.
+        as_much = (~(indices < value - ROUNDING)).sum()
+        p = (1 + as_much) / (1 + len(indices)) if value == value else nan
         yield [z, p, mean, spread, (1 / known).mean(), lost]

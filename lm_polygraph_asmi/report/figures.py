@@ -580,10 +580,15 @@ def coupling(table: pd.DataFrame) -> Figure:
         for place, label in enumerate(labels):
             own = main[main["cell"] == label].iloc[0]
             _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark)
-    left.set_yticks(range(len(labels)), [textwrap.fill(label, 30) for label in labels])
+    shown = main.drop_duplicates("cell")["depth"].tolist()  # the first of each cell
+    alike = len(set(shown)) == 1
+    names = [
+        label if alike else f"{label}, {depth}" for label, depth in zip(labels, shown, strict=True)
+    ]
+    left.set_yticks(range(len(labels)), [textwrap.fill(name, 30) for name in names])
     left.set_ylim(len(labels) - 0.5, -0.5)
     left.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    left.set_xlabel(f"ρ at {main.iloc[0]['depth']} of depth")
+    left.set_xlabel(f"ρ at {shown[0]} of depth" if alike else "ρ at the depth named")
     signals = [
         Line2D([], [], color=colour, marker=mark, markersize=4, label=f"ρ({name}, z)")
         for name, colour, mark in (("MI", BLUE, "o"), ("H", BLACK, "s"))

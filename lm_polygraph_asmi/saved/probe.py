@@ -27,8 +27,9 @@ class Probe:
         control_layer: layer of the rule "control_random"; None without one.
         tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
             "entropy", "log_likelihood", "argmax" (of the unmasked model), "probability" (of it),
-            "replayed" (argmax where no head is ablated), "positive" (heads of positive
-            criticality), "own_flips" (share of the run's own masks that flip it).
+            "replayed" and "control_replayed" (argmax of the passes of the layer, or of the control
+            layer, where no head is ablated; older files have the first alone), "positive" (heads of
+            positive criticality), "own_flips" (share of the run's own masks that flip it).
         criticality: (n, H), NaN where undefined.
         groups: name -> places in the columns, such as "high" and "low".
         predicted: rule -> (n, K) or (n, K, draws) most likely token without the heads that the rule
@@ -47,12 +48,16 @@ class Probe:
     def flipped(self, rule: str, group: str) -> np.ndarray:
         """(m, K) whether each token of a group flips, under random heads how often; NaN: not run.
 
+        A flip is another token than these passes say without an ablation.
+
         Raises:
             KeyError: no such rule or group.
         """
         chosen = self.groups[group]
-        predicted, own = self.predicted[rule][chosen], self.tokens["argmax"][chosen]
-        own = own.reshape(-1, *[1] * (predicted.ndim - 1))
+        predicted, plain = self.predicted[rule][chosen], self.tokens["replayed"]
+        if rule.startswith("control"):
+            plain = self.tokens.get("control_replayed", plain)
+        own = plain[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
         flips = np.where(predicted < 0, np.nan, predicted != own)
         return flips if flips.ndim == 2 else flips.mean(-1)
 

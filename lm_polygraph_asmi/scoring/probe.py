@@ -170,12 +170,14 @@ class Tokens:
 RULES = {
     "critical": ("", "_matched", "_confident"),
     "least": ("", "_matched", "_confident"),
-    "random": ("", "_matched", "_confident"),
+    "random": ("", "_matched", "_confident", "_first", "_second"),
     "held_first": ("_second",),  # heads of the first half for tokens of the second
     "held_second": ("_first",),
     "control_random": ("",),
 }
 """Which groups, without high and low, each rule is for."""
+REPLAYED = ("replayed", "control_replayed")
+"""What the target layer's passes say where no head is ablated, and what those of the control do."""
 
 
 class CausalProbe:
@@ -263,9 +265,7 @@ class CausalProbe:
             "row": self.tokens.row[self.chosen],
             "position": self.tokens.position[self.chosen],
             **{name: columns[name][self.chosen] for name in columns if name != "top"},
-            "argmax": own.pop("argmax"),
-            "probability": own.pop("probability"),
-            "replayed": own.pop("replayed"),
+            **{name: own.pop(name) for name in ("argmax", "probability", *REPLAYED)},
             "positive": (criticality > 0).sum(1),
         }
         table["own_flips"] = (top != table["argmax"][:, None]).mean(1)
@@ -323,25 +323,28 @@ class CausalProbe:
             )
             answer.check_model(self.model, unmasked)
             best = readout(self.model, unmasked.final_hidden[positions]).max(-1)
-            heads = num_heads(self.model, self.used["layer"])
-            kept_all = np.ones((len(places), heads))
             found = {
                 "argmax": best.indices.cpu().numpy(),
                 "probability": best.values.exp().double().cpu().numpy(),
-                "replayed": self._predict(unmasked, layers[0], positions, kept_all),
+                **{name: np.full(len(places), NOT_RUN) for name in REPLAYED},
             }
             shape = (len(places), len(self.numbers))
             for rule in RULES:
                 drawn = (self.draws,) if "random" in rule else ()
                 found[rule] = np.full((*shape, *drawn), NOT_RUN)
-            for layer, asked in wanted.items():
+            for replayed, (layer, asked) in zip(REPLAYED, wanted.items(), strict=False):
                 if not asked:
                     continue
-                flat = [own.reshape(-1, own.shape[-1]) for _, _, own in asked]
-                at = np.repeat([positions[i] for i, _, _ in asked], [len(own) for own in flat])
+                # Without an ablation too, in the same passes: flips are counted from there, so that
+                # none is a matter of rounding.
+                kept_all = np.ones((len(places), num_heads(self.model, layer)))
+                flat = [kept_all, *(own.reshape(-1, own.shape[-1]) for _, _, own in asked)]
+                asked_at = [positions[i] for i, _, _ in asked]
+                times = [len(own) for own in flat]
+                at = np.concatenate([positions, np.repeat(asked_at, times[1:])])
                 ids = self._predict(unmasked, layer, at, np.concatenate(flat))
-                ends = np.cumsum([len(own) for own in flat])[:-1]
-                for (i, rule, own), said in zip(asked, np.split(ids, ends), strict=True):
+                found[replayed], *parts = np.split(ids, np.cumsum(times)[:-1])
+                for (i, rule, own), said in zip(asked, parts, strict=True):
                     said = said.reshape(own.shape[:-1])  # (K,) or (draws, K)
                     found[rule][i] = said.T if said.ndim == 2 else said
         if key:

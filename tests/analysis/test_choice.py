@@ -32,6 +32,9 @@ def test_pairs_have_like_entropy_and_no_token_twice():
     far_high, far_low = extremes(mi, 50)
     assert entropy[far_high].mean() - entropy[far_low].mean() > 1
     assert matched_pairs([1.0, 0.0], [2.0, 1.0])[0].tolist() == []
+    # The nearest of those within the caliper, and then the next that nobody has taken.
+    high, low = matched_pairs([4.0, 3.0, 0.0, 1.0], [1.0, 1.0, 1.09, 1.02])
+    assert (high.tolist(), low.tolist()) == ([0, 1], [3, 2])
 
 
 def test_orders_of_heads():

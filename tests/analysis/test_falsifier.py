@@ -116,13 +116,24 @@ def test_verdicts_are_adjusted_over_cells():
     nothing = compared(1, clusters=40, heads=None)
     together = verdicts([one, *[nothing] * 9])[0]
     assert together.p_special > alone.p_special
-    assert together.p_reproduced >= alone.p_reproduced
+    # Ten p-values of which one is small: ten times that, of both.
+    small, *large = (dict.fromkeys(ARMS, planted(0.1, 9, 9, p)) for p in (0.004, *[1] * 9))
+    for cells, p in (([small], 0.004), ([small, *large], 0.04)):
+        first = verdicts(cells)[0]
+        assert [first.p_special, first.p_reproduced] == pytest.approx([p, p])
 
 
-def planted(gap, to_differ, to_equal):
+@pytest.mark.parametrize(("gap", "equal"), [(0.015, True), (0.025, False)])
+def test_the_margin_is_two_hundredths(gap, equal):
+    gaps = gap + 0.001 * np.random.default_rng(0).normal(size=DRAWS)
+    for side in (1, -1):
+        assert (equivalence(side * gaps, clusters=150) < 0.05) == equal
+
+
+def planted(gap, to_differ, to_equal, p=1):
     difference = Interval(gap, gap - 0.1, gap + 0.1)
     nothing = Interval(0.0, 0.0, 0.0)
-    return ArmComparison(nothing, nothing, difference, 1, 1, 1, 0.05, to_differ, to_equal)
+    return ArmComparison(nothing, nothing, difference, p, 1, p, 0.05, to_differ, to_equal)
 
 
 @pytest.mark.parametrize(

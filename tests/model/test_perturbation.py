@@ -1,6 +1,7 @@
 """The arms of the falsifier: each equals whole passes with plain hooks, and is what it says."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,17 @@ def test_groups_are_as_equal_as_can_be_and_those_of_every_example(llama, width):
         torch.tensor([width // 4, -(-width // 4)])
     ))  # fmt: skip
     assert not torch.equal(groups, at(llama, masks(), seed=1).groups(width))
+    assert not torch.equal(groups, replace(one, layer=1).groups(width))
+
+
+def test_draws_differ_by_seed_layer_and_mask(llama):
+    here = at(llama, masks())
+    drawn = [
+        torch.rand(4, generator=generator).tolist()
+        for own in (here, replace(here, layer=1), replace(here, seed=1))
+        for generator in own.generators()
+    ]
+    assert len({tuple(own) for own in drawn}) == 6
 
 
 def test_what_is_drawn_follows_from_seed_tokens_and_mask(llama):

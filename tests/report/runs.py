@@ -124,7 +124,9 @@ def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: f
             kl = rng.exponential(size=(masks, len(mi))) + level * ~mask[:, :1]
             kept.append(mask)
             divergence.append((kl / kl.mean(0) * mi).astype(np.float32))
+        seeds = [1000 + row for row in range(len(kept))]
         own |= {f"asmi_masks_{depth}": kept, f"asmi_kl_{depth}": divergence}
+        own[f"asmi_mask_seed_{depth}"] = seeds
         own[name] = [
             used | {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15} for used in own[name]
         ]
@@ -162,42 +164,54 @@ def matched(about: dict[str, Any], matching: str = "effect", times: float = 1.0)
 
 
 def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:
-    """What the causal probe writes: on high tokens the critical head decides, on low ones none."""
+    """What the causal probe writes: on high tokens the critical head decides, on low ones none.
+
+    No two groups are of one size, and no two rules flip the same tokens of a group.
+    """
     rng = np.random.default_rng(4)
     k = [k for k in (1, 2, 4, 8, 16) if k <= heads]
-    high, low = list(range(n)), list(range(n, 2 * n))
     decided = np.r_[rng.random(n) < 0.4, np.zeros(n, dtype=bool)]
+    some = np.arange(n)
+    groups = {"": some, "_matched": some[::3], "_confident": some[1::3][:-2],
+              "_first": some[: n * 2 // 3], "_second": some[n // 2 :]}  # fmt: skip
 
     def by_chance(chances: list[float], shape: tuple[int, ...]) -> np.ndarray:
         chance = np.array(chances).reshape(1, -1, *[1] * (len(shape) - 2))
         hit = rng.random(shape) < chance
         return np.where(decided.reshape(-1, *[1] * (len(shape) - 1)) & hit, 1, 0)
 
-    hits, never = [one / heads for one in k], [0.0] * len(k)
+    hits, seldom = [one / heads for one in k], [0.05] * len(k)
     flat, drawn = (2 * n, len(k)), (2 * n, len(k), draws)
-    critical = by_chance([1.0] * len(k), flat)
-    half = np.where(np.arange(2 * n)[:, None] % 2 == 0, critical, -1)
+    critical, random = by_chance([1.0] * len(k), flat), by_chance(hits, drawn)
+    random[n:] = rng.random((n, len(k), draws)) < 0.02
+    held = {}
+    for rule, group, found in (("held_second", "_first", 1), ("held_first", "_second", 0.95)):
+        held[rule] = np.full(flat, -1)
+        own = np.r_[groups[group], n + groups[group]]  # tokens of one half, heads of the other
+        held[rule][own] = by_chance([found] * len(k), flat)[own]
     return {
         "run": "run", "model": "tiny",
-        "settings": {"layer": 3, "scope": "all", "num_masks": 100},
+        "settings": {"layer": 3, "scope": "all", "num_masks": 100, "mask_rate": 0.15},
         "k": k, "draws": draws, "seed": 0, "control_layer": 1,
         "tokens": {
             "row": [i % n for i in range(2 * n)], "position": [i // n for i in range(2 * n)],
             "token": [0] * (2 * n - 1) + [5], "mi": [0.5] * n + [0.001] * n,
             "entropy": [1.0] * 2 * n, "log_likelihood": [-0.05] * 2 * n,
-            "argmax": [0] * 2 * n, "probability": [0.95] * 2 * n, "replayed": [0] * 2 * n,
+            # On the first token rounding tells the unmasked pass from those that ablate.
+            "argmax": [7] + [0] * (2 * n - 1), "probability": [0.95] * 2 * n,
+            "replayed": [0] * 2 * n, "control_replayed": [0] * 2 * n,
             "positive": [4] * 2 * n, "own_flips": (0.1 * decided).tolist(),
         },
         "criticality": [[0.1] * (heads - 1) + [None]] * 2 * n,
         "groups": {
-            "high": high, "low": low, "high_matched": high[:10], "low_matched": low[:10],
-            "high_confident": high[:20], "low_confident": low[:20], "high_first": high,
-            "low_first": low, "high_second": high, "low_second": low,
+            side + name: (first + own).tolist()
+            for side, first in (("high", 0), ("low", n)) for name, own in groups.items()
         },
         "predicted": {
-            "critical": critical.tolist(), "least": by_chance(never, flat).tolist(),
-            "random": by_chance(hits, drawn).tolist(), "held_first": half.tolist(),
-            "held_second": half.tolist(), "control_random": by_chance(never, drawn).tolist(),
+            "critical": critical.tolist(), "least": by_chance(seldom, flat).tolist(),
+            "random": random.tolist(),
+            "control_random": by_chance(seldom, drawn).tolist(),
+            **{rule: ids.tolist() for rule, ids in held.items()},
         },
     }  # fmt: skip
 

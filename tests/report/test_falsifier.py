@@ -7,7 +7,12 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import adds_information, arm_comparisons, double_dissociation
+from lm_polygraph_asmi.analysis import (
+    adds_information,
+    arm_comparisons,
+    distinct_signal,
+    double_dissociation,
+)
 from lm_polygraph_asmi.report import Gap, load_cells
 from lm_polygraph_asmi.report.exhibits import findings
 from lm_polygraph_asmi.report.exhibits.claims import head_claims
@@ -214,6 +219,11 @@ def test_what_either_adds_to_the_other(cell):
     added = adds_information(cell.score(SEM), controls, cell.wrong, cell.clusters)
     assert [row["z of heads"], row["p of heads"]] == pytest.approx([added.statistic, added.p_value])
     assert (row["heads add"], row["arm add"]) == ("yes", "no")
+    # The paper's column: what MSP, H and the other of the two leave.
+    for side, signal, given in (("heads", cell.score(SEM), other), ("arm", other, cell.score(SEM))):
+        known = np.column_stack([cell.msp, cell.entropy, given])
+        left = distinct_signal(signal, known, cell.wrong, cell.clusters)
+        assert row[f"residual AUROC of {side}"] == pytest.approx(left.residual_auroc)
     assert row["ρ"].value == pytest.approx(spearmanr(cell.score(SEM), other).statistic)
     assert row["ρ, corrected"] is None
     # The one that was redrawn, with heads of the same other seed.

@@ -168,6 +168,34 @@ def test_a_file_of_doses_is_what_a_setting_takes(tiny, run, monkeypatch, tmp_pat
         dose_of(str(out), "foreign")
 
 
+def test_rows_are_taken_evenly_from_all_that_are_held_out(tiny, run, monkeypatch):
+    held, taken = scored_run(tiny, QUESTIONS[1:2], **SCORED), []
+    (answer,) = answers_of(held, tokenizer())
+
+    class Search:
+        def __init__(self, model, answers, *_):
+            taken.extend(answer.row for answer in answers)
+
+        def matched(self):
+            return {}
+
+    monkeypatch.setattr(room, "load_run", {"run": run, "held": held}.get)
+    monkeypatch.setattr(room, "load_named", lambda *_: (tiny, tokenizer()))
+    monkeypatch.setattr(room, "answers_of", lambda *_: [answer._replace(row=i) for i in range(7)])
+    monkeypatch.setattr(room, "DoseSearch", Search)
+    found = doses_for("run", "held", "tiny", rows=3)
+    assert taken == [0, 2, 4]
+    assert (found["rows"], found["tokens"]) == (3, 12)
+
+
+def test_doses_for_a_run_of_an_arm_are_refused(tiny, monkeypatch):
+    arm = scored_run(tiny, QUESTIONS[:1], perturbation="mlp", **SCORED)
+    held = scored_run(tiny, QUESTIONS[1:2], **SCORED)
+    monkeypatch.setattr(room, "load_run", {"arm": arm, "held": held}.get)
+    with pytest.raises(ValueError, match="a run of an arm itself: name the run of heads"):
+        doses_for("arm", "held", "tiny")
+
+
 def test_what_is_no_file_of_doses(tmp_path):
     with pytest.raises(FileNotFoundError, match="neither a number nor a file of doses"):
         dose_of(str(tmp_path / "none.json"), "mlp")

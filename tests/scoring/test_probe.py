@@ -1,10 +1,15 @@
 """The causal probe on a model in which one head decides."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from lm_polygraph_asmi.analysis import head_criticality
+from lm_polygraph_asmi.analysis.choice import ablations, critical_first, critical_last
+from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
 from lm_polygraph_asmi.saved.probe import read_probe, write_probe
 from lm_polygraph_asmi.scoring import probe as room
 from lm_polygraph_asmi.scoring.answers import answers_of
@@ -69,6 +74,127 @@ def test_no_head_ablated_flips_nothing(probed):
     found = probed
     assert (found.tokens["replayed"] == found.tokens["argmax"]).all()
     assert (found.tokens["argmax"] != DECIDED).all()
+
+
+def test_passes_without_an_ablation_are_run_with_those_that_ablate(planted, monkeypatch):
+    """As a mask among others, at both layers: flips are told from them, not from a kept state."""
+    ran, run_suffix = [], subnetworks.run_suffix
+    monkeypatch.setattr(
+        subnetworks, "run_suffix", lambda *how: ran.append(how[2:4]) or run_suffix(*how)
+    )
+    asked(planted, count=1, draws=1).run(planted[-1])
+    assert {layer for layer, _ in ran} == {LAYER, 1}
+    for _, masks in ran:
+        kept = masks.all(1).tolist()
+        assert any(kept)
+        assert not all(kept)
+
+
+def test_flips_are_counted_from_the_passes_without_an_ablation(probed):
+    """Where rounding tells these from the unmasked pass, that is no flip."""
+
+    def rounded(name):
+        moved = np.full_like(probed.tokens[name], DECIDED)
+        return replace(probed, tokens=probed.tokens | {name: moved})
+
+    assert (rounded("argmax").flipped("critical", "high") == 1).all()
+    assert (rounded("replayed").flipped("critical", "high") == 0).all()
+    other = rounded("control_replayed")
+    assert (other.flipped("control_random", "high") == 1).all()
+    del other.tokens["control_replayed"]  # as older files are
+    assert (other.flipped("control_random", "high") == 0).all()
+
+
+@pytest.mark.parametrize(
+    "how", [{"scope": "response"}, {"scope": "all", "perturbation": "mlp", "seed": 1}]
+)
+def test_predictions_are_those_of_masked_passes(how):
+    """One mask at a time, what the run masked and where; flips are frequent in a random model."""
+    model = whitebox().model
+    run = scored_run(model, QUESTIONS[:2], **SCORED, **how)
+    tokens, used = Tokens.of(run, 0.6), run.stats["asmi_settings_d60"][0]
+    answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
+    probe = CausalProbe(model, used, tokens, count=2, draws=1, control_depth=None)
+    found = probe.run(answers)
+    kl, masks = (run.stats[f"asmi_{name}_d60"] for name in ("kl", "masks"))
+    half, flips = SCORED["num_masks"] // 2, 0
+    parts = {"all": slice(None), "first": slice(half), "second": slice(half, None)}
+    for place, (row, at) in enumerate(
+        zip(found["tokens"]["row"], found["tokens"]["position"], strict=True)
+    ):
+        known = {name: head_criticality(kl[row][p], masks[row][p])[at] for name, p in parts.items()}
+        assert found["tokens"]["positive"][place] == (known["all"] > 0).sum()
+        for rule, order in {
+            "critical": critical_first(known["all"]), "least": critical_last(known["all"]),
+            "held_first": critical_first(known["first"]),
+            "held_second": critical_first(known["second"]),
+        }.items():  # fmt: skip
+            said = found["predicted"][rule][place]
+            if room.NOT_RUN in said:
+                continue
+            log_probs = subnetwork_log_probs(
+                model, answers[row].input_ids, answers[row].prompt_length, used["layer"],
+                torch.from_numpy(ablations(order, [1, 2, 4])).float(), attention="sdpa", **how,
+            )  # fmt: skip
+            assert said == log_probs[:, at].argmax(-1).tolist(), rule
+            flips += sum(token != found["tokens"]["replayed"][place] for token in said)
+    assert flips > 0
+
+
+def test_groups_are_chosen_by_what_their_names_say(planted):
+    """Eight tokens of one row: each group has its own two highest and two lowest."""
+    tokens = planted[2]
+    falling = np.arange(8.0)[::-1]
+    apart = np.array([5, 3, 1, 0, 0.04, 9, 1.02, 3.05])  # only the first token has no partner
+    own = replace(
+        tokens,
+        columns=tokens.columns | {"mi": falling, "entropy": apart},
+        halves={"first": np.roll(falling, 2), "second": np.roll(falling, 4)},
+        confident=np.array([False, True, True, False, True, False, False, True]),
+    )
+    found = {name: chosen.tolist() for name, chosen in own.groups(2).items()}
+    assert found == {
+        "high": [0, 1], "low": [7, 6],
+        "high_matched": [1, 2], "low_matched": [7, 6],
+        "high_confident": [1, 2], "low_confident": [7, 4],
+        "high_first": [2, 3], "low_first": [1, 0],
+        "high_second": [4, 5], "low_second": [3, 2],
+    }  # fmt: skip
+
+
+def test_tokens_of_one_half_lose_the_heads_of_the_other(planted):
+    """The first half of the masks names the head that decides, the second another one."""
+    tokens = planted[2]
+    named = {
+        half: np.eye(4)[np.full(len(tokens.row), head)]
+        for half, head in (("first", HEAD), ("second", HEAD + 1))
+    }
+    told = replace(tokens, criticality=tokens.criticality | named)
+    probe = CausalProbe(planted[0], planted[1], told, count=3, draws=1, numbers=[1])
+    found = probe.run(planted[-1])
+    decided = {
+        rule: {found["predicted"][rule][place][0] == DECIDED for place in found["groups"][group]}
+        for rule, group in (("held_first", "high_second"), ("held_second", "high_first"))
+    }
+    assert decided == {"held_first": {True}, "held_second": {False}}
+
+
+def test_halves_of_the_masks_are_told_apart(planted):
+    run = scored_run(planted[0], QUESTIONS[:1], scope="response", **SCORED)
+    tokens, (kl,), (masks,) = (
+        Tokens.of(run, 0.6), run.stats["asmi_kl_d60"], run.stats["asmi_masks_d60"]
+    )  # fmt: skip
+    for half, own in (("first", slice(30)), ("second", slice(30, None))):
+        np.testing.assert_allclose(tokens.halves[half], kl[own].mean(0))
+        np.testing.assert_allclose(tokens.criticality[half], head_criticality(kl[own], masks[own]))
+
+
+def test_each_token_has_random_heads_of_its_own(planted):
+    """Two of one answer, too."""
+    probe, answer = asked(planted), planted[-1][0]
+    first, second, *_ = np.flatnonzero(probe.tokens.row[probe.chosen] == 0)
+    drawn = [dict(probe._masks(place, answer, LAYER))["random"] for place in (first, second)]
+    assert not np.array_equal(*drawn)
 
 
 def test_random_heads_flip_as_often_as_they_hit(probed):

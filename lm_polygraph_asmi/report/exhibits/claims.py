@@ -16,7 +16,16 @@ from lm_polygraph_asmi.report.exhibits.heads import (
     profiles,
     sharpened,
 )
-from lm_polygraph_asmi.report.exhibits.probe import ROWS, differences, probed, rates, widenings
+from lm_polygraph_asmi.report.exhibits.probe import (
+    CONTROLS,
+    ROWS,
+    Probed,
+    differences,
+    numbers_of,
+    probed,
+    rates,
+    widenings,
+)
 from lm_polygraph_asmi.saved.cells import Cell, Unavailable
 
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "undecided", "not measured here"
@@ -188,23 +197,40 @@ def _highest_on_recall(cells: Sequence[Cell]) -> Iterator[Finding]:
                 yield Finding(outcome, cell.label, f"against {other.dataset}")
 
 
-def _beyond_random(pair: str) -> Callable[[Cell], tuple[str, str] | None]:
-    def look(cell: Cell) -> tuple[str, str] | None:
-        for found in probed(cell):
-            known = differences(found, pair) if found.arm == "heads" else None
-            if known is None:
-                continue
-            # Beyond half of the heads random ones are mostly the critical ones, too.
-            most = found.probe.criticality.shape[1] // 2
-            by_k = zip(found.probe.k, known[1], strict=True)
-            gaps = {k: gap for k, gap in by_k if k in PAPER_K and k <= most}
-            if not gaps:  # a layer of a single head
-                continue
-            said = ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in gaps.items())
-            return _all_above(list(gaps.values())), said
-        return None
+def _control(found: Probed, pair: str) -> dict[int, Interval]:
+    """Critical heads minus one of `CONTROLS` by k, as far as it can speak; empty if not run."""
+    known = differences(found, pair)
+    speaking = numbers_of(found, pair)
+    by_k = zip(found.probe.k, known[1], strict=True) if known else ()
+    return {k: gap for k, gap in by_k if k in PAPER_K and k in speaking}
 
-    return look
+
+def _gaps(found: dict[int, Interval]) -> str:
+    return ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in found.items())
+
+
+def _where_confident(cell: Cell) -> tuple[str, str] | None:
+    for found in probed(cell):
+        gaps = _control(found, "high MI, top token at .9 or more")
+        if found.arm == "heads" and gaps:
+            return _all_above(list(gaps.values())), _gaps(gaps)
+    return None
+
+
+def _identifiable(cell: Cell) -> tuple[str, str] | None:
+    """Whether every control agrees: of one that does not, or was not run, that is said."""
+    for found in probed(cell):
+        gaps = {pair: _control(found, pair) for pair in CONTROLS}
+        if found.arm != "heads" or not any(gaps.values()):  # a layer of a single head
+            continue
+        outcomes = {
+            pair: _all_above(list(own.values())) if own else UNMEASURED
+            for pair, own in gaps.items()
+        }
+        against = [f"{pair} {said}" for pair, said in outcomes.items() if said != HOLDS]
+        outcome = HOLDS if not against else FAILS if FAILS in outcomes.values() else OPEN
+        return outcome, "; ".join([_gaps(gaps[CONTROLS[0]]) or "random heads not run", *against])
+    return None
 
 
 def _not_above_msp(cell: Cell) -> tuple[str, str]:
@@ -247,10 +273,10 @@ CLAIMS: tuple[tuple[str, Look], ...] = (
     ("The lowest-MI tokens flip at most 1 % throughout", _each(None, _low_stay)),
     ("The gap between high and low MI widens with k, up to 8", _each(None, _widens)),
     ("From k = 2 on, flips are most frequent on recall", _highest_on_recall),
-    ("Fragility is borne by identifiable heads (beyond random heads†, up to half of them)",
-     _each(None, _beyond_random("high MI"))),
-    ("So it is where the model is confident (top token at .9 or more†)",
-     _each(None, _beyond_random("high MI, top token at .9 or more"))),
+    ("Fragility is borne by identifiable heads (every control agrees†, up to half of the heads)",
+     _each(None, _identifiable)),
+    ("Where the model is confident, critical heads flip more than random ones (top token at .9 or "
+     "more†)", _each(None, _where_confident)),
     ("The signal does not survive recall: Sem-ASMI is no better than MSP",
      _each(False, _not_above_msp)),
     ("Matched perturbations of other components do not reproduce it†", _not_reproduced),

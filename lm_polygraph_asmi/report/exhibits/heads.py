@@ -108,7 +108,7 @@ def _columns(cell: Cell, depth: float) -> Iterator[tuple[list[np.ndarray], int]]
         REDRAWS, num_masks, num_heads, used["mask_rate"], used["mask_sampler"], used["seed"]
     )
     saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
-    seeds = run.stats.get(at_depth("asmi_mask_seed", depth)) or range(len(run.scores))
+    seeds = run.stats[at_depth("asmi_mask_seed", depth)]
     for answer, row in cell.places(run):
         kl, masks = (np.asarray(values[row], dtype=float) for values in saved.values())
         entropy = np.asarray(run.stats["asmi_entropy"][row], dtype=float)
@@ -141,8 +141,9 @@ def profiles(cell: Cell, depth: float) -> Profiles:
     run = cell.dissected(depth)
     if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
         raise Unavailable(NEEDS)
-    if not all(run.stats.get(name) for name in ("asmi_entropy", "asmi_closing")):
-        raise Unavailable("asmi_entropy or asmi_closing not saved")
+    needed = ("asmi_entropy", "asmi_closing", at_depth("asmi_mask_seed", depth))
+    if lacking := [name for name in needed if not run.stats.get(name)]:
+        raise Unavailable(f"{', '.join(lacking)} not saved")
     if not cell.places(run):
         raise Unavailable("of the answers with masks none is in use")
     parts, unknown = zip(*_columns(cell, depth), strict=True)

@@ -32,14 +32,27 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "high MI, random heads of another layer†": (("high", "control_random"),),
 }  # fmt: skip
 """Row of the table -> groups of tokens, and the rule by which their heads were chosen."""
-DIFFERENCES = {
-    "high MI": ("high", "critical", "random"),
-    "low MI": ("low", "critical", "random"),
-    "high MI, matched by entropy": ("high_matched", "critical", "random"),
-    "high MI, top token at .9 or more": ("high_confident", "critical", "random"),
-    "high MI, against the least critical": ("high", "critical", "least"),
-}
-"""Pairs of rules on the same tokens."""
+OWN = "own"
+"""In place of a rule: the masks of the run that chose tokens and heads."""
+DIFFERENCES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "high MI": (("high", "critical", "random"),),
+    "low MI": (("low", "critical", "random"),),
+    "high MI, least critical": (("high", "critical", "least"),),
+    "high MI, heads of other masks": (
+        ("high_first", "held_second", "random"), ("high_second", "held_first", "random"),
+    ),
+    "high MI, run's own masks": (("high", "critical", OWN),),
+    "high MI, matched by entropy": (("high_matched", "critical", "random"),),
+    "high MI, top token at .9 or more": (("high_confident", "critical", "random"),),
+    "high MI, another layer": (("high", "critical", "control_random"),),
+}  # fmt: skip
+"""Groups of tokens, each with two rules that are held against one another on the same tokens."""
+AGAINST = {
+    "random": "random heads", "least": "the least critical heads", OWN: "the run's own masks",
+    "control_random": "random heads of another layer",
+}  # fmt: skip
+CONTROLS = tuple(name for name in DIFFERENCES if name.startswith("high"))
+"""All of these lie above zero where identifiable heads carry the fragility."""
 
 
 class Probed(NamedTuple):
@@ -110,17 +123,38 @@ def _percent(rate: Interval) -> Interval:
 
 def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
     """Tokens and paired differences in percent points, one of `DIFFERENCES`; None if not run."""
-    group, first, second = DIFFERENCES[pair]
     probe = found.probe
-    if group not in probe.groups or not {first, second} <= set(probe.predicted):
+    gaps, rows = [], []
+    for group, first, second in DIFFERENCES[pair]:
+        if group not in probe.groups or not {first, second} <= {*probe.predicted, OWN}:
+            continue
+        chosen = probe.groups[group]
+        if second == OWN:
+            other = probe.tokens["own_flips"][chosen][:, None]
+        else:
+            other = probe.flipped(second, group)
+        gap = probe.flipped(first, group) - other
+        known = np.isfinite(gap).all(1)
+        gaps.append(gap[known])
+        rows.append(probe.tokens["row"][chosen][known])
+    if not gaps or not len(table := np.concatenate(gaps)):
         return None
-    gap = probe.flipped(first, group) - probe.flipped(second, group)
-    known = np.isfinite(gap).all(1)
-    if not known.any():
-        return None
-    rows = probe.tokens["row"][probe.groups[group]][known]
-    gaps = flip_differences(gap[known], found.clusters(rows))
-    return int(known.sum()), [_percent(rate) for rate in gaps]
+    found_gaps = flip_differences(table, found.clusters(np.concatenate(rows)))
+    return len(table), [_percent(rate) for rate in found_gaps]
+
+
+def numbers_of(found: Probed, pair: str) -> list[int]:
+    """The k at which a control of `CONTROLS` can speak.
+
+    Beyond half of the heads those of other choices are mostly the critical ones too. Masks of the
+    run take p H heads each on the average, so that the k next to that are held against them.
+    """
+    heads = found.probe.criticality.shape[1]
+    few = [k for k in found.probe.k if k <= heads // 2]
+    if pair != "high MI, run's own masks":
+        return few
+    taken = found.probe.settings["mask_rate"] * heads
+    return [k for k in few if not any(taken <= other < k or k < other <= taken for other in few)]
 
 
 def widenings(found: Probed, most: int) -> list[Interval] | None:
@@ -183,7 +217,8 @@ def causal_probe(cells: Sequence[Cell]) -> Items:
             "under random masks. What critical heads flip beyond that is the next table; without "
             "it this one is partly a tautology.",
             "Share of the tokens, in percent, whose most likely token under the ablation is not "
-            "the unmasked model's own; 95 % intervals over clusters (Wilson's where none flips, or "
+            "the unmasked model's own, as the same passes have it without an ablation; 95 % "
+            "intervals over clusters (Wilson's where none flips, or "
             "all do). Critical: highest criticality of that token first, whatever its sign; "
             "beyond the positive heads the list goes on with heads that help. Run's own masks: "
             "share of the masks that chose tokens and heads under which the token flips. Other "
@@ -212,7 +247,8 @@ def _account(found: Probed) -> str:
     return (
         f"{found.label}: {len(high)} tokens of the highest and {len(low)} of the lowest MI_t at "
         f"layer {used.get('layer')}, scope {used.get('scope')}; on {other} of them the unmasked "
-        f"model's most likely token is not the answer's; without an ablation {moved} flip; "
+        f"model's most likely token is not the answer's; on {moved} the passes without an "
+        "ablation, from which flips are counted, say another one; "
         f"{positive:.1f} heads of positive criticality on the high ones."
     )
 
@@ -224,13 +260,13 @@ def causal_differences(cells: Sequence[Cell]) -> Items:
 
     def compute(found: Probed) -> list[dict[str, Any]]:
         rows = []
-        for name, (_, _, second) in DIFFERENCES.items():
+        for name, ((_, _, second), *_) in DIFFERENCES.items():
             known = differences(found, name)
             if known is None:
                 continue
             tokens, own = known
             rows.append(
-                {"cell": found.label, "tokens": name, "against": f"{second} heads", "n": tokens}
+                {"cell": found.label, "tokens": name, "against": AGAINST[second], "n": tokens}
                 | {f"k = {k}": gap for k, gap in zip(found.probe.k, own, strict=True)}
             )
         if not rows:
@@ -241,7 +277,9 @@ def causal_differences(cells: Sequence[Cell]) -> Items:
     notes = [
         "Percent points of tokens, critical minus others, paired by token; 95 % intervals over "
         "clusters. Random: mean over the draws. That fragility is carried by identifiable heads "
-        "may be said where this is above zero. " + DAGGER
+        "may be said where every row of high MI is above zero, for all k up to 8 and to half of "
+        "the heads (against the run's own masks: for the k next to the number that these take on "
+        "the average); the claims below name the rows that are not, or were not run. " + DAGGER
     ]
     return frame(
         "causal_differences", title, everything, compute, notes, digits=0,

@@ -512,9 +512,12 @@ class Score:
                 "not found to add to what is free, and has been seen to rank errors the wrong way."
             )
         else:
-            said += self.reference.verdict(self.score, self._compared)
-            if self._yardstick is not None and self._yardstick.decision is not None:
+            of_run = self.reference.verdict(self.score, self._compared)
+            if self._yardstick is None or self._yardstick.decision is None:
+                said += of_run
+            else:  # which may be by another signal, and stands whatever this one is worth
                 said.insert(1, self.accept_reason)
+                said += [one.replace("No verdict:", f"Of {self.symbol}:", 1) for one in of_run]
                 seen = {"prompt_tokens": self.prompt_tokens, "msp": self.msp}
                 said += self._yardstick.unlike(seen)
             if self.confident_but_fragile:

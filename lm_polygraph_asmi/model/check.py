@@ -7,13 +7,17 @@ the run are run as they will be, in batches or packed sequences of the same widt
 whole forward passes of the model itself whose heads are masked by a hook; and the final states
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
-which a scale sets in); and for every sequence of a kind of which another was wrong. Where the
-cheapest way of running the passes is wrong the next one is taken for sequences like that one; where
-none is right the sequence is refused. It costs up to five passes over the sequence and one piece of
-the run.
+which a scale sets in); and for every sequence of a kind of which another was wrong, whatever way.
+Where the cheapest way of running the passes is wrong the next one is taken for sequences like that
+one; where none is right the sequence is refused. All rows of a piece are run a second time, in
+other company, since a model may compute a row otherwise beside others (experts that take so many
+tokens of a batch and no more). Where even whole passes are right one mask at a time alone, the
+sequences of that kind are run so from then on. It costs up to five passes over the sequence and two
+pieces of the run.
 """
 
 import logging
+import math
 import re
 from bisect import bisect
 from collections.abc import Callable, Hashable, Iterator
@@ -98,7 +102,7 @@ class Extent:
         )
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def kind(self) -> "Kind":
         """What no length makes up for: layers may do nothing, or another thing, with one of it."""
         one = self.prompt == 0, self.response == 1, self.rows == 1
         return self.regime, self.special, one
@@ -210,17 +214,23 @@ def extent_of(
     )
 
 
+Kind = tuple[object, ...]
+"""See `Extent.kind`."""
+
+
 class Record:
     """What was found of one thing that is compared before it is believed.
 
     Attributes:
         right: where it was right, a layer or None, and at what extent.
         wrong: extents at which it was wrong, and how.
+        doubts: kinds of which a sequence was wrong; other things may share them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doubts: set[Kind]) -> None:
         self.right: list[tuple[int | None, Extent]] = []
         self.wrong: list[tuple[Extent, str]] = []
+        self.doubts = doubts
 
     def ask(
         self,
@@ -228,6 +238,7 @@ class Record:
         compare: Callable[[], str | None],
         layer: int | None = None,
         lasting: bool = True,
+        kind: Kind | None = None,
     ) -> str | None:
         """What is wrong at an extent; None if nothing is. Compared, unless an extent like it was.
 
@@ -237,27 +248,39 @@ class Record:
         Args:
             compare: says what is wrong, or None.
             layer: what is right at one is believed of no other; what is wrong at one, of all.
-            lasting: whether what is found wrong is remembered.
+            lasting: whether what is found wrong is believed of sequences like this one. It makes
+                those of its kind doubtful in any case.
+            kind: of which the sequence is, in whatever way it is run; by default the extent's.
         """
+        kind = extent.kind if kind is None else kind
         for at, found in self.wrong:
             if at.resembles(extent):
                 return found
-        doubtful = any(at.kind == extent.kind for at, _ in self.wrong)
         known_right = any(where == layer and at.covers(extent) for where, at in self.right)
-        if known_right and not doubtful:
+        if known_right and kind not in self.doubts:
             return None
         why = compare()
         if why is None:
-            self.right.append((layer, extent))
-        elif lasting:
+            if not known_right:
+                self.right.append((layer, extent))
+            return None
+        self.doubts.add(kind)
+        if lasting:
             self.wrong.append((extent, why))
         return why
 
 
-def record_of(model: PreTrainedModel, what: Hashable) -> Record:
-    """What was found of something, of the model as it is now, under the attention in use."""
-    records: dict[Hashable, Record] = known(model).setdefault("checks", {})
-    return records.setdefault((what, attention_of(model)), Record())
+def record_of(model: PreTrainedModel, what: Hashable, among: Hashable = None) -> Record:
+    """What was found of something, of the model as it is now, under the attention in use.
+
+    Args:
+        among: names the things with which it shares its doubts; by default it has its own.
+    """
+    facts, attention = known(model), attention_of(model)
+    records: dict[Hashable, Record] = facts.setdefault("checks", {})
+    doubts: dict[Hashable, set[Kind]] = facts.setdefault("doubts", {})
+    shared = doubts.setdefault((what if among is None else among, attention), set())
+    return records.setdefault((what, attention), Record(shared))
 
 
 class WayChecked(NamedTuple):
@@ -333,24 +356,38 @@ def _differences(
     change: Perturbation,
 ) -> dict[str, float]:
     """Total variation of what a way returns from what whole passes do, by what was compared."""
-    ones = torch.ones(1, masks.shape[1], dtype=masks.dtype)
-    pack = torch.cat([ones, masks[: max(1, together - 1)]])
-    states = torch.cat(
-        in_chunks(
-            lambda part: way.run(model, unmasked, layer, pack[part], change), len(pack), together
+
+    def run(rows: Shaped[Tensor, "S H"], at_once: int) -> Float[Tensor, "S T D"]:
+        return torch.cat(
+            in_chunks(
+                lambda part: way.run(model, unmasked, layer, rows[part], change),
+                len(rows),
+                at_once,
+            )
         )
-    )
-    own, kept = _own(model, unmasked), readout(model, states[0])
+
+    pack = masks[:together]  # as it will be run
+    states = run(pack, together)
+    # And in other company: few together, in reverse, one with all heads in place of the first.
+    mixed = torch.cat([torch.ones_like(pack[:1]), pack[1:]]).flip(0)
+    elsewhere = run(mixed, math.isqrt(len(pack) - 1) + 1).flip(0)
+    own, kept = _own(model, unmasked), readout(model, elsewhere[0])
     found = {
         UNMASKED: _apart(own, readout(model, unmasked.final_hidden, wide=False)),
         "all heads kept": _apart(unmasked.log_probs(model), kept),
     }
     if coarsest(model) not in LIMITS:  # what 32-bit logits change is the rounding, and no more
         found["logits in 32 bits"] = _apart(own, unmasked.log_probs(model))
-    chosen = torch.linspace(1, len(pack) - 1, min(CHECKED_ROWS, len(pack) - 1)).long().unique()
+    chosen = torch.linspace(0, len(pack) - 1, min(CHECKED_ROWS, len(pack))).long().unique()
     for row in chosen.tolist():
         whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], change)[0])
-        found[f"mask {row} of {len(pack)}"] = _apart(whole, readout(model, states[row]))
+        found[f"mask {row + 1} of {len(pack)}"] = _apart(whole, readout(model, states[row]))
+    if len(pack) > 1:
+        moved = (states - elsewhere)[1:].float().flatten(1).norm(dim=1)
+        row = 1 + int(moved.argmax())
+        found[f"mask {row + 1} of {len(pack)} in other company"] = _apart(
+            readout(model, elsewhere[row]), readout(model, states[row])
+        )
     return found
 
 
@@ -375,17 +412,28 @@ def right_way(
     known_start = unmasked.start > 0  # then its keys and values are from elsewhere
     reasons = []
     possible = list(ways(model, unmasked, layer))
+    kind = _extent(model, unmasked, False, len(masks)).kind
+    only_alone: set[Kind] = known(model).setdefault(("only alone", attention_of(model)), set())
+    if kind in only_alone:
+        possible = possible[-1:]
     for way in possible:
-        record = record_of(model, WayChecked(unmasked.scope, way.name, change.kind, known_start))
+        record = record_of(
+            model,
+            WayChecked(unmasked.scope, way.name, change.kind, known_start),
+            among=("ways", unmasked.scope, change.kind),
+        )
         before = len(record.wrong)
         refused = record.ask(
             _extent(model, unmasked, way.packed, min(together[way.name], len(masks))),
             partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
             layer,
-            # Not of the last way: what one example makes of all of them is to be no other's end.
-            lasting=way is not possible[-1],
+            # Not of whole passes: what one example makes of all ways is to be no other's end.
+            lasting=not way.whole,
+            kind=kind,
         )
         if refused is None:
+            if way.alone:  # and whole passes in a batch were wrong of the same sequence
+                only_alone.add(kind)
             return way
         if before == 0 and record.wrong:
             log.warning(
@@ -399,8 +447,9 @@ def right_way(
     raise RuntimeError(
         f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
         f"{unmasked.scope!r}, {attention_of(model)} attention, do not give what whole passes give "
-        f"({'; '.join(reasons)}). A model that computes a row otherwise in another batch, as "
-        "dynamic quantisation does, cannot be scored; else please report it"
+        f"({'; '.join(reasons)}). A model that answers the same pass otherwise the second time, or "
+        "rounds a position otherwise beside others, as dynamic quantisation does, cannot be "
+        "scored; else please report it"
     )
 
 

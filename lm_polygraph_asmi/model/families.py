@@ -1,7 +1,8 @@
 """Where some model families keep the modules that ASMI touches.
 
 All other models are looked at (`structure`); an entry here spares that for the class of that name
-in transformers, one added to it says otherwise, also for classes made from its own.
+in transformers. One that is added spares the search and not the checks, also for classes made from
+its own.
 `tests/model/test_families.py` runs every check of the project on every entry and fails when a
 transformers release moves a module.
 """

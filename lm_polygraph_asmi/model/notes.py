@@ -171,6 +171,17 @@ def plain_values(module: nn.Module) -> list[str]:
     return found
 
 
+def held_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors among a module's attributes and buffers, by name: not its parameters, nor what
+    is made anew for each sequence."""
+    renewed = renewed_names(module)
+    return {
+        name: value
+        for name, value in (*vars(module).items(), *vars(module)["_buffers"].items())
+        if isinstance(value, Tensor) and name not in renewed
+    }
+
+
 def _named(function: Any) -> str | None:
     """What a function is called, with what is bound to it; None where that tells not all of it."""
     if isinstance(function, partial):

@@ -333,7 +333,7 @@ def _right_kind(
 
     reasons = []
     for kind, way in KINDS:
-        reason = record_of(model, (way.name, change.kind)).ask(
+        reason = record_of(model, (way.name, change.kind), among=("steps", change.kind)).ask(
             extent,
             partial(compare, way=way),
             layer,

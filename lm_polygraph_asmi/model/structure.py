@@ -4,13 +4,15 @@ What is looked for is what the method needs and nothing else: a stack of layers 
 one behind the other; in each of them the softmax over keys, one row of probabilities per head, and
 behind it the projection whose input is the concatenated head outputs; the module whose output is
 what the unembedding gets. Names of classes and modules are not asked. A pass of a dozen tokens
-shows all of it; a few more show that no token sees what follows it and that each head has a block
-of the projection's input to itself.
+shows all of it; a few more show that the model repeats itself, that no token sees what follows it,
+that each head has a block of the projection's input to itself and that what heads say goes into the
+projection and nowhere else.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +24,7 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.model.devices import coarsest, dtypes_of, execution_device
 from lm_polygraph_asmi.model.families import Family, family_entry, is_shipped
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
-from lm_polygraph_asmi.model.notes import foreign_code, known, plain_values
+from lm_polygraph_asmi.model.notes import foreign_code, held_tensors, known, plain_values
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
 _MAKERS = ("torch", "transformers")
@@ -134,7 +136,7 @@ def structure_of(model: PreTrainedModel) -> Structure:
     key = ("structure", entry)
     if key not in facts:
         _check_not_compiled(model)
-        if entry is not None and (not is_shipped(entry) or _as_made(model, entry)):
+        if entry is not None and is_shipped(entry) and _as_made(model, entry):
             facts[key] = _from_table(model, entry)
         else:
             facts[key] = _find(model, entry)
@@ -173,7 +175,16 @@ def _from_table(model: PreTrainedModel, family: Family) -> Structure:
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     attention, _, _ = family.output_projection.rpartition(".")
-    layers = model.get_submodule(family.layers)
+    try:
+        layers = model.get_submodule(family.layers)
+        model.get_submodule(family.final_norm)
+        for layer in layers.children():
+            layer.get_submodule(family.output_projection)
+    except AttributeError as error:
+        raise TypeError(
+            f"{type(model).__name__} has not what its entry in lm_polygraph_asmi.model.FAMILIES "
+            f"names ({error}). Correct the entry, or leave it out to have the model looked at"
+        ) from error
     assert isinstance(layers, nn.ModuleList)
     sites = {
         index: HeadSite(family.output_projection, heads, width, attention)
@@ -230,12 +241,23 @@ class _Softmax:
     stack: tuple[nn.Module, ...]
 
 
-class _Watch(TorchFunctionMode):
-    """Sees every softmax over keys; may raise what one head takes in by half."""
+def _factors(heads: int) -> Tensor:
+    """What heads are raised by, one factor a head and token: no two heads by the same."""
+    return 1 + torch.rand(heads, TOKENS, 1, generator=torch.Generator().manual_seed(heads))
 
-    def __init__(self, trace: "_Trace", head: int | None = None) -> None:
+
+def _factors_of_one(heads: int, head: int) -> Tensor:
+    """One head is raised by half, the others are left."""
+    return 1 + 0.5 * (torch.arange(heads) == head)[:, None, None].expand(-1, TOKENS, 1)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every softmax over keys; may multiply what heads take in by what `raised` makes of their
+    number."""
+
+    def __init__(self, trace: "_Trace", raised: Callable[[int], Tensor] | None = None) -> None:
         super().__init__()
-        self.trace, self.head = trace, head
+        self.trace, self.raised = trace, raised
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -256,10 +278,8 @@ class _Watch(TorchFunctionMode):
         if len(rows) == 2 and heads == 1:  # a router's choice among experts looks like this
             return found
         self.trace.softmax(heads)
-        if self.head is not None and self.head < heads:
-            scale = torch.ones(heads, 1, 1, device=found.device, dtype=found.dtype)
-            scale[self.head] = 1.5
-            found = found * scale
+        if self.raised is not None:
+            found = found * self.raised(heads).to(found)
         return found
 
 
@@ -299,7 +319,9 @@ class _Trace:
             self._stack.pop().output = output
 
     @contextmanager
-    def watching(self, root: nn.Module, head: int | None = None) -> Iterator[None]:
+    def watching(
+        self, root: nn.Module, raised: Callable[[int], Tensor] | None = None
+    ) -> Iterator[None]:
         with ExitStack() as hooks:
             for module in root.modules():
                 # First in line, and last: what others' hooks change is inside.
@@ -308,7 +330,7 @@ class _Trace:
                     module.register_forward_hook(self.leave, with_kwargs=True),
                 ):
                     hooks.callback(handle.remove)
-            hooks.enter_context(_Watch(self, head))
+            hooks.enter_context(_Watch(self, raised))
             yield
 
 
@@ -337,7 +359,11 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
         return False
     if a.device == b.device:
         return a.data_ptr() == b.data_ptr()
-    return torch.equal(a.cpu(), b.cpu())
+    return _same_numbers(a, b)
+
+
+def _same_numbers(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
 
 
 def special_tokens(model: PreTrainedModel) -> set[int]:
@@ -375,6 +401,7 @@ def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
         before = [(id(module), plain_values(module)) for module in model.modules()]
+        memory = _Memory(model)
         tokens = _ordinary_tokens(model)[None]
         tokens = tokens.to(execution_device(model.get_input_embeddings()))
         try:
@@ -384,20 +411,97 @@ def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
             raise
         except Exception as error:
             raise TypeError(_why_not(model, error)) from error
-        after = [(id(module), plain_values(module)) for module in model.modules()]
-        if trace.softmaxes and after != before:  # without any there is a plainer reason
+        if not trace.softmaxes:
             raise TypeError(
-                f"{name} changes itself in a pass (as BigBird does, which chooses its attention by "
-                "the length of the first text): its numbers depend on what it was given before"
+                f"{name} has no attention heads that ASMI could mask: no softmax over keys was "
+                "seen in a pass (its layers are linear attention, state spaces or recurrences; or "
+                "attention runs in a kernel that shows nothing: then load it with "
+                "attn_implementation='eager')"
+            )
+        after = [(id(module), plain_values(module)) for module in model.modules()]
+        changed = memory.acts(tokens.flip(1))
+        if after != before:
+            changed = "what it is set to is another behind it, as of BigBird, which chooses its "
+            changed += "attention by the length of the first text"
+        if changed:
+            raise TypeError(
+                f"{name} changes itself in a pass: {changed}. Its numbers depend on what it was "
+                "given before"
             )
         if entry is None:
             found = _read(model, trace)
         else:
             found = _from_table(model, entry)
             _check_order(model, found.layers, trace.by_module())
-        _check_causal(model, found, tokens)
+        plain = _check_causal(model, found, tokens)
         _check_heads(model, found, trace)
-        return replace(found, takes_cache=_takes_cache(model, found, tokens))
+        return replace(found, takes_cache=_takes_cache(model, found, tokens, plain))
+
+
+class _Memory:
+    """The tensors that a model's modules hold besides parameters, as they were before a pass."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.held = {module: held_tensors(module) for module in model.modules()}
+        self.names = {module: set(vars(module)) for module in model.modules()}
+        self.versions = {
+            id(tensor): _version(tensor)
+            for tensors in self.held.values()
+            for tensor in tensors.values()
+        }
+
+    def acts(self, tokens: Tensor) -> str | None:
+        """What a pass has left behind that the next one takes up; None if nothing.
+
+        What recurrences leave may stay, since they begin anew with every text: a text comes out the
+        same with it and without.
+        """
+        left = []
+        for path, module in self.model.named_modules():
+            before, after = self.held[module], held_tensors(module)
+            for name in before.keys() | after.keys():
+                old, new = before.get(name), after.get(name)
+                if new is not None and new is old:
+                    if _version(new) != self.versions[id(new)]:
+                        return f"it writes to {name!r} in {path!r}"
+                elif not _same_values(old, new):
+                    left.append((path, module, name))
+        if not left:
+            return None
+        with_it = self._logits(tokens)
+        self._take_away(left)
+        without = self._logits(tokens)
+        self._take_away(left)
+        if _close(self.model, with_it, without):
+            return None
+        path, _, name = left[0]
+        return f"it leaves {name!r} behind in {path!r}"
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, return_dict=True).logits
+        return logits
+
+    def _take_away(self, left: list[tuple[str, nn.Module, str]]) -> None:
+        for _, module, name in left:
+            own, buffers = vars(module), vars(module)["_buffers"]
+            if name in buffers:
+                buffers[name] = self.held[module].get(name)
+            elif name in self.names[module]:
+                own[name] = self.held[module].get(name)
+            else:
+                own.pop(name, None)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _same_values(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether a tensor was exchanged for its like, or for a stand-in (as offloading does)."""
+    if first is None or second is None:
+        return first is second
+    return first.is_meta or second.is_meta or _same_numbers(first, second)
 
 
 def _why_not(model: PreTrainedModel, error: Exception) -> str:
@@ -419,12 +523,6 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     """Paths from the recorded calls."""
     name = type(model).__name__
     calls = trace.by_module()
-    if not trace.softmaxes:
-        raise TypeError(
-            f"{name} has no attention heads that ASMI could mask: no softmax over keys was seen in "
-            "a pass (its layers are linear attention, state spaces or recurrences; or attention "
-            "runs in a kernel that shows nothing: then load it with attn_implementation='eager')"
-        )
     path, stack = _stack_of_layers(model, trace, calls)
     names = path.split(".")
     around = (".".join(names[:depth]) for depth in range(1, len(names)))
@@ -620,25 +718,38 @@ def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, tr
     return paths[0]
 
 
-def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> None:
+def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> Tensor:
+    """Raise unless the model repeats itself and no token sees what follows it; the final states."""
     trunk = model.get_submodule(found.trunk)
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
-    first, second = (
-        states_of(trunk(input_ids=ids, use_cache=False))[0, :-1].float() for ids in (tokens, other)
+    plain, again, changed = (
+        states_of(trunk(input_ids=ids, use_cache=False)) for ids in (tokens, tokens, other)
     )
-    rounding = 1e-3 if coarsest(model).itemsize >= 4 else 0.1
-    if not (first - second).abs().max() <= rounding * first.abs().max():
+    if not _close(model, plain, again):
+        raise TypeError(
+            f"{type(model).__name__} does not repeat itself: the same tokens give other states the "
+            "second time, so that no difference between masks could be told from chance. Switch "
+            "off what draws at random (dropout outside of training) or counts its calls"
+        )
+    if not _close(model, plain[:, :-1], changed[:, :-1]):
         raise TypeError(
             f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "
             "is configured (is_decoder is perhaps false), and teacher forcing is not its generation"
         )
+    return plain
 
 
-def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor) -> bool:
+def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
+    """Whether two passes gave the same but for rounding."""
+    rounding = 1e-3 if coarsest(model).itemsize >= 4 else 0.1
+    first, second = first.float(), second.float()
+    return bool((first - second).abs().max() <= rounding * first.abs().max())
+
+
+def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor, plain: Tensor) -> bool:
     trunk = model.get_submodule(found.trunk)
     tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
-    plain = states_of(trunk(input_ids=tokens, use_cache=False))
     try:
         tapped = states_of(trunk(input_ids=tokens, past_key_values=tap, use_cache=True))
     except Exception:  # caches of a model's own refuse others in any way
@@ -647,39 +758,103 @@ def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor) -> bo
 
 
 def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> None:
-    """Raise unless what one head takes in changes its own block of the projection's input."""
+    """Raise unless what a head takes in changes its own block of the projection's input, and by
+    nothing else what the layer returns."""
+    tight = 1e-3 if coarsest(model).itemsize >= 4 else 0.05
     layers = model.get_submodule(found.layers)
     for index, site in found.sites.items():
         layer = layers[index]  # type: ignore[index]
         (called,) = [call for call in trace.calls if call.module is layer]
-        projection = layer.get_submodule(site.projection)
-        inputs: list[Tensor] = []
-        handle = projection.register_forward_pre_hook(
-            lambda _, args, to=inputs: to.append(args[0].float().reshape(TOKENS, -1))
-        )
+        probe = _Probe(layer, called, site)
+        name, path = type(model).__name__, site.projection
+        plain, returned = probe()
+        if probe.times != 1:
+            raise TypeError(
+                f"{name}: what takes the heads of layer {index}, {path!r}, is called "
+                f"{probe.times} times in it: no single place where heads could be masked"
+            )
+        if plain.shape[-1] != site.width:
+            raise TypeError(
+                f"{name}: at layer {index}, {path!r} takes {plain.shape[-1]} inputs, the heads "
+                f"make {site.width}: the class's entry in lm_polygraph_asmi.model.FAMILIES names "
+                "the wrong projection. Correct it, or leave it out to have the model looked at"
+            )
+        raised, changed = probe(_factors)
+        _, besides = probe(_factors, held=True)
+        factors = _factors(site.heads).transpose(0, 1).to(plain)
+        by_head = plain.shape[0], site.heads, -1
+        if not _only_scaled(plain.view(by_head) * factors, raised.view(by_head), tight):
+            for head in range(site.heads):
+                one, _ = probe(partial(_factors_of_one, head=head))
+                if not _changes_own_block(plain.view(by_head), one.view(by_head), head, tight):
+                    raise TypeError(
+                        f"{name}: at layer {index}, head {head} of {site.heads} has no block of "
+                        f"the input of {path!r} to itself: heads are mixed before they are "
+                        "projected, and masking blocks would not mask heads"
+                    )
+        if not (besides - returned).norm() <= tight * (changed - returned).norm():
+            raise TypeError(
+                f"{name}: at layer {index}, what heads say goes into {path!r} and leaves the layer "
+                "on another way, too (a second projection takes it, or the layer has a second "
+                "attention): masking that projection's input would not mask heads. ASMI takes "
+                "layers with one projection behind one attention"
+            )
+
+
+class _Probe:
+    """Calls a layer again as it was called, heads raised.
+
+    Attributes:
+        times: how often the projection was called in the last call.
+    """
+
+    def __init__(self, layer: nn.Module, called: _Call, site: HeadSite) -> None:
+        self.layer, self.called, self.site, self.times = layer, called, site, 0
+        self.plain: Any = None  # what the projection got in the first call, as it got it
+
+    def __call__(
+        self, raised: Callable[[int], Tensor] | None = None, held: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What the projection gets, (tokens, width), and what the layer returns.
+
+        Args:
+            held: whether the projection gets what it got in the first call all the same.
+        """
+        got: list[Tensor] = []
+
+        def look(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            got.append(args[0])
+            return (self.plain, *args[1:]) if held else None
+
+        projection = self.layer.get_submodule(self.site.projection)
+        handle = projection.register_forward_pre_hook(look)
         try:
-            for head in (None, 0, site.heads - 1):
-                with _Trace().watching(layer, head):
-                    layer(*called.inputs, **called.keywords)
+            with _Trace().watching(self.layer, raised):
+                returned = first_tensor(self.layer(*self.called.inputs, **self.called.keywords))
         finally:
             handle.remove()
-        if len(inputs) != 3:
-            raise TypeError(
-                f"{type(model).__name__}: what takes the heads of layer {index}, "
-                f"{site.projection!r}, is called {len(inputs) // 3} times in it: no single place "
-                "where heads could be masked"
-            )
-        plain, *raised = inputs
-        for head, changed in zip((0, site.heads - 1), raised, strict=True):
-            before, after = (x.reshape(TOKENS, site.heads, -1) for x in (plain, changed))
-            own = (after - before)[:, head].norm(dim=-1).mean()
-            # A norm over all heads scales the others' blocks; it does not turn them.
-            along = (after * before).sum(-1, keepdim=True) / before.square().sum(-1, keepdim=True)
-            turned = (after - along * before).norm(dim=-1).mean(0)
-            turned[head] = 0
-            if not own > 2 * turned.max():
-                raise TypeError(
-                    f"{type(model).__name__}: at layer {index}, head {head} of {site.heads} has no "
-                    f"block of the input of {site.projection!r} to itself: heads are mixed before "
-                    "they are projected, and masking blocks would not mask heads"
-                )
+        self.times = len(got)
+        if self.plain is None and got:
+            self.plain = got[0]
+        assert returned is not None
+        heads = got[0].float().reshape(TOKENS, -1) if got else returned
+        return heads, returned.float()
+
+
+def _only_scaled(expected: Tensor, found: Tensor, tight: float) -> bool:
+    """Whether each head's block is what is expected, but for a factor of all heads: a norm over
+    them has one. All are (tokens, heads, width)."""
+    along = (found * expected).sum((1, 2)) / expected.square().sum((1, 2))
+    expected = along[:, None, None] * expected
+    off, size = (x.norm(dim=-1).mean(0) for x in (found - expected, expected))
+    return bool((off <= tight * size).all())
+
+
+def _changes_own_block(before: Tensor, after: Tensor, head: int, tight: float) -> bool:
+    """Whether a head has changed its own block and, but for a factor, no other."""
+    own = (after - before)[:, head].norm(dim=-1).mean()
+    others = torch.arange(before.shape[1]) != head
+    before, after = before[:, others], after[:, others]
+    along = (after * before).sum((1, 2)) / before.square().sum((1, 2))
+    turned = (after - along[:, None, None] * before).norm(dim=-1).mean(0)
+    return bool(own > 0) and bool((turned <= tight * own).all())

@@ -79,6 +79,8 @@ def masks_per_pass(
     """How many of `total` masks to run together within `budget` bytes; at least one."""
     if way is None:
         way = next(ways(model, unmasked, max(unmasked.targets, default=0)))
+    if way.alone:
+        return 1
     if way.packed:
         known = unmasked.before.stop
         longest = min(PACKED_POSITIONS, (context_window(model) or PACKED_POSITIONS) - known)

@@ -241,6 +241,7 @@ class Way:
         packed: whether all masks stand behind one another in a single sequence.
         replays: whether it calls layers again one by one.
         whole: whether the model runs as it does without masks.
+        alone: whether masks are run one at a time, so that no row of a batch can touch another.
     """
 
     name: str
@@ -250,6 +251,7 @@ class Way:
     packed: bool = False
     replays: bool = False
     whole: bool = False
+    alone: bool = False
 
 
 def _batch(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
@@ -268,10 +270,19 @@ WAYS = (
     Way("the layers above again", "all", masked_everywhere, _batch, replays=True),
     Way("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
     Way("whole passes", "all", whole_passes, _batch, whole=True),
+    Way("whole passes, one mask at a time", "all", whole_passes, _batch, whole=True, alone=True),
     Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
     Way("rows token by token", "response", rows_token_by_token, _rows),
     Way("whole passes", "response", whole_passes, _batch, whole=True),
+    Way(
+        "whole passes, one mask at a time",
+        "response",
+        whole_passes,
+        _batch,
+        whole=True,
+        alone=True,
+    ),
 )
 """Cheapest first in each scope."""
 

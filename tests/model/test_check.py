@@ -311,10 +311,25 @@ def test_the_same_of_passes_step_by_step(monkeypatch):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_refused(scope):
+def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_run_one_mask_at_a_time(scope):
     model = tiny_model("llama")
     model.model.layers[3].mlp.register_forward_hook(
         lambda _, args, output: output * (1 + 0.2 * args[0].shape[:-1].numel())
+    )
+    found = subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
+    assert ways_seen_right(model, scope) == {"whole passes, one mask at a time"}
+    with scoring_session(model):
+        unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
+        for mask, row in zip(masks(), found, strict=True):
+            expected = readout(model, whole_passes(model, unmasked, 2, mask[None]))[0]
+            torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_model_that_does_not_repeat_itself_is_refused(scope):
+    model = tiny_model("llama")
+    model.model.layers[3].mlp.register_forward_hook(
+        lambda *call: call[-1] * (1 + torch.rand(()) * (call[-1].shape[1] == len(sequence()) - 1))
     )
     with pytest.raises(RuntimeError, match=r"do not give what whole passes give.*total variation"):
         subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
@@ -322,6 +337,33 @@ def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_refused(scope
         Engine(scope=scope, num_masks=6, mask_rate=0.4).score(
             model, sequence()[:PROMPT], sequence()[PROMPT:].tolist()
         )
+
+
+def test_doubt_outlives_the_last_way_and_is_shared():
+    """What was right before is looked at again, whichever way was wrong and whether it is kept."""
+    model = tiny_model("llama")
+    with scoring_session(model):
+        extent = check.extent_of(model, sequence(), PROMPT, False, 4)
+        cheap, dear, other = (
+            check.record_of(model, what, among=among)
+            for what, among in (("cheap", "ways"), ("dear", "ways"), ("other", None))
+        )
+    asked = []
+
+    def right():
+        asked.append(1)
+
+    for record in (cheap, dear, other):
+        for _ in range(2):
+            assert record.ask(extent, right) is None
+    assert len(asked) == 3
+    longer = replace(extent, response=2 * extent.response)
+    assert dear.ask(longer, lambda: "wrong", lasting=False) == "wrong"
+    assert not dear.wrong
+    for record, again in ((cheap, 1), (dear, 1), (other, 0)):
+        asked.clear()
+        assert record.ask(extent, right) is None
+        assert len(asked) == again
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -641,7 +683,7 @@ def test_an_edit_is_told_places_in_the_whole_sequence(monkeypatch):
                 way.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
                 for way in suffix.ways(model, unmasked, 2)
             ]
-            assert len(found) == (3 if scope == "all" else 4)
+            assert len(found) == (4 if scope == "all" else 5)
             for states in found[1:]:
                 torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
 

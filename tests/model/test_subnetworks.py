@@ -286,7 +286,11 @@ def test_a_family_entry_that_names_another_module_is_noticed(input_ids, monkeypa
     """Masking the inputs of the wrong projection would replay perfectly with all heads kept."""
     wrong = replace(FAMILIES["LlamaForCausalLM"], output_projection="mlp.down_proj")
     monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", wrong)
-    with pytest.raises(RuntimeError, match=r"takes 48 inputs, the heads make 32.*FAMILIES"):
+    with pytest.raises(TypeError, match=r"takes 48 inputs, the heads make 32.*FAMILIES"):
+        subnetwork_log_probs(tiny_model("llama"), input_ids, PROMPT_LENGTH, 2, masks())
+    absent = replace(FAMILIES["LlamaForCausalLM"], output_projection="attention.wo")
+    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", absent)
+    with pytest.raises(TypeError, match=r"LlamaForCausalLM has not what its entry.*`attention`"):
         subnetwork_log_probs(tiny_model("llama"), input_ids, PROMPT_LENGTH, 2, masks())
 
 

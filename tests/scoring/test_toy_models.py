@@ -82,7 +82,7 @@ def scores(model, texts, **how) -> tuple[np.ndarray, list[dict]]:
     ("carrier", "outcome", "arm"), [("heads", "special", None), ("mlp", "reproduced", "mlp")]
 )
 def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, arm):
-    """Doses are matched by effect on texts that are not judged; fragile answers are the bad ones."""
+    """Fragile answers are bad ones; doses are matched by effect on texts that are not judged."""
     rng = np.random.default_rng(0)
     model, share = toy(carrier, rng)
     questions = np.arange(3 + CONTEXT, 3 + CONTEXT + TEXTS * QUESTIONS).reshape(TEXTS, QUESTIONS)

@@ -7,7 +7,8 @@ the run are run as they will be, in batches or packed sequences of the same widt
 whole forward passes of the model itself whose heads are masked by a hook; and the final states
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
-which a scale sets in); and for every sequence of a kind of which another was wrong, whatever way.
+which a scale sets in); and for every sequence of a kind of which another was wrong in that way, or
+by whole passes.
 Where the cheapest way of running the passes is wrong the next one is taken for sequences like that
 one; where none is right the sequence is refused. All rows of a piece are run a second time, in
 other company, since a model may compute a row otherwise beside others (experts that take so many
@@ -224,7 +225,8 @@ class Record:
     Attributes:
         right: where it was right, a layer or None, and at what extent.
         wrong: extents at which it was wrong, and how.
-        doubts: kinds of which a sequence was wrong; other things may share them.
+        doubts: kinds of which a sequence was wrong in a way that no like one need be; other things
+            may share them.
     """
 
     def __init__(self, doubts: set[Kind]) -> None:
@@ -248,8 +250,8 @@ class Record:
         Args:
             compare: says what is wrong, or None.
             layer: what is right at one is believed of no other; what is wrong at one, of all.
-            lasting: whether what is found wrong is believed of sequences like this one. It makes
-                those of its kind doubtful in any case.
+            lasting: whether what is found wrong is believed of sequences like this one. Else it
+                makes all of its kind doubtful, here and where doubts are shared.
             kind: of which the sequence is, in whatever way it is run; by default the extent's.
         """
         kind = extent.kind if kind is None else kind
@@ -257,16 +259,18 @@ class Record:
             if at.resembles(extent):
                 return found
         known_right = any(where == layer and at.covers(extent) for where, at in self.right)
-        if known_right and kind not in self.doubts:
+        doubtful = kind in self.doubts or any(at.kind == extent.kind for at, _ in self.wrong)
+        if known_right and not doubtful:
             return None
         why = compare()
         if why is None:
             if not known_right:
                 self.right.append((layer, extent))
             return None
-        self.doubts.add(kind)
         if lasting:
             self.wrong.append((extent, why))
+        else:
+            self.doubts.add(kind)
         return why
 
 

@@ -103,12 +103,42 @@ KINDS = {
         "BitNetForCausalLM", {"hidden_size": 64}, BLOCK, "self_attn.o_proj", "mlp.down_proj",
     ),
 }  # fmt: skip
+O_PROJ = "self_attn.o_proj"
+MORE_KINDS = {
+    "mixture": ("MixtralForCausalLM", {}, BLOCK, O_PROJ, None),
+    "indexed attention": ("DeepseekV32ForCausalLM", {}, BLOCK, O_PROJ, None),
+    "gated indexed attention, windows": ("Dots3NoteForCausalLM", {}, BLOCK, O_PROJ, None),
+    "gated indexed attention, hybrid": ("Qwen4ExpForCausalLM", {}, BLOCK, O_PROJ, None),
+    "ALiBi": ("MptForCausalLM", {}, "transformer.blocks.1", "attn.out_proj", "ffn.down_proj"),
+    "local layers": (
+        "GPTNeoForCausalLM", {}, "transformer.h.1", "attn.attention.out_proj", "mlp.c_proj",
+    ),
+    "chunks": ("Llama4ForCausalLM", {}, BLOCK, O_PROJ, None),
+    "logit scale": ("CohereForCausalLM", {"logit_scale": 0.5}, BLOCK, O_PROJ, "mlp.down_proj"),
+    "multipliers": (
+        "GraniteForCausalLM",
+        {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+        BLOCK, O_PROJ, "mlp.down_proj",
+    ),
+    "hybrid mixture": ("Qwen3_5MoeForCausalLM", {}, BLOCK, O_PROJ, None),
+    "Mamba hybrid": ("JambaForCausalLM", {}, BLOCK, O_PROJ, None),
+    "convolution hybrid": ("Lfm2ForCausalLM", {}, BLOCK, "self_attn.out_proj", "feed_forward.w2"),
+    "widths by layer": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}, BLOCK, O_PROJ, None),
+    "shared keys and values": (
+        "Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "model.layers.0", O_PROJ, None,
+    ),
+    "norm behind the embedding": ("NanoChatForCausalLM", {}, BLOCK, O_PROJ, "mlp.fc2"),
+    "no cache": ("OpenAIGPTLMHeadModel", {}, "transformer.h.1", "attn.c_proj", "mlp.c_proj"),
+}  # fmt: skip
+"""The others of test_kinds.py, but for the one whose layers share a projection: with --slow."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)]
+)
 def test_arms_of_other_kinds_equal_whole_passes(kind, request):
     """One arm that calls the layer several times and one at the other site; --slow takes all."""
-    name, overrides, block, projection, down = KINDS[kind]
+    name, overrides, block, projection, down = (KINDS | MORE_KINDS)[kind]
     model, layer = tiny_class(name, **overrides), int(block[-1])
     path = f"{block}.{down}" if down else None
     arms_tried = PERTURBATIONS[1:] if request.config.getoption("--slow") else ("foreign", "mlp")

@@ -129,8 +129,8 @@ MORE_KINDS = {
     ),
     "norm behind the embedding": ("NanoChatForCausalLM", {}, BLOCK, O_PROJ, "mlp.fc2"),
 }  # fmt: skip
-"""The others of test_kinds.py with --slow, but for one whose layers share a projection, and one whose
-layers return a list: arms that run a layer more than once are refused there."""
+"""The others of test_kinds.py, with --slow; but for one whose layers share a projection, and one
+whose layers return a list: arms that run a layer more than once are refused there."""
 
 
 @pytest.mark.parametrize(

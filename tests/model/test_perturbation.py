@@ -48,7 +48,7 @@ def compare(model, projection, down, block, layer, arm, scope, dose) -> None:
     slow = arms.subnetwork_log_probs(
         plain_model(model), projection, down, block, layer, ids, PROMPT, masks(), arm=arm, **how
     )
-    torch.testing.assert_close(fast, slow, atol=5e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=1e-4, rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-3
 
@@ -128,9 +128,9 @@ MORE_KINDS = {
         "Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "model.layers.0", O_PROJ, None,
     ),
     "norm behind the embedding": ("NanoChatForCausalLM", {}, BLOCK, O_PROJ, "mlp.fc2"),
-    "no cache": ("OpenAIGPTLMHeadModel", {}, "transformer.h.1", "attn.c_proj", "mlp.c_proj"),
 }  # fmt: skip
-"""The others of test_kinds.py, but for the one whose layers share a projection: with --slow."""
+"""The others of test_kinds.py, with --slow; but for one whose layers share a projection, and one
+whose layers return a list: arms that run a layer more than once are refused there."""
 
 
 @pytest.mark.parametrize(

@@ -419,10 +419,12 @@ def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
                 "attn_implementation='eager')"
             )
         after = [(id(module), plain_values(module)) for module in model.modules()]
-        changed = memory.acts(tokens.flip(1))
-        if after != before:
-            changed = "what it is set to is another behind it, as of BigBird, which chooses its "
-            changed += "attention by the length of the first text"
+        changed: str | None = (
+            "what it is set to is another behind it, as of BigBird, which chooses its attention by "
+            "the length of the first text"
+        )
+        if after == before:
+            changed = memory.acts(tokens.flip(1))
         if changed:
             raise TypeError(
                 f"{name} changes itself in a pass: {changed}. Its numbers depend on what it was "

@@ -204,7 +204,7 @@ def test_every_way_gives_the_same(llama, arm):
                 way.run(llama, unmasked, LAYER, masks(), Perturbation(arm, 1.5))
                 for way in ways(llama, unmasked, LAYER)
             ]
-            assert len(found) == (3 if scope == "all" else 4)
+            assert len(found) == (4 if scope == "all" else 5)
             for states in found[1:]:
                 torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
 

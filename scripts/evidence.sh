@@ -164,6 +164,9 @@ exhibits() {
     polygraph_asmi probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --journal "$out/journal"
   fi
   polygraph_asmi report "${runs[@]}" --out "$out/$1.exhibits"
+  for kind in causal_probe causal_differences; do # what the page on heads is made of
+    [ ! -e "$out/$1.exhibits/tables/$kind.csv" ] || cp "$out/$1.exhibits/tables/$kind.csv" "$out/$1.$kind.csv"
+  done
 }
 
 for name in "${asked[@]:-open}"; do

@@ -1,11 +1,16 @@
 """Tables of the page on heads: which carry the disagreement, and whether other parts would do."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from evidence_cells import (
     ARMS,
+    CELLS,
+    MODELS,
     Evidence,
     judged,
     others,
@@ -23,6 +28,8 @@ from lm_polygraph_asmi.analysis import (
     verdicts,
 )
 
+EVIDENCE = Path(__file__).parents[1] / "docs/evidence"
+OWN_MASKS = ("run's own masks†",)
 RESAMPLES = 10_000
 """As in the report: the rule's own."""
 FREE = ("MSP", "Perplexity")
@@ -150,4 +157,29 @@ def concentration_table(cells: list[Evidence]) -> str:
         "cell", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
         "ρ(H, z)", "difference",
     ]  # fmt: skip
+    return table(columns, rows)
+
+
+def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> str:
+    """What the causal probe found, in percent of tokens, from the report's own tables.
+
+    Args:
+        kept: which of them, kept beside the evidence as MODEL/CELL.KEPT.csv.
+        sign: "+" for differences.
+    """
+    rows, columns = [], [""]
+    for file in sorted(EVIDENCE.glob(f"*/*.{kept}.csv")):
+        found = pd.read_csv(file).drop(columns="cell")
+        numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
+        named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
+        label = f"{MODELS[file.parent.name].name}, {CELLS[file.name.split('.')[0]]}"
+        columns = ["cell", *named, *numbers]
+        for row in found.to_dict("records"):
+            shown = (
+                "{:{s}.0f} [{:{s}.0f}, {:{s}.0f}]".format(
+                    *(row[name + end] for end in ("", " low", " high")), s=sign
+                ).replace("-", "−")
+                for name in numbers
+            )
+            rows.append([label, *(str(row[name]).rstrip("†") for name in named), *shown])
     return table(columns, rows)

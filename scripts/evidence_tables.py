@@ -24,7 +24,13 @@ from evidence_cells import (
     signed,
     table,
 )
-from evidence_heads import arms_added_table, arms_table, concentration_table, verdict_table
+from evidence_heads import (
+    arms_added_table,
+    arms_table,
+    concentration_table,
+    probe_table,
+    verdict_table,
+)
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -500,6 +506,8 @@ def baselines_table(cells: list[Evidence], judge: str) -> str:
 TABLES: dict[str, Callable[[list[Evidence]], str]] = {
     "judges": judges_table,
     "concentration": concentration_table,
+    "probe": probe_table,
+    "probe differences": partial(probe_table, kept="causal_differences", sign="+"),
 }
 FIGURES: dict[str, str] = {}
 """Name of a file beside the evidence -> judge."""

@@ -224,10 +224,6 @@ FREE = {method for method, family in FAMILIES.items() if family in ("information
 """Baselines that the answer's own pass gives: no samples, no further question."""
 
 
-UNTESTED = {"p_value": 1.0, "p_equivalent": 1.0, "least": 0.0, "least_equivalent": 0.0}
-"""Of a cell too small for its intervals: whatever they say, it is undecided."""
-
-
 @cache
 def compared_on(cell: Cell) -> dict[str, tuple[str, str]]:
     """What the report compares on a cell: name -> (first, second)."""
@@ -273,7 +269,7 @@ def adjusted_comparisons(cells: Sequence[Cell]) -> dict[str, dict[Cell, Comparis
         for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
             one = intervals_of(cell)[1][pair]
             if one.outcome is not None:
-                found[name][cell] = one._replace(**UNTESTED) if cell.too_small else one
+                found[name][cell] = _untested(one) if cell.too_small else one
     for name, judged in found.items():
         p_values = holm([one.p_value for one in judged.values()])
         equivalent = holm([one.p_equivalent for one in judged.values()])
@@ -289,6 +285,10 @@ def adjusted_comparisons(cells: Sequence[Cell]) -> dict[str, dict[Cell, Comparis
             for (cell, one), p, q in columns
         }
     return {name: judged for name, judged in found.items() if judged}
+
+
+def _untested(one: Comparison) -> Comparison:
+    return one._replace(p_value=1.0, p_equivalent=1.0, least=0.0, least_equivalent=0.0)
 
 
 def head_to_head(cells: Sequence[Cell]) -> Items:

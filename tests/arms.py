@@ -21,7 +21,7 @@ LLAMA_DOWN = "model.layers.{layer}.mlp.down_proj"
 
 
 def _first(output) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
+    return output[0] if isinstance(output, tuple | list) else output
 
 
 def subnetwork_log_probs(
@@ -48,7 +48,9 @@ def subnetwork_log_probs(
                 if output is None:
                     seen["out"] = _first(found)[0].clone()
                     return None
-                return (output[None], *found[1:]) if isinstance(found, tuple) else output[None]
+                return (
+                    (output[None], *found[1:]) if isinstance(found, tuple | list) else output[None]
+                )
 
             hooks.callback(heads_at.register_forward_pre_hook(keep).remove)
             hooks.callback(out_at.register_forward_hook(leave).remove)

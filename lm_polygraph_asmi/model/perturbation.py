@@ -359,7 +359,7 @@ def perturbed(
                 acting.clear()
 
         def states(found: Any) -> Tensor:
-            return found[0] if isinstance(found, tuple) else found
+            return found[0] if isinstance(found, tuple | list) else found
 
         as_heads = states(output({HEADS: without_heads})) if arm.as_heads else None
         changed = states(output(own)) if own else None
@@ -374,7 +374,7 @@ def perturbed(
             None if as_heads is None else as_heads.reshape(rows.shape),
             change.dose,
         ).reshape(plain.shape)
-        return (mixed, *returned[1:]) if isinstance(returned, tuple) else mixed
+        return (mixed, *returned[1:]) if isinstance(returned, tuple | list) else mixed
 
     projections = {}  # found before anything is hooked: that may take a pass
     if MLP in own:

@@ -128,9 +128,11 @@ MORE_KINDS = {
         "Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "model.layers.0", O_PROJ, None,
     ),
     "norm behind the embedding": ("NanoChatForCausalLM", {}, BLOCK, O_PROJ, "mlp.fc2"),
+    "layers that return a list": (
+        "OpenAIGPTLMHeadModel", {}, "transformer.h.1", "attn.c_proj", "mlp.c_proj",
+    ),
 }  # fmt: skip
-"""The others of test_kinds.py, with --slow; but for one whose layers share a projection, and one
-whose layers return a list: arms that run a layer more than once are refused there."""
+"""The others of test_kinds.py, with --slow; but for one whose layers share a projection."""
 
 
 @pytest.mark.parametrize(

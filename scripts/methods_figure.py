@@ -8,6 +8,7 @@ functions that score answers.
 
 from pathlib import Path
 
+import click
 import numpy as np
 import torch
 from matplotlib import rc_context
@@ -18,6 +19,7 @@ from lm_polygraph_asmi.maths import adaptive_gate, mutual_information, semantic_
 from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
 from lm_polygraph_asmi.validation import TAU
 
+DOCS = Path(__file__).parents[1] / "docs"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
 APART = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
 """What four subnetworks say of two tokens."""
@@ -98,6 +100,12 @@ def draw() -> Figure:
     return figure
 
 
-if __name__ == "__main__":
+@click.command(help=__doc__)
+@click.option("--out", default=DOCS / "methods.png", type=click.Path(path_type=Path))
+def main(out: Path) -> None:
     with rc_context(STYLE):
-        save(draw(), Path(__file__).parents[1] / "docs/methods.png", "The three methods")
+        save(draw(), out, "The three methods")
+
+
+if __name__ == "__main__":
+    main()

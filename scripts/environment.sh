@@ -1,14 +1,14 @@
 # Sourced by demo.sh, test.sh and docs.sh: an own virtual environment, .venv, set up once and again whenever
 # what it is made from changes. Argument: the extra to install (demo, dev or docs).
 #
-# PYTHON names the interpreter (3.10 to 3.12; default python3), VENV another folder. An own build of
+# PYTHON names the interpreter (3.10 to 3.13; default python3), VENV another folder. An own build of
 # torch goes in beforehand: python3 -m venv .venv && .venv/bin/pip install torch ...
 EXTRA=$1
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 
-"$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || {
-    echo "Python 3.10, 3.11 or 3.12 is needed, $PYTHON is $("$PYTHON" --version 2>&1)." \
+"$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || {
+    echo "Python 3.10 to 3.13 is needed, $PYTHON is $("$PYTHON" --version 2>&1)." \
         "Name another with PYTHON=..." >&2
     exit 1
 }

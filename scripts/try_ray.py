@@ -70,9 +70,10 @@ def main(squad: Path, folder: Path, number: int) -> None:
 
     def timed(process: subprocess.Popen, out: str) -> None:
         began = time.perf_counter()
-        if process.wait():
+        if process.wait() > 1:  # 1 where a row has an error, such as a passage that is too long
             raise click.ClickException((folder / f"{out}.log").read_text()[-2000:])
-        print(f"{out}: {len(blocks(folder / out))} blocks, {time.perf_counter() - began:.0f} s")
+        said = (folder / f"{out}.log").read_text().splitlines()[-1]
+        print(f"{len(blocks(folder / out))} blocks, {time.perf_counter() - began:.0f} s: {said}")
 
     timed(start(folder, "alone", "local"), "alone")
     driver = start(folder, "killed", "ray")

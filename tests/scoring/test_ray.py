@@ -33,13 +33,15 @@ def place(tmp_path_factory):
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (place / "rows.jsonl").write_text(text, encoding="utf-8")
     assert start(place, "alone", "local").wait() == 1  # of the broken row
+    assert len(blocks(place / "alone")) == ROWS / BLOCK
     return place
 
 
 def start(place: Path, out: str, engine: str) -> subprocess.Popen:
     command = [
         "polygraph_asmi", "score", "rows.jsonl", "--model", "model", "--scope", "response",
-        "--out", f"{out}/", "--block-rows", str(BLOCK), "--engine", engine, "--actors", "2",
+        "--out", f"{out}/", "--block-rows", str(BLOCK), "--engine", engine,
+        *(["--actors", "2"] if engine == "ray" else []),
     ]  # fmt: skip
     script = Path(sys.executable).with_name(command[0])
     with (place / f"{out}.log").open("a") as log:

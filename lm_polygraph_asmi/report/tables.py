@@ -124,10 +124,10 @@ def about_run(run: Run) -> str:
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():
+        many = " Worked questions in the prompt may mend it (data.prompt_style=demo)."
         lines.append(
-            f"{empty.sum()} of {len(empty)} answers are empty: nothing in them could be right, and "
-            "masks leave them alone. Worked questions in the prompt may mend it "
-            "(data.prompt_style=demo)."
+            f"Empty answers: {empty.sum()} of {len(empty)}. Nothing in them could be right, and "
+            f"masks leave them alone.{many if empty.mean() > 0.2 else ''}"
         )
     for used in run.settings():
         lines.append(

@@ -33,7 +33,9 @@ from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study, screen
 from lm_polygraph_asmi.report.exhibits.signal import distinct, flags, payoff
+from lm_polygraph_asmi.report.tables import about_run
 from lm_polygraph_asmi.saved.probe import write_probe
+from lm_polygraph_asmi.saved.runs import load_run, manager_files
 from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
@@ -328,6 +330,17 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     compared = tables["head_to_head"][["top Δ best baseline"]].to_numpy().ravel()
     assert not any(one.sure for one in compared)
     assert "Wrong way round:" not in said
+
+
+@pytest.mark.parametrize(("empty", "advised"), [(0, False), (4, False), (40, True)])
+def test_empty_answers_are_counted_on_the_screen(tmp_path, empty, advised):
+    saved = content(n=60)
+    saved["stats"]["greedy_texts"] = [" .\n"] * empty + [" Brask"] * (60 - empty)
+    (run,) = (load_run(file) for file in manager_files(save(tmp_path / "run", saved)))
+    said = about_run(run)
+    assert ("Empty answers:" in said) == (empty > 0)
+    assert not empty or f"Empty answers: {empty} of 60." in said
+    assert ("data.prompt_style=demo" in said) == advised
 
 
 def test_another_quality_is_named_in_the_first_lines(tmp_path):

@@ -8,13 +8,12 @@ whole forward passes of the model itself whose heads are masked by a hook; and t
 with the model's own logits. It is done again when a sequence is clearly longer than any checked
 before, or has passed another number in the model's configuration (a window, a chunk, a length at
 which a scale sets in); and for every sequence of a kind of which another was wrong in that way, or
-by whole passes.
-Where the cheapest way of running the passes is wrong the next one is taken for sequences like that
-one; where none is right the sequence is refused. All rows of a piece are run a second time, in
-other company, since a model may compute a row otherwise beside others (experts that take so many
-tokens of a batch and no more). Where even whole passes are right one mask at a time alone, the
-sequences of that kind are run so from then on. It costs up to five passes over the sequence and two
-pieces of the run.
+by whole passes. Where the cheapest way of running the passes is wrong the next one is taken for
+sequences like that one; where none is right the sequence is refused. All rows of a piece are run a
+second time, in other company, since a model may compute a row otherwise beside others (experts that
+take so many tokens of a batch and no more). Where even whole passes are right one mask at a time
+alone, the sequences of that kind are run so from then on. It costs up to five passes over the
+sequence and two pieces of the run.
 """
 
 import logging

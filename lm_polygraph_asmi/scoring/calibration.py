@@ -220,10 +220,12 @@ def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
             found[row.number] = score
     if not found:
         return {}
-    made = _anew(next(iter(found.values())), scorer)  # has the scorer's settings as a line has them
+    first = next(iter(found.values()))
+    made = _anew(first, scorer)  # has the scorer's settings as a line has them
     alike = {number: kept for number, kept in found.items() if _made_alike(kept, made, scorer)}
     tried = islice(alike.values(), TRIED)
-    return alike if all(_same(_anew(kept, scorer), kept.score) for kept in tried) else {}
+    again = ((kept, made if kept is first else _anew(kept, scorer)) for kept in tried)
+    return alike if all(_same(anew, kept.score) for kept, anew in again) else {}
 
 
 def _anew(kept: Score, scorer: "Scorer") -> Score:

@@ -41,6 +41,7 @@ from lm_polygraph_asmi.model import (
     readout,
     run_unmasked,
     scoring_session,
+    states_seen,
     subnetwork_log_probs,
     unembedding,
 )
@@ -225,8 +226,9 @@ class Contenders:
             found = writing.statistics()
         else:
             cache, memory = DynamicCache(), Memory()
-            ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
-            memory.take(self.model, ids, cache)
+            with states_seen(self.model, engine.layers(self.model)) as seen:
+                ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
+            memory.take(self.model, ids, cache, seen())
             known = memory if way == "reuse" else None
             found = engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
         return np.asarray(found[at_depth("asmi_mi", self.depth)])

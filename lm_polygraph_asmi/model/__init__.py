@@ -52,6 +52,7 @@ from lm_polygraph_asmi.model.unmasked import (
     UnmaskedPass,
     check_scope_runs,
     run_unmasked,
+    states_seen,
 )
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "run_unmasked",
     "scoring_session",
     "state_in_session",
+    "states_seen",
     "steps_of",
     "structure_of",
     "subnetwork_log_probs",

@@ -292,7 +292,7 @@ class WayChecked(NamedTuple):
     scope: str
     way: str
     kind: tuple[str, ...]
-    known_start: bool
+    remembered: str
 
 
 def ways_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
@@ -338,7 +338,7 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
         recorded = readout(model, unmasked.final_hidden, wide=False)
         return _other_states(_apart(_own(model, unmasked), recorded), coarsest(model))
 
-    what = UNMASKED, unmasked.start > 0
+    what = UNMASKED, unmasked.remembered
     extent = _extent(model, unmasked, False, 1)
     reason = record_of(model, what).ask(extent, compare, lasting=False)
     if reason is not None:
@@ -412,7 +412,6 @@ def right_way(
     Raises:
         RuntimeError: none is right; the message says by how much each is wrong.
     """
-    known_start = unmasked.start > 0  # then its keys and values are from elsewhere
     reasons = []
     possible = list(ways(model, unmasked, layer))
     kind = _extent(model, unmasked, False, len(masks)).kind
@@ -422,7 +421,7 @@ def right_way(
     for way in possible:
         record = record_of(
             model,
-            WayChecked(unmasked.scope, way.name, change.kind, known_start),
+            WayChecked(unmasked.scope, way.name, change.kind, unmasked.remembered),
             among=("ways", unmasked.scope, change.kind),
         )
         before = len(record.wrong)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -11,7 +12,14 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.layer_call import MASKABLE, KeysValues, KeyValueTap, LayerCall
+from lm_polygraph_asmi.model.layer_call import (
+    MASKABLE,
+    KeysValues,
+    KeyValueTap,
+    LayerCall,
+    entering,
+    replaced_forward,
+)
 from lm_polygraph_asmi.model.layers import (
     context_window,
     decoder_layers,
@@ -55,6 +63,9 @@ class UnmaskedPass:
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
         start: the first position that was run; those before it were known (`Memory`).
+        remembered: what was known of a sequence: nothing (""), "keys" (and values) of positions
+            before `start`, or also hidden "states" of those behind it, where most layers were not
+            run.
         known: for scope "response", keys and values of the positions before the predicting ones,
             for every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
@@ -84,6 +95,7 @@ class UnmaskedPass:
     final_hidden: Float[Tensor, "T D"]
     by_length: bool = False
     start: int = 0
+    remembered: str = ""
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -107,6 +119,55 @@ class UnmaskedPass:
         return readout(model, self.final_hidden)
 
 
+States = dict[int, Tensor]
+"""Hidden states (1, n, D) entering some layers, by index, and, by the number of layers, final ones
+(behind the final norm); as in `hidden_states` of transformers."""
+
+
+@contextmanager
+def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Callable[[], States]]:
+    """Keep what enters layers, and final states, of all passes over one sequence, such as those of
+    its generation.
+
+    Yields:
+        What says them, joined along positions; nothing where they are not one sequence's.
+
+    Example:
+        >>> with scoring_session(model), states_seen(model, [2]) as seen:
+        ...     _ = model.generate(ids[None], max_new_tokens=3, do_sample=False)
+        >>> {layer: tuple(states.shape) for layer, states in seen().items()}
+        {2: (1, 10, 16), 4: (1, 10, 16)}
+    """
+    parts: dict[int, list[Tensor]] = {index: [] for index in (*layers, num_layers(model))}
+
+    def keep_entering(index: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+            if isinstance(output, Tensor):  # else it could not be passed over
+                parts[index].append(entering(args, kwargs))
+
+        return hook
+
+    def keep_final(_: nn.Module, __: tuple, output: Any) -> None:
+        parts[num_layers(model)].append(states_of(output))
+
+    def joined() -> States:
+        lengths = {tuple(part.shape[:2] for part in of) for of in parts.values()}
+        if len(lengths) != 1 or any(rows != 1 for rows, _ in lengths.pop()):
+            return {}
+        return {index: torch.cat(of, dim=1) for index, of in parts.items() if of}
+
+    with ExitStack() as hooks:
+        for index in parts:
+            if index == num_layers(model):
+                handle = trunk(model).register_forward_hook(keep_final)
+            else:
+                handle = decoder_layers(model)[index].register_forward_hook(
+                    keep_entering(index), with_kwargs=True
+                )
+            hooks.callback(handle.remove)
+        yield joined
+
+
 @dataclass
 class Memory:
     """Keys and values of the last sequence, so that the next one's common start need not run again.
@@ -114,6 +175,7 @@ class Memory:
     Attributes:
         input_ids: the tokens they are of.
         layers: keys and values of each layer, from the first to the last.
+        states: hidden states at the last n of these tokens, if they were looked at.
         state: that of the model that made them (`state_in_session`); to another, or one whose
             weights have changed, they are as if not known.
 
@@ -130,6 +192,7 @@ class Memory:
 
     input_ids: list[int] = field(default_factory=list)
     layers: list[KeysValues] = field(default_factory=list)
+    states: States = field(default_factory=dict)
     state: int | None = None
 
     @staticmethod
@@ -173,13 +236,22 @@ class Memory:
         self, model: PreTrainedModel, input_ids: Sequence[int], layers: Sequence[KeysValues]
     ) -> None:
         """Know a sequence, and no other."""
-        self.input_ids, self.layers = list(input_ids), list(layers)
+        self.input_ids, self.layers, self.states = list(input_ids), list(layers), {}
         self.state = state_in_session(model)
 
-    def take(self, model: PreTrainedModel, input_ids: Sequence[int], cache: DynamicCache) -> None:
+    def take(
+        self,
+        model: PreTrainedModel,
+        input_ids: Sequence[int],
+        cache: DynamicCache,
+        states: States | None = None,
+    ) -> None:
         """Keep what a cache holds of a sequence; nothing where it does not hold all of it.
 
         A sliding layer keeps the last positions alone, and does not say since when.
+
+        Args:
+            states: of the passes that filled the cache (`states_seen`).
         """
         layers: list[Any] = cache.layers  # of a kind that keeps keys and values
         found = [(layer.keys, layer.values) for layer in layers]
@@ -189,6 +261,21 @@ class Memory:
             self.keep(model, [], [])
         else:
             self.keep(model, list(input_ids)[: lengths.pop()], found)
+            self.states = states or {}
+
+    def states_at(
+        self, model: PreTrainedModel, input_ids: Sequence[int], layers: Iterable[int], start: int
+    ) -> States:
+        """Hidden states entering layers, and final ones, at tokens from `start` on; {} where they
+        are not known of all."""
+        wanted = [*layers, num_layers(model)]
+        if not start or not all(index in self.states for index in wanted):
+            return {}
+        first = len(self.input_ids) - self.states[wanted[-1]].shape[1]
+        if start < first or self.common(model, input_ids) < len(input_ids):
+            return {}
+        here = slice(start - first, len(input_ids) - first)
+        return {index: self.states[index][:, here] for index in wanted}
 
 
 NO_MEMORY = "passes over known keys and values were wrong"
@@ -258,6 +345,29 @@ class Seen:
     @property
     def targets(self) -> dict[int, TargetInput]:
         return {index: TargetInput(self.hidden[index], self.heads[index]) for index in self.hidden}
+
+
+@contextmanager
+def _passed_over(model: PreTrainedModel, states: States, before: int) -> Iterator[None]:
+    """Run no layers but those whose hidden states are known, and these on them, behind so many
+    positions."""
+
+    def given(hidden: Tensor) -> Callable[[nn.Module, tuple, dict], tuple[tuple, dict]]:
+        return lambda layer, args, kwargs: (
+            (hidden,), LayerCall.split(layer, args, kwargs, before)[1].arguments
+        )  # fmt: skip
+
+    with ExitStack() as undo:
+        for index, layer in enumerate(decoder_layers(model)):
+            if index in states:
+                handle = layer.register_forward_pre_hook(
+                    given(states[index]), with_kwargs=True, prepend=True
+                )
+                undo.callback(handle.remove)
+            else:
+                passing = wraps(layer.forward)(lambda *args, **kwargs: entering(args, kwargs))
+                undo.enter_context(replaced_forward(layer, passing))
+        yield
 
 
 @contextmanager
@@ -346,8 +456,11 @@ def run_unmasked(
     found = structure_of(model)
     first = targets[0] if targets else total
     start, kept = 0, []
+    states: States = {}
     if memory is not None and scope == "response":
         start, kept = memory.common(model, input_ids[: prompt_length - 1].tolist()), memory.layers
+        if start == prompt_length - 1:
+            states = memory.states_at(model, input_ids[:-1].tolist(), targets, start)
     known: dict[int, KeysValues] = {}
     every: dict[int, KeysValues] = {}
     devices: set[torch.device] = set()
@@ -378,6 +491,8 @@ def run_unmasked(
         if watched:
             handle = decoder_layers(model)[first].register_forward_pre_hook(begun)
             hooks.callback(handle.remove)
+        if states:
+            hooks.enter_context(_passed_over(model, states, start))
         handle = trunk(model).register_forward_hook(lambda *call: final.append(states_of(call[-1])))
         hooks.callback(handle.remove)
         ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
@@ -388,7 +503,12 @@ def run_unmasked(
             trunk(model)(input_ids=ids, use_cache=False)
     if found.chained:
         _check_heads(model, seen.heads, targets)
-    if memory is not None and len(every) < total:
+    if states:  # what layers that were not run would have kept is known as well
+        final = [states[total]]
+        before = slice(0, start)
+        known = {i: (kept[i][0][:, :, before], kept[i][1][:, :, before])
+                 for i in range(first + 1, total)}  # fmt: skip
+    elif memory is not None and len(every) < total:
         Memory.refuse(model)  # layers share keys, or keep them where nobody sees
     elif memory is not None:
         memory.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
@@ -403,6 +523,7 @@ def run_unmasked(
         final_hidden=final[0][0, prompt_length - 1 - start :],
         by_length=tap.asked,
         start=start,
+        remembered="states" if states else "keys" if start else "",
     )
 
 

@@ -33,6 +33,7 @@ from lm_polygraph_asmi.model import (
     model_state,
     plain_model,
     scoring_session,
+    states_seen,
     structure_of,
 )
 from lm_polygraph_asmi.model.devices import execution_device
@@ -531,17 +532,19 @@ class Scorer:
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
             cache = memory.cache(memory.common(self.model, prompt_ids[:-1].tolist()))
+            layers = self.engine.layers(self.model)
         try:
-            (ids,) = self._generate(
-                prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
-            )
+            with states_seen(self.model, layers) as seen:
+                (ids,) = self._generate(
+                    prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
+                )
         except (torch.OutOfMemoryError, ValueError):
             raise
         except Exception:  # a model without a cache refuses one in any way
             (ids,) = self._generate(prompt_ids, self.max_new_tokens, do_sample=False)
             Memory.refuse(self.model)
             return ids
-        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache)
+        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen())
         return ids
 
     @cached_property

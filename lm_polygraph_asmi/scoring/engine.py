@@ -200,6 +200,10 @@ class Engine:
             seeded_by=self.seeded_by,
         )
 
+    def layers(self, model: PreTrainedModel) -> list[int]:
+        """Those it masks."""
+        return [layer_at(model, depth).layer for depth in self.depths]
+
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
         """What the journal knows a model by, as it was when the session was entered."""
         return self._keys.of(model, state_in_session(model)) if self.journal.kept else {}

@@ -4,7 +4,8 @@ What the model then knows of prompt and answer is left for the masked passes of 
 "response", which need the prompt's keys and values and nothing else of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator, StatCalculator
 from lm_polygraph.utils.model import Model
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
-from lm_polygraph_asmi.model import Memory, scoring_session
+from lm_polygraph_asmi.model import Memory, layer_at, scoring_session, states_seen
+from lm_polygraph_asmi.model.unmasked import States
 from lm_polygraph_asmi.saved.manifest import model_revision
 from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring.engine import prompt_is_shared
@@ -26,44 +28,75 @@ MEMORY = "asmi_memory"
 
 
 class _Listening:
-    """One of LM-Polygraph's models, whose last generation's cache is kept."""
+    """One of LM-Polygraph's models, of whose last generation is kept what the model then knows.
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    Args:
+        depths: relative depths of the layers to be masked.
+    """
+
+    def __init__(self, model: Model, depths: Sequence[float]) -> None:
+        self._model, self._depths = model, depths
         self.cache: Any = None
+        self.states: States = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._model.generate(*args, **kwargs)
-        self.cache = getattr(found, "past_key_values", None)
+        transformer = _remembering(self._model)
+        if transformer is None:
+            return self._model.generate(*args, **kwargs)
+        with _states_seen(transformer, self._depths) as seen:
+            found = self._model.generate(*args, **kwargs)
+        self.cache, self.states = getattr(found, "past_key_values", None), seen()
         return found
 
 
-def _remembered(model: Model, ids: list[int], cache: Any) -> Memory | None:
-    """What a cache knows of a sequence; None where it is of no use, or may be another model's.
+def _remembering(model: Model) -> PreTrainedModel | None:
+    """The model, if what it keeps of a sequence is of use.
 
     Weights are in the memory's state, dropout and autocast are not: they are looked for here.
     """
-    if not isinstance(cache, DynamicCache) or model.model_type != "CausalLM":
+    if model.model_type != "CausalLM":
         return None
     try:
         transformer = causal_model(model)
     except TypeError:  # no heads to be masked: somebody else's run
         return None
     dropped = any(module.training for module in transformer.modules())
-    if dropped or not Memory.serves(transformer):
+    return None if dropped or not Memory.serves(transformer) else transformer
+
+
+def _states_seen(
+    model: PreTrainedModel, depths: Sequence[float]
+) -> AbstractContextManager[Callable[[], States]]:
+    return states_seen(model, [layer_at(model, depth).layer for depth in depths])
+
+
+def _remembered(model: Model, ids: list[int], cache: Any, states: States) -> Memory | None:
+    """What a cache, and the passes that filled it, know of a sequence; None where it is of no use,
+    or may be another model's."""
+    transformer = _remembering(model)
+    if not isinstance(cache, DynamicCache) or transformer is None:
         return None
     with scoring_session(transformer):  # which looks at the model's state
         memory = Memory()
-        memory.take(transformer, ids, cache)
+        memory.take(transformer, ids, cache, states)
     kinds = {key.dtype for key, _ in memory.layers}
     return memory if kinds == {transformer.dtype} else None  # none where the cache was of no use
 
 
 class RememberingGreedyCalculator(GreedyProbsCalculator):
-    """LM-Polygraph's greedy answers, unchanged, and what generation knew of a batch of one."""
+    """LM-Polygraph's greedy answers, unchanged, and what generation knew of a batch of one.
+
+    Args:
+        output_attentions: as in LM-Polygraph.
+        depths: relative depths of the layers to be masked.
+    """
+
+    def __init__(self, output_attentions: bool, depths: Sequence[float]) -> None:
+        super().__init__(output_attentions, True)
+        self.depths = depths
 
     def __call__(
         self,
@@ -73,12 +106,12 @@ class RememberingGreedyCalculator(GreedyProbsCalculator):
         max_new_tokens: int = 100,
     ) -> dict[str, Any]:
         """Its statistics, and the cache of a prompt without padding."""
-        heard: Any = _Listening(model)
+        heard: Any = _Listening(model, self.depths)
         stats = super().__call__(dependencies, texts, heard, max_new_tokens)
         if len(texts) > 1:
             return stats
         ids = [*map(int, stats["input_tokens"][0]), *stats["greedy_tokens"][0]]
-        return stats | {MEMORY: [_remembered(model, ids, heard.cache)]}
+        return stats | {MEMORY: [_remembered(model, ids, heard.cache, heard.states)]}
 
 
 class SavedAnswersCalculator(StatCalculator):
@@ -90,15 +123,16 @@ class SavedAnswersCalculator(StatCalculator):
 
     Args:
         run: run folder or manager file.
-        remember: leave what the model knows then to the masked passes.
+        depths: relative depths of the layers to be masked; what the model knows then is left to
+            the masked passes. Of no use without any.
 
     Raises:
         FileNotFoundError, ValueError: it is no finished run (`saved.runs.load_run`).
     """
 
-    def __init__(self, run: str | Path, remember: bool = False) -> None:
+    def __init__(self, run: str | Path, depths: Sequence[float] = ()) -> None:
         super().__init__()
-        self.run, self.remember = run, remember
+        self.run, self.depths = run, depths
         finished = load_run(run)
         self.model = finished.manifest["model"] if finished.manifest else None
         self._checked = False
@@ -130,7 +164,7 @@ class SavedAnswersCalculator(StatCalculator):
         """
         if not self._checked:
             self._check_model(model)
-        remember = self.remember and len(texts) == 1
+        remember = len(self.depths) > 0 and len(texts) == 1
         rows = [self._row(text, model, remember) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -157,12 +191,12 @@ class SavedAnswersCalculator(StatCalculator):
         prompt = prompt_ids(model, text, 0, {})
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
         remember = remember and Memory.serves(transformer)
-        with torch.no_grad():
+        with torch.no_grad(), _states_seen(transformer, self.depths) as seen:
             out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=remember)
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
         known = {}
         if remember:
-            known[MEMORY] = _remembered(model, ids[0].tolist(), out.past_key_values)
+            known[MEMORY] = _remembered(model, ids[0].tolist(), out.past_key_values, seen())
         return known | {
             "input_tokens": prompt.tolist(),
             "greedy_tokens": list(tokens),
@@ -182,10 +216,13 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     masks = config.get("masks") or {}
     told = ("scope", "source", "without_context", "perturbation")
     remember = prompt_is_shared(**{name: masks[name] for name in told if name in masks})
+    depths = masks.get("depths", (0.6,)) if remember else ()
+    depths = depths if isinstance(depths, Sequence) else (depths,)
     calculator: StatCalculator
     if config["answers"] is not None:
-        calculator = SavedAnswersCalculator(config["answers"], remember)
+        calculator = SavedAnswersCalculator(config["answers"], depths)
+    elif depths:
+        calculator = RememberingGreedyCalculator(config["output_attentions"], depths)
     else:
-        kind = RememberingGreedyCalculator if remember else GreedyProbsCalculator
-        calculator = kind(config["output_attentions"], True)
+        calculator = GreedyProbsCalculator(config["output_attentions"], True)
     return TimedCalculator(calculator, "greedy")

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from lm_polygraph_asmi import stream
-from lm_polygraph_asmi.model import Memory
+from lm_polygraph_asmi.model import Memory, run_unmasked, scoring_session, states_seen
 from lm_polygraph_asmi.model import unmasked as unmasked_module
+from lm_polygraph_asmi.model.layer_call import KeyValueTap
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import CONFIGS, tiny_model
@@ -48,14 +50,22 @@ def starts(monkeypatch):
 
 @EITHER
 @pytest.mark.parametrize("family", CONFIGS)
-def test_own_answers_of_every_family(family, attention, starts):
+def test_own_answers_of_every_family(family, attention, starts, monkeypatch):
+    """Once the first was held against whole passes, the prompt is run once, and so is the answer
+    in layers that are not masked."""
     if (family, attention) == ("gemma2-softcap", "sdpa"):
         pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
-    tiny = whitebox(family)
+    tiny, ran, update = whitebox(family), [], KeyValueTap.update
+    monkeypatch.setattr(
+        KeyValueTap, "update", lambda *args: ran.append(args[3]) or update(*args)
+    )  # fmt: skip
     scorer = Scorer(tiny, **SETTINGS, **ALL_TOKENS, max_new_tokens=7, attention=attention)
     own = scorer.score(PROMPT)
     known = len(tiny.tokenizer(PROMPT)["input_ids"]) - 1
     assert set(starts) == {known}
+    ran.clear()
+    assert scorer.score(PROMPT).score == own.score
+    assert min(ran) == own.settings["layer"] > 0
     given = scorer.score(PROMPT, [token.id for token in own.tokens])
     assert set(starts) == {0, known}
     same(own.tokens, given.tokens)
@@ -88,13 +98,67 @@ def test_sequences_of_every_kind(kind):
     assert known == (11 if engine.remembers(model) else 0)
 
 
-def test_wrong_keys_are_not_believed(caplog):
+def remembered(model, ids, layers=()):
+    """A memory of a sequence that was run in one pass."""
+    memory, cache = Memory(), DynamicCache()
+    with scoring_session(model), states_seen(model, layers) as seen:
+        model(ids[None], past_key_values=cache)
+        memory.take(model, ids.tolist(), cache, seen())
+    return memory
+
+
+def test_states_of_other_passes_or_layers_are_not_taken():
+    """They serve where they are known of the whole answer, at every layer that is masked."""
+    tiny, ids = tiny_model("llama"), sequence(14)
+    other = torch.cat([ids[:-2], sequence(2, seed=8)])
+    ways = {}
+    for name, memory, asked, prompt, layers in (
+        ("all of it", remembered(tiny, ids, [1, 2]), ids, 9, [1, 2]),
+        ("a shorter answer", remembered(tiny, ids, [2]), ids[:-3], 9, [2]),
+        ("another layer", remembered(tiny, ids, [1]), ids, 9, [2]),
+        ("no layer", remembered(tiny, ids), ids, 9, [2]),
+        ("another end", remembered(tiny, ids, [2]), other, 9, [2]),
+        ("a longer answer", remembered(tiny, ids[:-3], [2]), ids, 9, [2]),
+        ("another prompt", remembered(tiny, sequence(14, seed=3), [2]), ids, 9, [2]),
+        ("one token", remembered(tiny, ids, [2]), ids, 1, [2]),
+    ):
+        with scoring_session(tiny):
+            found = run_unmasked(tiny, asked, prompt, layers, "response", memory)
+            expected = run_unmasked(tiny, asked, prompt, layers, "response")
+        ways[name] = found.remembered
+        torch.testing.assert_close(found.final_hidden, expected.final_hidden)
+        for layer in layers:
+            here = expected.predicting
+            for part in ("hidden", "heads"):
+                own, plain = (getattr(run.targets[layer], part) for run in (found, expected))
+                torch.testing.assert_close(own[:, found.run(here)], plain[:, here])
+        for layer, known in expected.known.items():
+            for own, plain in zip(found.known[layer], known, strict=True):
+                torch.testing.assert_close(own, plain)
+    assert ways == dict.fromkeys(ways, "keys") | {
+        "all of it": "states", "a shorter answer": "states", "another prompt": "", "one token": "",
+    }  # fmt: skip
+
+
+def test_states_of_a_batch_are_not_one_sequences():
+    tiny = tiny_model("llama")
+    with scoring_session(tiny), states_seen(tiny, [2]) as seen:
+        tiny(torch.stack([sequence(6), sequence(6)]))
+    assert seen() == {}
+
+
+@pytest.mark.parametrize("wrong", ["keys", "states"])
+def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
     """What an earlier sequence left is held against whole passes before it counts."""
     tiny, ids = whitebox().model, sequence(14)
-    engine, memory = Engine(**SETTINGS), Memory()
+    engine = Engine(**SETTINGS)
     given = (tiny, ids[:9], ids[9:].tolist())
-    expected = engine.score(*given, memory=memory)
-    memory.layers = [(key, value + 1) for key, value in memory.layers]
+    expected = engine.score(*given)
+    memory = remembered(tiny, ids, engine.layers(tiny) if wrong == "states" else ())
+    if wrong == "keys":
+        memory.layers = [(key, value + 1) for key, value in memory.layers]
+    else:
+        memory.states = {layer: states.flip(-1) for layer, states in memory.states.items()}
     found = engine.score(*given, memory=memory)
     np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
     assert "known keys are not reused" in caplog.text

@@ -91,11 +91,12 @@ def test_the_builder_times_either(finished, model):
 
 @pytest.fixture
 def starts(monkeypatch):
-    """The first position that each unmasked pass of the engine runs."""
+    """Of each unmasked pass of the engine, the first position it runs and what else was known."""
     found, run = [], engine.run_unmasked
 
     def spy(*args):
-        found.append((unmasked := run(*args)).start)
+        unmasked = run(*args)
+        found.append((unmasked.start, unmasked.remembered))
         return unmasked
 
     monkeypatch.setattr(engine, "run_unmasked", spy)
@@ -118,7 +119,8 @@ def test_masked_passes_start_where_generation_ended(finished, model, starts, sco
             np.testing.assert_allclose(known[name][0], plain[name][0], atol=1e-5, err_msg=name)
         assert max(known["asmi_mi_d60"][0]) > 1e-4
         prompt = known["asmi_prompt_length"][0]
-        assert starts[-2:] == [prompt - 1 if scope == "response" else 0, 0]
+        known = (prompt - 1, "states") if scope == "response" else (0, "")
+        assert starts[-2:] == [known, (0, "")]
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -129,7 +131,7 @@ def test_a_batch_is_not_remembered(finished, model, starts, saved):
     stats = greedy({}, TEXTS, model, 5)
     assert MEMORY not in stats
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS, model)
-    assert starts == [0, 0]
+    assert starts == [(0, "")] * 2
 
 
 @pytest.mark.parametrize("lacks", UNMASKABLE)
@@ -156,7 +158,7 @@ def test_weights_that_change_after_generation(starts):
     with torch.no_grad():
         model.model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS[:1], model)
-    assert starts == [0]
+    assert starts == [(0, "")]
 
 
 @pytest.mark.parametrize(
@@ -218,12 +220,12 @@ def test_windows_are_not_mistaken_for_the_start(saved):
     for length, text in sorted(by_length.items()):
         if not 17 <= length <= 22:
             continue
-        stats = RememberingGreedyCalculator(False, True)({}, [text], model, 5)
+        stats = RememberingGreedyCalculator(False, [0.6])({}, [text], model, 5)
         (tokens,) = stats["greedy_tokens"]
         if saved:
             ids = torch.cat([model.tokenize([text])["input_ids"][0], torch.tensor(tokens)])
             cache = model.model(ids[None], use_cache=True).past_key_values
-            stats[MEMORY] = [_remembered(model, ids.tolist(), cache)]
+            stats[MEMORY] = [_remembered(model, ids.tolist(), cache, {})]
         known = calculator(stats, [text], model)
         plain = calculator({"greedy_tokens": [tokens]}, [text], model)
         for name in ("asmi_mi_d60", "asmi_entropy", "asmi_log_likelihood"):
@@ -232,8 +234,8 @@ def test_windows_are_not_mistaken_for_the_start(saved):
 
 def test_dropout_leaves_nothing():
     model = whitebox()
-    stats = RememberingGreedyCalculator(False, True)({}, TEXTS[:1], model, 3)
+    stats = RememberingGreedyCalculator(False, [0.6])({}, TEXTS[:1], model, 3)
     assert stats[MEMORY][0].input_ids
     model.model.train()
-    stats = RememberingGreedyCalculator(False, True)({}, TEXTS[:1], model, 3)
+    stats = RememberingGreedyCalculator(False, [0.6])({}, TEXTS[:1], model, 3)
     assert stats[MEMORY] == [None]

@@ -461,24 +461,35 @@ def draw_coupling(found: list[Coupling], said_by: str) -> Figure:
 
 
 def settings_table(cells: list[Evidence], judge: str) -> str:
-    """Other masks, positions and depths, each on the rows it was run on, beside MSP there."""
+    """Other masks, positions and depths, beside MSP and what a cell is judged by, on their rows."""
+    usual = {(e.model, e.cell): e for e in judged(cells, judge)}
     rows = []
     for e in cells:
         if e.run not in SETTINGS or not e.has(judge):
             continue
-        depths = [d for d in DEPTHS if f"asmi_mi_d{d}" in e.answers]
-        for depth in depths:
+        answered = usual.get((e.model, e.cell))
+        response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
+        for depth in (d for d in DEPTHS if f"asmi_mi_d{d}" in e.answers):
             scores = {m: e.score(m, depth=depth) for m in ("ASMI", "Sem-ASMI")}
             scores["MSP"] = e.baseline("MaximumSequenceProbability")
+            pairs = [("Sem-ASMI", "MSP")]
+            if response is not None:
+                pairs.append(("Sem-ASMI", "response"))
             alone, gaps = prr_intervals(
-                scores, e.quality(judge), e.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
-            )
+                scores if response is None else scores | {"response": response},
+                e.quality(judge), e.clusters, pairs, RESAMPLES,
+            )  # fmt: skip
+            beside = ["", ""]
+            if response is not None:
+                beside = [signed(gaps[pairs[1]]), correlation(scores["Sem-ASMI"], response)]
             rows.append(
                 [e.label, SETTINGS[e.run], f"{depth} %", e.size,
-                 *(signed(alone[name]) for name in scores), signed(gaps["Sem-ASMI", "MSP"])]
+                 *(signed(alone[name]) for name in scores), signed(gaps[pairs[0]]), *beside]
             )  # fmt: skip
-    columns = ["cell", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
-               "Sem-ASMI − MSP"]  # fmt: skip
+    columns = [
+        "cell", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
+        "Sem-ASMI − MSP", "Sem-ASMI − that of response, derived, 60 %", "ρ of the two",
+    ]  # fmt: skip
     return table(columns, rows)
 
 

@@ -243,6 +243,20 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     assert [row[2] for row in judged] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
     swept = [row for row in rows_of(text, "settings stands")[2:] if row[0] == first[0]]
     assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
+    deep, whole = answers(0, "depths"), answers(0)
+    prr = [
+        normalised_prr(
+            [mi @ (1 - agreement) / len(mi) for mi, agreement in zip(*columns, strict=True)],
+            one["ReferenceInAnswer"],
+        )
+        for columns in (
+            (deep["asmi_mi_d90"], deep["asmi_agreement_d90"]),
+            (whole["asmi_mi_d60"], whole["asmi_agreement_d60"]),
+        )
+    ]
+    assert number(swept[4][5]) == pytest.approx(prr[0], abs=0.0051)
+    assert number(swept[4][8]) == pytest.approx(prr[0] - prr[1], abs=0.0051)
+    assert swept[0][8:] == ["", ""]
     methods = {row[2] for row in rows_of(text, "baselines stands")[2:] if row[0] == first[0]}
     assert {"RAUQ (0.2)", "MaximumSequenceProbability"} <= methods
 

@@ -3,6 +3,7 @@
     python scripts/bench_stream.py                                # SmolLM2-135M, CPU, float32
     python scripts/bench_stream.py --clock cpu --threads 1        # on a machine that is not quiet
     python scripts/bench_stream.py --shares                       # and where the time goes
+    python scripts/bench_stream.py --count --model llama-2-7b     # runs nothing: a step, by count
 
 The rows are those of `bench_suffix.py`, and give the same MI, which is checked first. They run in
 turn in one process; each round gives one ratio to the greedy answer of that round.
@@ -24,7 +25,8 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import layer_at, num_heads, scoring_session
+from lm_polygraph_asmi.model import layer_at, num_heads, scoring_session, target_layer
+from lm_polygraph_asmi.model.layers import decoder_layers
 
 bench_suffix: Any = load_external_module(str(Path(__file__).with_name("bench_suffix.py")))
 
@@ -33,6 +35,8 @@ POINTS: dict[str, dict[str, Any]] = {
     "S = 40": {"num_masks": 40, "mask_rate": 0.15},
     "20 balanced": {"num_masks": 20, "mask_rate": 0.15, "mask_sampler": "balanced"},
 }
+PASSES = 6
+"""How often 32-bit logits are gone through: written, read for the sum, the sort and the sums."""
 WAYS = {"score": "greedy, then response", "reuse": "greedy with reuse", "stream": "stream"}
 
 
@@ -102,6 +106,49 @@ def shares_table(parts: dict[str, dict[str, float]]) -> Table:
     return table
 
 
+def step_table(name: str, depth: float) -> Table:
+    """What a step of generation reads and multiplies, and what masked rows add, in 16 bits.
+
+    A GPU that multiplies more often for each byte than the last column says is bound by reading.
+    """
+    if name not in bench_suffix.SHAPES:
+        raise click.BadParameter(
+            f"--count needs one of {', '.join(bench_suffix.SHAPES)}, got {name}"
+        )
+    model = bench_suffix.load(name, torch.bfloat16, "meta")
+    layers, heads = decoder_layers(model), model.config.num_attention_heads
+    above = [_weights(layer) for layer in layers[target_layer(depth, len(layers)) + 1 :]]
+    unembedding = model.get_output_embeddings().weight.numel()
+    whole = sum(map(_weights, layers)) + unembedding
+    table = Table(title=f"{name}, one step of one sequence, 16-bit weights")
+    for column in ("", "rows", "G multiply-adds", "read, GB", "of logits", "multiply-adds a byte"):
+        table.add_column(column, justify="right" if column else "left")
+    rows_of = {"greedy": 0} | {
+        f"stream, {said}": _distinct(heads, **p) for said, p in POINTS.items()
+    }
+    for label, masked in rows_of.items():
+        products = whole + masked * (sum(above) + unembedding)
+        logits = 4 * (1 + masked) * model.config.vocab_size * PASSES
+        read = 2 * whole + logits
+        table.add_row(
+            label, str(1 + masked), f"{products / 1e9:.1f}", f"{read / 1e9:.2f}",
+            f"{logits / 1e9:.2f}", f"{products / read:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _weights(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _distinct(heads: int, num_masks: int, mask_rate: float, mask_sampler: str = "bernoulli") -> int:
+    """Distinct masks, but the one that keeps every head."""
+    masks = sample_head_masks(
+        num_masks, heads, mask_rate, torch.Generator().manual_seed(0), mask_sampler
+    )
+    return int((~masks.unique(dim=0).bool().all(dim=1)).sum())
+
+
 @click.command(help=__doc__)
 @click.option("--model", "name", default="smollm2", show_default=True)
 @click.option("--prompt-tokens", default=320, show_default=True, type=click.IntRange(2))
@@ -111,6 +158,7 @@ def shares_table(parts: dict[str, dict[str, float]]) -> Table:
 @click.option("--threads", default=torch.get_num_threads(), show_default=True)
 @click.option("--clock", default="wall", show_default=True, type=click.Choice(list(CLOCKS)))
 @click.option("--shares", "explain", is_flag=True, help="Also say where the time of a row goes.")
+@click.option("--count", is_flag=True, help="Only count what a step of a 16-bit model reads.")
 def main(
     name: str,
     prompt_tokens: int,
@@ -120,9 +168,13 @@ def main(
     threads: int,
     clock: str,
     explain: bool,
+    count: bool,
 ) -> None:
     torch.set_num_threads(threads)
     console, now = Console(width=110), CLOCKS[clock]
+    if count:
+        console.print(step_table(name, depth))
+        return
     model = bench_suffix.load(name, torch.float32, "cpu")
     console.print(f"{name}, {bench_suffix.machine(model.device)}, {clock} seconds", highlight=False)
     if explain:

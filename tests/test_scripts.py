@@ -410,6 +410,28 @@ def test_memory_of_many_rows(capsys):
     assert resident > 0 < rate
 
 
+def test_a_step_by_count(capsys):
+    """Masked rows meet the layers above the masked one, of four, and the tokens."""
+    script = load_external_module(str(SCRIPTS / "bench_stream.py"))
+    layer, tokens = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32, 100 * 32
+    model = script.bench_suffix.load("tiny", torch.bfloat16, "meta")
+    assert layer == sum(p.numel() for p in model.model.layers[0].parameters())
+    rows = script._distinct(8, num_masks=40, mask_rate=0.15)
+    assert 10 < rows < 40  # equal masks are run once
+    script.main(["--count", "--model", "tiny"], standalone_mode=False)
+    _, masked = [
+        [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("│ greedy", "│ stream, S = 40"))
+    ]
+    products = 4 * layer + tokens + rows * (layer + tokens)
+    read = 2 * (4 * layer + tokens) + 4 * (1 + rows) * 100 * script.PASSES
+    assert masked[0] == str(1 + rows)
+    assert float(masked[-1]) == pytest.approx(products / read, abs=0.051)
+    with pytest.raises(click.BadParameter, match="got smollm2"):
+        script.main(["--count"], standalone_mode=False)
+
+
 @pytest.mark.slow
 def test_cost_of_own_answers():
     """Every row is timed, and the kinds of work add up to what the answer takes."""

@@ -63,6 +63,8 @@ CHANGED = {
     "exchanged-worked": "open-worked",
 }
 """Cells whose passages say something else -> the same questions as they were."""
+CLOSED = {"closed": "open", "closed-worked": "open-worked", "closed-chat": "open-chat"}
+"""Cells without a passage -> the same questions with it."""
 OWN_ANSWERS = ("sources", "benchmark")
 """Runs that a cell is judged by: of scripts/evidence.sh, and of its --paper."""
 SETTINGS = {
@@ -81,6 +83,8 @@ JUDGES = {
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
     "align": ("quality AlignScore", "AlignScore"),
 }
+FEWEST = 10
+"""Answers of either kind, below which nothing is said of what tells them apart."""
 FIRST = "first"
 WAYS = (*AGGREGATIONS, FIRST)
 NOTHING = "Not measured yet on a complete cell."
@@ -125,6 +129,13 @@ class Evidence:
 
     def wrong(self, judge: str) -> np.ndarray:
         return self.quality(judge) < 0.5
+
+    def ranked(self, judge: str) -> bool:
+        """Whether a judge calls enough answers right, and enough wrong, to rank them."""
+        if not self.has(judge):
+            return False
+        errors = int(self.wrong(judge).sum())
+        return min(errors, len(self.answers) - errors) >= FEWEST
 
     def among(self, chosen: np.ndarray) -> "Evidence":
         """The same for some of the rows."""
@@ -291,7 +302,8 @@ def digest(folder: Path) -> str:
 
 
 def judged(cells: Iterable[Evidence], judge: str) -> list[Evidence]:
-    return [e for e in cells if e.run in OWN_ANSWERS and e.has(judge)]
+    """Cells that can be judged by their own answers."""
+    return [e for e in cells if e.run in OWN_ANSWERS and e.ranked(judge)]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,28 +1,32 @@
-"""Tables of the pages of evidence: what models do when their passage says something else.
+"""Tables of the pages of evidence: what models do when their passage says something else, or none.
 
 In cells `changed` the reference answer was replaced in the passage by one of its kind, in
-`exchanged` the whole passage by one of another article (scripts/build_counterfactual.py).
+`exchanged` the whole passage by one of another article (scripts/build_counterfactual.py); `closed`
+has no passage.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from evidence import BEFORE
 from evidence_cells import (
     CHANGED,
+    CLOSED,
+    FEWEST,
+    OWN_ANSWERS,
     Evidence,
     minus,
     others,
     plain,
     share,
+    signed,
     table,
 )
 
-from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval
+from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval, prr_intervals
 
 RESAMPLES = 2000
-FEWEST = 10
-"""Answers of either kind, below which nothing is said of what tells them apart."""
 
 
 def signals_of(e: Evidence) -> dict[str, np.ndarray]:
@@ -119,8 +123,45 @@ def exchanged_table(cells: list[Evidence]) -> str:
     return table(columns, rows)
 
 
+def _mean(values: np.ndarray, rows: np.ndarray) -> float:
+    return float(values[rows].mean())
+
+
+def closed_table(cells: list[Evidence]) -> str:
+    """What models know without the passage, and whether scores rise where it is taken away."""
+    rows = []
+    for e in cells:
+        if e.cell not in CLOSED or e.run not in OWN_ANSWERS:
+            continue
+        prr = ["too few right"] * 2
+        if e.ranked("rouge"):
+            scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
+            found, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
+            prr = [signed(found[name]) for name in scores]
+        like = Evidence(e.model, CLOSED[e.cell], e.run, e.answers)
+        higher = [""] * (1 + len(e.signals))
+        for own in others(like, cells, OWN_ANSWERS):
+            there = {name: i for i, name in enumerate(own.answers["id"])}
+            both = e.answers["id"].isin(list(there)).to_numpy()
+            alone, places = e.among(both), [there[name] for name in e.answers["id"][both]]
+            higher = [str(len(places))]
+            for name, score in alone.signals.items():
+                rises = (score > own.signals[name][places]).astype(float)
+                share_of = partial(_mean, rises)
+                higher.append(plain(cluster_interval(share_of, alone.clusters, RESAMPLES)))
+        judges = [share(~e.wrong(judge)) for judge in ("stands", "rouge")]
+        rows.append([e.label, e.size, *judges, *prr, *higher])
+    columns = [
+        "cell", "answers / clusters", "right", "by ROUGE-L", "PRR by ROUGE-L: MSP", "Sem-ASMI",
+        "asked with the passage, too", "higher without it: MSP", "Perplexity", "ASMI", "Sem-ASMI",
+        "Sem-ASMI, sum",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
 TABLES: dict[str, Callable[[list[Evidence]], str]] = {
     "changed followed": followed_table,
     "changed telling": telling_table,
     "exchanged": exchanged_table,
+    "closed": closed_table,
 }

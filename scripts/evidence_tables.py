@@ -282,7 +282,7 @@ def judges_table(cells: list[Evidence]) -> str:
     """AUROC under every judge at every threshold; a judge of yes and no has one row."""
     rows = []
     for e in [e for e in cells if e.run in OWN_ANSWERS]:
-        qualities = {judge: e.quality(judge) for judge in JUDGES if e.has(judge)}
+        qualities = {judge: e.quality(judge) for judge in JUDGES if e.ranked(judge)}
         before: tuple[Any, ...] = ()
         for (judge, threshold), found in auroc_by_judge(e.signals, qualities).items():
             wrong = qualities[judge] < threshold
@@ -465,7 +465,7 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
     usual = {(e.model, e.cell): e for e in judged(cells, judge)}
     rows = []
     for e in cells:
-        if e.run not in SETTINGS or not e.has(judge):
+        if e.run not in SETTINGS or not e.ranked(judge):
             continue
         answered = usual.get((e.model, e.cell))
         response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
@@ -497,8 +497,7 @@ def baselines_table(cells: list[Evidence], judge: str) -> str:
     """All methods of the runs that have more than ours, each run's on its own rows."""
     rows = []
     for e in cells:
-        wrong = e.wrong(judge) if e.has(judge) else np.array([False])
-        if e.run not in ("baselines", "sampled", "benchmark") or wrong.all() or not wrong.any():
+        if e.run not in ("baselines", "sampled", "benchmark") or not e.ranked(judge):
             continue
         names = [name.removeprefix("score ") for name in e.answers if name.startswith("score ")]
         scores = {name: e.baseline(name) for name in names}
@@ -508,7 +507,7 @@ def baselines_table(cells: list[Evidence], judge: str) -> str:
         alone, gaps = prr_intervals(usable, e.quality(judge), e.clusters, pairs, RESAMPLES)
         for name in sorted(usable, key=lambda name: -alone[name].value):
             over = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
-            area = f"{auroc(usable[name], wrong):.2f}"
+            area = f"{auroc(usable[name], e.wrong(judge)):.2f}"
             rows.append([e.label, e.size, name, signed(alone[name]), over, area])
     columns = ["cell", "answers / clusters", "method", "PRR", "− MSP", "AUROC"]
     return table(columns, rows)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import evidence_cells
+import evidence_changed
 import evidence_heads
 import evidence_tables
 import numpy as np
@@ -430,3 +431,22 @@ def test_committed_pages_are_those_of_the_committed_evidence(request):
         assert done.returncode == 0, done.stdout + done.stderr
     quick = CliRunner().invoke(load_external_module(str(script)).main, ["--check", "--quick"])
     assert quick.exit_code == 0, quick.output
+
+
+def test_scores_with_the_passage_and_without():
+    """Question by question; and nothing is ranked where hardly any answer is right."""
+    with_it, without = answers(0), answers(5)[10:].reset_index(drop=True)
+    own = evidence_cells.Evidence("smollm2", "open-worked", "sources", with_it)
+    shut = evidence_cells.Evidence("smollm2", "closed-worked", "sources", without)
+    column = "score MaximumSequenceProbability"
+    rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
+    text = evidence_changed.closed_table([own, shut])
+    row = [cell.strip() for cell in text.splitlines()[2].strip("|").split("|")]
+    assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
+    assert row[6] == str(N - 10)
+    assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)
+    assert evidence_cells.judged([own, shut], "rouge") == [own, shut]
+    low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
+    few = evidence_cells.Evidence("smollm2", "closed-worked", "sources", low)
+    assert evidence_cells.judged([own, few], "rouge") == [own]
+    assert evidence_changed.closed_table([own, few]).count("too few right") == 2

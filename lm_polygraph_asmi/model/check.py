@@ -40,7 +40,7 @@ from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens
 from lm_polygraph_asmi.model.suffix import Way, ways, whole_passes
-from lm_polygraph_asmi.model.unmasked import UnmaskedPass
+from lm_polygraph_asmi.model.unmasked import Remembered, UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
 
@@ -292,7 +292,7 @@ class WayChecked(NamedTuple):
     scope: str
     way: str
     kind: tuple[str, ...]
-    remembered: str
+    remembered: Remembered
 
 
 def ways_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
@@ -422,7 +422,7 @@ def right_way(
         record = record_of(
             model,
             WayChecked(unmasked.scope, way.name, change.kind, unmasked.remembered),
-            among=("ways", unmasked.scope, change.kind),
+            among=("ways", unmasked.scope, change.kind, unmasked.remembered),
         )
         before = len(record.wrong)
         refused = record.ask(

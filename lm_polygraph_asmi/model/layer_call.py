@@ -65,12 +65,6 @@ class Reached(Exception):
         self.tensors = tensors
 
 
-def entering(args: tuple, kwargs: dict[str, Any]) -> Tensor:
-    """The hidden states in a call of a decoder layer."""
-    hidden: Tensor = args[0] if args else kwargs["hidden_states"]
-    return hidden
-
-
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let `module` do something else for a while; its hooks still run."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,6 @@ from lm_polygraph_asmi.model.layer_call import (
     KeysValues,
     KeyValueTap,
     LayerCall,
-    entering,
     replaced_forward,
 )
 from lm_polygraph_asmi.model.layers import (
@@ -49,6 +48,9 @@ class TargetInput:
     heads: Float[Tensor, "1 N W"]
 
 
+Remembered = Literal["nothing", "keys", "states"]
+
+
 @dataclass(frozen=True)
 class UnmaskedPass:
     """The unmasked forward pass of one example.
@@ -63,9 +65,8 @@ class UnmaskedPass:
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
         start: the first position that was run; those before it were known (`Memory`).
-        remembered: what was known of a sequence: nothing (""), "keys" (and values) of positions
-            before `start`, or also hidden "states" of those behind it, where most layers were not
-            run.
+        remembered: what was known: "nothing"; "keys" and values of the positions before `start`; or
+            also the hidden "states" of those from `start` on, so that only target layers were run.
         known: for scope "response", keys and values of the positions before the predicting ones,
             for every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
@@ -95,7 +96,7 @@ class UnmaskedPass:
     final_hidden: Float[Tensor, "T D"]
     by_length: bool = False
     start: int = 0
-    remembered: str = ""
+    remembered: Remembered = "nothing"
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -141,9 +142,9 @@ def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Calla
     parts: dict[int, list[Tensor]] = {index: [] for index in (*layers, num_layers(model))}
 
     def keep_entering(index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-            if isinstance(output, Tensor):  # else it could not be passed over
-                parts[index].append(entering(args, kwargs))
+        def hook(layer: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+            if isinstance(output, Tensor):  # else `_passed_over` could not return what it does
+                parts[index].append(LayerCall.split(layer, args, kwargs)[0])
 
         return hook
 
@@ -175,7 +176,8 @@ class Memory:
     Attributes:
         input_ids: the tokens they are of.
         layers: keys and values of each layer, from the first to the last.
-        states: hidden states at the last n of these tokens, if they were looked at.
+        states: hidden states at positions from `first` on, if they were looked at.
+        first: see there.
         state: that of the model that made them (`state_in_session`); to another, or one whose
             weights have changed, they are as if not known.
 
@@ -193,6 +195,7 @@ class Memory:
     input_ids: list[int] = field(default_factory=list)
     layers: list[KeysValues] = field(default_factory=list)
     states: States = field(default_factory=dict)
+    first: int = 0
     state: int | None = None
 
     @staticmethod
@@ -245,13 +248,16 @@ class Memory:
         input_ids: Sequence[int],
         cache: DynamicCache,
         states: States | None = None,
+        first: int = 0,
     ) -> None:
         """Keep what a cache holds of a sequence; nothing where it does not hold all of it.
 
         A sliding layer keeps the last positions alone, and does not say since when.
 
         Args:
-            states: of the passes that filled the cache (`states_seen`).
+            states: of the passes that filled the cache (`states_seen`). Not kept where there are
+                more or fewer than it was filled with, as of guesses that were taken back.
+            first: how many positions it held before them.
         """
         layers: list[Any] = cache.layers  # of a kind that keeps keys and values
         found = [(layer.keys, layer.values) for layer in layers]
@@ -260,24 +266,32 @@ class Memory:
         if slides or len(lengths) != 1:
             self.keep(model, [], [])
         else:
-            self.keep(model, list(input_ids)[: lengths.pop()], found)
-            self.states = states or {}
+            cached = lengths.pop()
+            self.keep(model, list(input_ids)[:cached], found)
+            if all(own.shape[1] == cached - first for own in (states or {}).values()):
+                self.states, self.first = states or {}, first
 
     def states_at(
         self, model: PreTrainedModel, input_ids: Sequence[int], layers: Iterable[int], start: int
     ) -> States:
         """Hidden states entering layers, and final ones, at tokens from `start` on; {} where they
         are not known of all."""
-        wanted = [*layers, num_layers(model)]
-        if not start or not all(index in self.states for index in wanted):
+        total = num_layers(model)
+        wanted = {*layers, total}
+        asks_length = notes(model).get((ASKS_LENGTH, attention_of(model), min(wanted)), True)
+        if (
+            asks_length  # or nobody has seen; layers that are not run cannot tell
+            or not wanted <= self.states.keys()
+            or start < self.first
+            or len(self.layers) < total
+            or self.common(model, input_ids) < len(input_ids)
+        ):
             return {}
-        first = len(self.input_ids) - self.states[wanted[-1]].shape[1]
-        if start < first or self.common(model, input_ids) < len(input_ids):
-            return {}
-        here = slice(start - first, len(input_ids) - first)
+        here = slice(start - self.first, len(input_ids) - self.first)
         return {index: self.states[index][:, here] for index in wanted}
 
 
+ASKS_LENGTH = "layers ask how many positions a cache holds"
 NO_MEMORY = "passes over known keys and values were wrong"
 
 
@@ -352,21 +366,30 @@ def _passed_over(model: PreTrainedModel, states: States, before: int) -> Iterato
     """Run no layers but those whose hidden states are known, and these on them, behind so many
     positions."""
 
-    def given(hidden: Tensor) -> Callable[[nn.Module, tuple, dict], tuple[tuple, dict]]:
-        return lambda layer, args, kwargs: (
-            (hidden,), LayerCall.split(layer, args, kwargs, before)[1].arguments
-        )  # fmt: skip
+    def on_known_states(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        _, call = LayerCall.split(layer, args, kwargs, before)
+        return (known[layer],), call.arguments
 
+    def handed_through(layer: nn.Module) -> Callable[..., Tensor]:
+        own = layer.forward
+
+        @wraps(own)
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            return LayerCall.split(layer, args, kwargs, before)[0]
+
+        return forward
+
+    layers = decoder_layers(model)
+    known = {layers[index]: own for index, own in states.items() if index < len(layers)}
     with ExitStack() as undo:
-        for index, layer in enumerate(decoder_layers(model)):
-            if index in states:
+        for layer in layers:
+            if layer in known:
                 handle = layer.register_forward_pre_hook(
-                    given(states[index]), with_kwargs=True, prepend=True
+                    on_known_states, with_kwargs=True, prepend=True
                 )
                 undo.callback(handle.remove)
             else:
-                passing = wraps(layer.forward)(lambda *args, **kwargs: entering(args, kwargs))
-                undo.enter_context(replaced_forward(layer, passing))
+                undo.enter_context(replaced_forward(layer, handed_through(layer)))
         yield
 
 
@@ -459,7 +482,7 @@ def run_unmasked(
     states: States = {}
     if memory is not None and scope == "response":
         start, kept = memory.common(model, input_ids[: prompt_length - 1].tolist()), memory.layers
-        if start == prompt_length - 1:
+        if 0 < start == prompt_length - 1:
             states = memory.states_at(model, input_ids[:-1].tolist(), targets, start)
     known: dict[int, KeysValues] = {}
     every: dict[int, KeysValues] = {}
@@ -505,13 +528,16 @@ def run_unmasked(
         _check_heads(model, seen.heads, targets)
     if states:  # what layers that were not run would have kept is known as well
         final = [states[total]]
-        before = slice(0, start)
-        known = {i: (kept[i][0][:, :, before], kept[i][1][:, :, before])
-                 for i in range(first + 1, total)}  # fmt: skip
-    elif memory is not None and len(every) < total:
-        Memory.refuse(model)  # layers share keys, or keep them where nobody sees
-    elif memory is not None:
-        memory.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
+        for index in range(first, total):
+            devices.add(kept[index][0].device)
+            if index > first:
+                known[index] = kept[index][0][:, :, :start], kept[index][1][:, :, :start]
+    else:
+        notes(model)[ASKS_LENGTH, attention_of(model), first] = tap.asked
+        if memory is not None and len(every) < total:
+            Memory.refuse(model)  # layers share keys, or keep them where nobody sees
+        elif memory is not None:
+            memory.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,
@@ -523,7 +549,7 @@ def run_unmasked(
         final_hidden=final[0][0, prompt_length - 1 - start :],
         by_length=tap.asked,
         start=start,
-        remembered="states" if states else "keys" if start else "",
+        remembered="states" if states else "keys" if start else "nothing",
     )
 
 

@@ -531,7 +531,8 @@ class Scorer:
         if not self.engine.remembers(self.model):
             return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
-            cache = memory.cache(memory.common(self.model, prompt_ids[:-1].tolist()))
+            common = memory.common(self.model, prompt_ids[:-1].tolist())
+            cache = memory.cache(common)
             layers = self.engine.layers(self.model)
         try:
             with states_seen(self.model, layers) as seen:
@@ -544,7 +545,7 @@ class Scorer:
             (ids,) = self._generate(prompt_ids, self.max_new_tokens, do_sample=False)
             Memory.refuse(self.model)
             return ids
-        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen())
+        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
         return ids
 
     @cached_property

@@ -5,7 +5,7 @@ What the model then knows of prompt and answer is left for the masked passes of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,8 @@ class SavedAnswersCalculator(StatCalculator):
         prompt = prompt_ids(model, text, 0, {})
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
         remember = remember and Memory.serves(transformer)
-        with torch.no_grad(), _states_seen(transformer, self.depths) as seen:
+        watched = _states_seen(transformer, self.depths) if remember else nullcontext(dict)
+        with torch.no_grad(), watched as seen:
             out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=remember)
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
         known = {}

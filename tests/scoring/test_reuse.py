@@ -7,8 +7,8 @@ from transformers import DynamicCache
 
 from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import Memory, run_unmasked, scoring_session, states_seen
-from lm_polygraph_asmi.model import unmasked as unmasked_module
 from lm_polygraph_asmi.model.layer_call import KeyValueTap
+from lm_polygraph_asmi.scoring import engine as engine_module
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import CONFIGS, tiny_model
@@ -21,6 +21,11 @@ SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4}
 # Rounding exchanges the last of K tokens where two are all but equally likely.
 ALL_TOKENS = {"top_k": len(tokenizer())}
 COLUMNS = ("mi", "agreement", "u", "entropy", "log_likelihood", "vote", "alternative_share")
+# Layers that share keys, or keep them where nobody sees; that return tuples, or ask for the length
+# of a cache; and models that generate over a cache of their own kind alone.
+KEYS_ELSEWHERE = ("shared keys and values", "no cache")
+KEYS_ALONE = ("ALiBi", "local layers", "parallel residual", "chunks")
+NO_PLAIN_CACHE = ("indexed attention", "gated indexed attention, windows")
 EITHER = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
@@ -36,21 +41,25 @@ def same(found, expected):
 
 
 @pytest.fixture
-def starts(monkeypatch):
-    """Where each unmasked pass began; 0 is the prompt's first token."""
-    found, plain = [], unmasked_module.LayerCall.split
+def passes(monkeypatch):
+    """The unmasked passes of the engine."""
+    found, run = [], engine_module.run_unmasked
 
-    def split(layer, args, kwargs, before=0):
-        found.append(before)
-        return plain(layer, args, kwargs, before)
+    def spy(*args):
+        found.append(run(*args))
+        return found[-1]
 
-    monkeypatch.setattr(unmasked_module.LayerCall, "split", staticmethod(split))
+    monkeypatch.setattr(engine_module, "run_unmasked", spy)
     return found
+
+
+def known_to(passes):
+    return [(unmasked.start, unmasked.remembered) for unmasked in passes]
 
 
 @EITHER
 @pytest.mark.parametrize("family", CONFIGS)
-def test_own_answers_of_every_family(family, attention, starts, monkeypatch):
+def test_own_answers_of_every_family(family, attention, passes, monkeypatch):
     """Once the first was held against whole passes, the prompt is run once, and so is the answer
     in layers that are not masked."""
     if (family, attention) == ("gemma2-softcap", "sdpa"):
@@ -62,22 +71,21 @@ def test_own_answers_of_every_family(family, attention, starts, monkeypatch):
     scorer = Scorer(tiny, **SETTINGS, **ALL_TOKENS, max_new_tokens=7, attention=attention)
     own = scorer.score(PROMPT)
     known = len(tiny.tokenizer(PROMPT)["input_ids"]) - 1
-    assert set(starts) == {known}
     ran.clear()
-    assert scorer.score(PROMPT).score == own.score
+    assert scorer.score(PROMPT).score == pytest.approx(own.score, abs=1e-6)
     assert min(ran) == own.settings["layer"] > 0
     given = scorer.score(PROMPT, [token.id for token in own.tokens])
-    assert set(starts) == {0, known}
+    assert known_to(passes) == [(known, "keys"), (known, "states"), (0, "nothing")]
     same(own.tokens, given.tokens)
 
 
-def test_one_token_and_no_scope_all(starts):
+def test_one_token_and_no_scope_all(passes):
     tiny = whitebox()
     for settings in ({"max_new_tokens": 1}, {"max_new_tokens": 1, "scope": "all"}):
         scorer = Scorer(tiny, **SETTINGS | ALL_TOKENS | settings)
         own = scorer.score(PROMPT)
         same(own.tokens, scorer.score(PROMPT, [token.id for token in own.tokens]).tokens)
-    assert starts[0] > 0 == starts[-1]
+    assert [kept for _, kept in known_to(passes)] == ["keys", *["nothing"] * 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,46 +106,93 @@ def test_sequences_of_every_kind(kind):
     assert known == (11 if engine.remembers(model) else 0)
 
 
-def remembered(model, ids, layers=()):
-    """A memory of a sequence that was run in one pass."""
+def remembered(model, ids, prompt, layers, before=0, guesses=0):
+    """A memory of a sequence as generation makes it: the prompt, then token by token.
+
+    Args:
+        before: positions that were known before; hidden states are those behind them.
+        guesses: tokens behind the last that are run and taken back.
+    """
     memory, cache = Memory(), DynamicCache()
-    with scoring_session(model), states_seen(model, layers) as seen:
-        model(ids[None], past_key_values=cache)
-        memory.take(model, ids.tolist(), cache, seen())
+    with scoring_session(model):
+        if before:
+            model(ids[None, :before], past_key_values=cache)
+        with states_seen(model, layers) as seen:
+            model(ids[None, before:prompt], past_key_values=cache)
+            for place in range(prompt, len(ids) - 1):
+                model(ids[None, place : place + 1], past_key_values=cache)
+            if guesses:
+                model(ids[None, :guesses], past_key_values=cache)
+                cache.crop(-guesses)
+        memory.take(model, ids.tolist(), cache, seen(), before)
     return memory
 
 
 def test_states_of_other_passes_or_layers_are_not_taken():
     """They serve where they are known of the whole answer, at every layer that is masked."""
     tiny, ids = tiny_model("llama"), sequence(14)
-    other = torch.cat([ids[:-2], sequence(2, seed=8)])
+    other = torch.cat([ids[:-3], sequence(3, seed=8)])
+    longer = torch.cat([ids, sequence(2, seed=8)])
     ways = {}
     for name, memory, asked, prompt, layers in (
-        ("all of it", remembered(tiny, ids, [1, 2]), ids, 9, [1, 2]),
-        ("a shorter answer", remembered(tiny, ids, [2]), ids[:-3], 9, [2]),
-        ("another layer", remembered(tiny, ids, [1]), ids, 9, [2]),
-        ("no layer", remembered(tiny, ids), ids, 9, [2]),
-        ("another end", remembered(tiny, ids, [2]), other, 9, [2]),
-        ("a longer answer", remembered(tiny, ids[:-3], [2]), ids, 9, [2]),
-        ("another prompt", remembered(tiny, sequence(14, seed=3), [2]), ids, 9, [2]),
-        ("one token", remembered(tiny, ids, [2]), ids, 1, [2]),
+        ("nobody has seen", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
+        ("all of it", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
+        ("a cut answer", remembered(tiny, ids, 9, [1]), ids[:-3], 9, [1]),
+        ("behind a known start", remembered(tiny, ids, 9, [1], before=4), ids, 6, [1]),
+        ("before they begin", remembered(tiny, ids, 9, [1], before=6), ids, 6, [1]),
+        ("guesses taken back", remembered(tiny, ids, 9, [1], guesses=3), ids, 9, [1]),
+        ("another layer", remembered(tiny, ids, 9, [2]), ids, 9, [1]),
+        ("no layer", remembered(tiny, ids, 9, []), ids, 9, [1]),
+        ("another end", remembered(tiny, ids, 9, [1]), other, 9, [1]),
+        ("a longer answer", remembered(tiny, ids, 9, [1]), longer, 9, [1]),
+        ("another prompt", remembered(tiny, sequence(14, seed=3), 9, [1]), ids, 9, [1]),
+        ("one token", remembered(tiny, ids, 9, [1]), ids, 1, [1]),
     ):
         with scoring_session(tiny):
             found = run_unmasked(tiny, asked, prompt, layers, "response", memory)
             expected = run_unmasked(tiny, asked, prompt, layers, "response")
         ways[name] = found.remembered
         torch.testing.assert_close(found.final_hidden, expected.final_hidden)
+        assert (found.by_length, found.devices) == (expected.by_length, expected.devices)
         for layer in layers:
             here = expected.predicting
             for part in ("hidden", "heads"):
                 own, plain = (getattr(run.targets[layer], part) for run in (found, expected))
                 torch.testing.assert_close(own[:, found.run(here)], plain[:, here])
+        assert found.known.keys() == expected.known.keys()
         for layer, known in expected.known.items():
             for own, plain in zip(found.known[layer], known, strict=True):
                 torch.testing.assert_close(own, plain)
     assert ways == dict.fromkeys(ways, "keys") | {
-        "all of it": "states", "a shorter answer": "states", "another prompt": "", "one token": "",
+        "all of it": "states", "a cut answer": "states", "behind a known start": "states",
+        "another prompt": "nothing", "one token": "nothing",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_own_answers_of_every_kind(kind, passes):
+    """Over their generation's states, or its keys alone, or neither, as the kind allows."""
+    name, overrides, layer, _ = KINDS[kind]
+    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
+    remembers = engine.remembers(model) and kind not in NO_PLAIN_CACHE
+    for ids, prompt in ((sequence(14), 9), (sequence(20, seed=1), 12), (sequence(14, seed=2), 9)):
+        given = (model, ids[:prompt], ids[prompt:].tolist())
+        expected = engine.score(*given)
+        if not remembers:
+            continue
+        memory = remembered(model, ids, prompt, engine.layers(model))
+        own = engine.score(*given, memory=memory)
+        (mi,) = (name for name in own if name.startswith("asmi_mi_"))
+        for statistic in (mi, "asmi_entropy", "asmi_log_likelihood"):
+            np.testing.assert_allclose(
+                own[statistic], expected[statistic], rtol=1e-5, atol=1e-5, err_msg=statistic
+            )
+    used = [kept for _, kept in known_to(passes) if kept != "nothing"]
+    if not remembers or kind in KEYS_ELSEWHERE:
+        assert "states" not in used
+    else:
+        assert used == ["keys" if kind in KEYS_ALONE else "states"] * 3
+        assert engine.remembers(model)
 
 
 def test_states_of_a_batch_are_not_one_sequences():
@@ -154,7 +209,7 @@ def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
     engine = Engine(**SETTINGS)
     given = (tiny, ids[:9], ids[9:].tolist())
     expected = engine.score(*given)
-    memory = remembered(tiny, ids, engine.layers(tiny) if wrong == "states" else ())
+    memory = remembered(tiny, ids, 9, engine.layers(tiny) if wrong == "states" else ())
     if wrong == "keys":
         memory.layers = [(key, value + 1) for key, value in memory.layers]
     else:
@@ -181,7 +236,7 @@ def test_another_model_knows_nothing():
     assert engine.remembers(tiny)
 
 
-def test_a_model_that_generates_over_no_cache(monkeypatch, starts):
+def test_a_model_that_generates_over_no_cache(monkeypatch, passes):
     """It is asked once; its answer is made without, and the prompt is run again."""
     tiny = whitebox()
     plain, asked = type(tiny.model).generate, []
@@ -196,7 +251,7 @@ def test_a_model_that_generates_over_no_cache(monkeypatch, starts):
     scorer = Scorer(tiny, **SETTINGS, **ALL_TOKENS, max_new_tokens=3)
     own = [scorer.score(PROMPT) for _ in range(2)]
     assert asked == [True, False, False]
-    assert set(starts) == {0}
+    assert set(known_to(passes)) == {(0, "nothing")}
     for score in own:
         same(score.tokens, scorer.score(PROMPT, [token.id for token in score.tokens]).tokens)
 

@@ -1,5 +1,7 @@
 """Answers of a finished run, scored again."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -110,6 +112,8 @@ def test_masked_passes_start_where_generation_ended(finished, model, starts, sco
     config = {"answers": str(finished[0]) if saved else None, "output_attentions": True}
     greedy = load_stat_calculator(config | {"masks": {"scope": scope}}, None)
     calculator = MaskedHeadsCalculator(scope=scope, top_k=8)
+    first = greedy({}, TEXTS[:1], model, 2)
+    calculator({"greedy_tokens": first["greedy_tokens"]}, TEXTS[:1], model)
     for text in TEXTS:  # memories are each row's own
         stats = greedy({}, [text], model, 5)
         assert (MEMORY in stats) == (scope == "response")
@@ -119,8 +123,30 @@ def test_masked_passes_start_where_generation_ended(finished, model, starts, sco
             np.testing.assert_allclose(known[name][0], plain[name][0], atol=1e-5, err_msg=name)
         assert max(known["asmi_mi_d60"][0]) > 1e-4
         prompt = known["asmi_prompt_length"][0]
-        known = (prompt - 1, "states") if scope == "response" else (0, "")
-        assert starts[-2:] == [known, (0, "")]
+        known = (prompt - 1, "states") if scope == "response" else (0, "nothing")
+        assert starts[-2:] == [known, (0, "nothing")]
+
+
+def test_an_answer_that_was_cut(starts):
+    """LM-Polygraph cuts it at the tokenizer's end token, of which generation need not know; what
+    generation knew is then longer than the answer."""
+    model, texts = whitebox(), ["Where do the blue kites start? The answer is", "Yes or No."]
+    model.tokenizer = copy.deepcopy(model.tokenizer)
+    model.model.generation_config.eos_token_id = None
+    greedy, calculator = RememberingGreedyCalculator(False, [0.6]), MaskedHeadsCalculator(
+        scope="response", top_k=8
+    )  # fmt: skip
+    whole = {text: greedy({}, [text], model, 12)["greedy_tokens"][0] for text in texts}
+    end = next(token for token in whole[texts[1]][2:8] if token not in whole[texts[0]])
+    model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(end)
+    for text in [texts[0], texts[0], texts[1]]:
+        stats = greedy({}, [text], model, 12)
+        known = calculator(stats, [text], model)
+        plain = calculator({"greedy_tokens": stats["greedy_tokens"]}, [text], model)
+        for name in ("asmi_mi_d60", "asmi_entropy", "asmi_log_likelihood"):
+            np.testing.assert_allclose(known[name][0], plain[name][0], atol=1e-5, err_msg=name)
+    assert len(stats["greedy_tokens"][0]) < 12
+    assert [remembered for _, remembered in starts[::2]] == ["keys", "states", "states"]
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -131,7 +157,7 @@ def test_a_batch_is_not_remembered(finished, model, starts, saved):
     stats = greedy({}, TEXTS, model, 5)
     assert MEMORY not in stats
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS, model)
-    assert starts == [(0, "")] * 2
+    assert starts == [(0, "nothing")] * 2
 
 
 @pytest.mark.parametrize("lacks", UNMASKABLE)
@@ -158,7 +184,7 @@ def test_weights_that_change_after_generation(starts):
     with torch.no_grad():
         model.model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS[:1], model)
-    assert starts == [(0, "")]
+    assert starts == [(0, "nothing")]
 
 
 @pytest.mark.parametrize(

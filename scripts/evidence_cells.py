@@ -77,7 +77,9 @@ SETTINGS = {
 }
 ARMS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 """What the falsifier perturbs in place of heads, from the likest to the least like."""
-RUNS = (*SETTINGS, "baselines", "sampled", "copied", "heads", *ARMS)
+AGAIN = "again"
+"""The depths once more, on answers that nobody had looked at."""
+RUNS = (*SETTINGS, AGAIN, "baselines", "sampled", "copied", "heads", *ARMS)
 JUDGES = {
     "stands": ("ReferenceInAnswer", "the reference stands in the answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),

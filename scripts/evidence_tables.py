@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from evidence_cells import (
+    AGAIN,
     CELLS,
     CHANGED,
     JUDGES,
@@ -18,6 +19,7 @@ from evidence_cells import (
     correlation,
     judged,
     minus,
+    others,
     p_text,
     plain,
     share,
@@ -493,6 +495,43 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
+def depths_again_table(cells: list[Evidence], judge: str) -> str:
+    """The planned test of docs/worth-tables.md: other depths against 60 %, on other answers."""
+    rows = []
+    for e in cells:
+        if e.run != AGAIN:
+            continue
+        seen = [own for one in others(e, cells, ("depths",)) for own in one.answers["id"]]
+        fresh = e.among(~e.answers["id"].isin(seen).to_numpy())
+        if not fresh.ranked(judge):
+            continue
+        quality = fresh.quality(judge)
+        scores = {d: fresh.score("Sem-ASMI", depth=d) for d in DEPTHS}
+        drawn = prr_draws(list(scores.values()), quality, fresh.clusters, RESAMPLES)
+        planned = (70, 90)
+        gaps = {d: drawn[:, DEPTHS.index(d)] - drawn[:, 0] for d in DEPTHS}
+        adjusted = dict(zip(planned, holm([two_sided(gaps[d]) for d in planned]), strict=True))
+        values = {d: normalised_prr(own, quality) for d, own in scores.items()}
+        beside = {"MSP": fresh.baseline("MaximumSequenceProbability")}
+        beside |= {f"ASMI {d}": fresh.score("ASMI", depth=d) for d in DEPTHS}
+        beside |= {f"Sem {d}": scores[d] for d in DEPTHS}
+        pairs = [(f"Sem {d}", "MSP") for d in DEPTHS]
+        alone, over = prr_intervals(beside, quality, fresh.clusters, pairs, RESAMPLES)
+        for i, depth in enumerate(DEPTHS):
+            gap = percentile_interval(values[depth] - values[60], gaps[depth])
+            rows.append(
+                [fresh.label, f"{depth} %", fresh.size, str(int(fresh.wrong(judge).sum())),
+                 signed(alone[f"ASMI {depth}"]),
+                 signed(percentile_interval(values[depth], drawn[:, i])), signed(alone["MSP"]),
+                 signed(gap) if i else "", p_text(adjusted[depth]) if depth in adjusted else "",
+                 signed(over[pairs[i]]), fresh.beyond_free(scores[depth], judge)]
+            )  # fmt: skip
+    columns = ["cell", "depth", "answers / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "MSP",
+               "Sem-ASMI − that at 60 %", "p, Holm", "Sem-ASMI − MSP",
+               "beyond what is free: z (p)"]  # fmt: skip
+    return table(columns, rows)
+
+
 def baselines_table(cells: list[Evidence], judge: str) -> str:
     """All methods of the runs that have more than ours, each run's on its own rows."""
     rows = []
@@ -535,5 +574,6 @@ for _judge in JUDGES:
         "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
         "strata": strata_table, "coupling": coupling_table, "settings": settings_table,
         "baselines": baselines_table, "contenders": contenders_table,
+        "depths again": depths_again_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

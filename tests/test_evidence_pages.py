@@ -115,7 +115,7 @@ def published(start, docs):
         page.write_text(own)
     made = start(docs)
     assert made.exit_code == 0, made.output
-    assert "without a verdict, so not to be published: worth.md" in made.output
+    assert "without a verdict, so not to be published: worth-tables.md, worth.md" in made.output
     return "".join(page.read_text() for page in pages)
 
 
@@ -134,7 +134,10 @@ def test_the_page_is_whole(start, published, docs):
     refused = start(docs, "--check", "--quick")
     assert (refused.exit_code, refused.output.splitlines()) == (
         1,
-        ["to be made anew: nothing", "without a verdict, so not to be published: worth.md"],
+        [
+            "to be made anew: nothing",
+            "without a verdict, so not to be published: worth-tables.md, worth.md",
+        ],
     )
 
 
@@ -431,6 +434,25 @@ def test_committed_pages_are_those_of_the_committed_evidence(request):
         assert done.returncode == 0, done.stdout + done.stderr
     quick = CliRunner().invoke(load_external_module(str(script)).main, ["--check", "--quick"])
     assert quick.exit_code == 0, quick.output
+
+
+def test_depths_asked_again():
+    """Of the answers that had been looked at, none is among those asked again."""
+    seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:30])
+    again = evidence_cells.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
+    text = evidence_tables.depths_again_table([seen, again], "stands")
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    assert [row[1] for row in rows] == ["60 %", "70 %", "80 %", "90 %"]
+    assert rows[0][2].startswith(f"{N - 30} /")
+    fresh = answers(0, "depths")[30:]
+    prr = {}
+    for depth in (60, 90):
+        pairs = zip(fresh[f"asmi_mi_d{depth}"], fresh[f"asmi_agreement_d{depth}"], strict=True)
+        scores = [mi @ (1 - agreement) / len(mi) for mi, agreement in pairs]
+        prr[depth] = normalised_prr(scores, fresh["ReferenceInAnswer"])
+    assert number(rows[3][5]) == pytest.approx(prr[90], abs=0.0051)
+    assert number(rows[3][7]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
+    assert [bool(row[8]) for row in rows] == [False, True, False, True]
 
 
 def test_scores_with_the_passage_and_without():

@@ -15,7 +15,7 @@ from lm_polygraph_asmi.scoring import blocks
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.many import OUTPUT
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_reuse import SETTINGS, columns, starts  # noqa: F401
+from tests.scoring.test_reuse import SETTINGS, columns, known_to, passes  # noqa: F401
 
 PASSAGE = "The ferry Ondine was built in Brask in 1931. "
 ROWS = [
@@ -32,7 +32,7 @@ def scorer(model, tokenizer):
     return Scorer(model, tokenizer, **SETTINGS, max_new_tokens=3)
 
 
-def test_rows_come_out_as_they_went_in(scorer, starts):  # noqa: F811
+def test_rows_come_out_as_they_went_in(scorer, passes):  # noqa: F811
     given = json.loads(json.dumps(ROWS))
     taken = []
 
@@ -49,6 +49,7 @@ def test_rows_come_out_as_they_went_in(scorer, starts):  # noqa: F811
     assert [(one.index, one.id) for one in found[1:]] == list(zip(range(1, 5), "bcde", strict=True))
     assert [one.error is None for one in found[1:]] == [True, False, True, True]
     shared = len(scorer.tokenizer(PASSAGE)["input_ids"])
+    starts = [start for start, _ in known_to(passes)]
     assert starts[0] == 0
     assert any(start >= shared - 1 for start in starts)  # the passage was not run again
     for one, row in zip(found[1:], ROWS[1:], strict=True):

@@ -16,10 +16,11 @@
 # `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
 # (masks that take every head as often), `heads` (300 masks, two depths), and the arms of the
 # falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
-# doses are found on other rows and kept in CELL.doses.json. `copied` answers anew with two masks, for
-# which tokens stand in the passage: `sources` keeps that as well, but did not always. `exhibits` comes last: all shards
-# joined, the causal probe where there are `heads` (TOKENS=200 of each group), and the report's
-# tables in CELL.exhibits/.
+# doses are found on other rows and kept in CELL.doses.json. Two answer anew: `deeper` (70 and 90 %,
+# docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
+# `sources` keeps that as well, but did not always). `exhibits` comes last: all shards joined, the
+# causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
+# CELL.exhibits/.
 #
 # --paper runs the shipped configs of the paper's 16 cells, or those named, on a machine with a GPU
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
@@ -197,10 +198,11 @@ for name in "${asked[@]:-open}"; do
             "asmi.calculator.dose=$out/$name.doses.json") ;;
         depths) options_of_run=("$again" "${lean[@]}"
           "asmi.calculator.depths=[0.6,0.7,0.8,0.9]") ;;
+        deeper) options_of_run=("${lean[@]}" "asmi.calculator.depths=[0.7,0.9]") ;;
         copied) options_of_run=("${lean[@]}" asmi.calculator.num_masks=2) ;;
         balanced) options_of_run=("$again" "${lean[@]}" asmi.calculator.mask_sampler=balanced) ;;
-        *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, balanced, copied," \
-          "heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, exhibits" >&2
+        *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \
+          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, exhibits" >&2
           exit 1 ;;
       esac
       [[ $name == closed* && $kind == sources ]] && # no passage, no source

@@ -106,10 +106,10 @@ class RememberingGreedyCalculator(GreedyProbsCalculator):
         max_new_tokens: int = 100,
     ) -> dict[str, Any]:
         """Its statistics, and the cache of a prompt without padding."""
+        if len(texts) > 1:
+            return super().__call__(dependencies, texts, model, max_new_tokens)
         heard: Any = _Listening(model, self.depths)
         stats = super().__call__(dependencies, texts, heard, max_new_tokens)
-        if len(texts) > 1:
-            return stats
         ids = [*map(int, stats["input_tokens"][0]), *stats["greedy_tokens"][0]]
         return stats | {MEMORY: [_remembered(model, ids, heard.cache, heard.states)]}
 

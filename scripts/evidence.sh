@@ -198,7 +198,7 @@ for name in "${asked[@]:-open}"; do
             "asmi.calculator.dose=$out/$name.doses.json") ;;
         depths) options_of_run=("$again" "${lean[@]}"
           "asmi.calculator.depths=[0.6,0.7,0.8,0.9]") ;;
-        deeper) options_of_run=("${lean[@]}" "asmi.calculator.depths=[0.7,0.9]") ;;
+        deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.calculator.depths=[0.7,0.9]") ;;
         copied) options_of_run=("${lean[@]}" asmi.calculator.num_masks=2) ;;
         balanced) options_of_run=("$again" "${lean[@]}" asmi.calculator.mask_sampler=balanced) ;;
         *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \

@@ -505,26 +505,22 @@ def depths_again_table(cells: list[Evidence], judge: str) -> str:
         fresh = e.among(~e.answers["id"].isin(seen).to_numpy())
         if not fresh.ranked(judge):
             continue
-        quality = fresh.quality(judge)
-        scores = {d: fresh.score("Sem-ASMI", depth=d) for d in DEPTHS}
-        drawn = prr_draws(list(scores.values()), quality, fresh.clusters, RESAMPLES)
-        planned = (70, 90)
-        gaps = {d: drawn[:, DEPTHS.index(d)] - drawn[:, 0] for d in DEPTHS}
-        adjusted = dict(zip(planned, holm([two_sided(gaps[d]) for d in planned]), strict=True))
-        values = {d: normalised_prr(own, quality) for d, own in scores.items()}
-        beside = {"MSP": fresh.baseline("MaximumSequenceProbability")}
-        beside |= {f"ASMI {d}": fresh.score("ASMI", depth=d) for d in DEPTHS}
-        beside |= {f"Sem {d}": scores[d] for d in DEPTHS}
-        pairs = [(f"Sem {d}", "MSP") for d in DEPTHS]
-        alone, over = prr_intervals(beside, quality, fresh.clusters, pairs, RESAMPLES)
-        for i, depth in enumerate(DEPTHS):
-            gap = percentile_interval(values[depth] - values[60], gaps[depth])
+        quality, planned = fresh.quality(judge), (70, 90)
+        scores = {f"{m} {d}": fresh.score(m, depth=d) for m in ("ASMI", "Sem-ASMI") for d in DEPTHS}
+        scores["MSP"] = fresh.baseline("MaximumSequenceProbability")
+        ours = [f"Sem-ASMI {d}" for d in DEPTHS]
+        pairs = [(own, other) for own in ours for other in (ours[0], "MSP") if own != other]
+        alone, gaps = prr_intervals(scores, quality, fresh.clusters, pairs, RESAMPLES)
+        drawn = prr_draws([scores[own] for own in ours], quality, fresh.clusters, RESAMPLES)
+        raised = [two_sided(drawn[:, DEPTHS.index(d)] - drawn[:, 0]) for d in planned]
+        adjusted = dict(zip(planned, map(p_text, holm(raised)), strict=True))
+        for depth, own in zip(DEPTHS, ours, strict=True):
+            gap = signed(gaps[own, ours[0]]) if own != ours[0] else ""
             rows.append(
                 [fresh.label, f"{depth} %", fresh.size, str(int(fresh.wrong(judge).sum())),
-                 signed(alone[f"ASMI {depth}"]),
-                 signed(percentile_interval(values[depth], drawn[:, i])), signed(alone["MSP"]),
-                 signed(gap) if i else "", p_text(adjusted[depth]) if depth in adjusted else "",
-                 signed(over[pairs[i]]), fresh.beyond_free(scores[depth], judge)]
+                 signed(alone[f"ASMI {depth}"]), signed(alone[own]), signed(alone["MSP"]), gap,
+                 adjusted.get(depth, ""), signed(gaps[own, "MSP"]),
+                 fresh.beyond_free(scores[own], judge)]
             )  # fmt: skip
     columns = ["cell", "depth", "answers / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "MSP",
                "Sem-ASMI − that at 60 %", "p, Holm", "Sem-ASMI − MSP",

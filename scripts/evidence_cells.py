@@ -77,9 +77,9 @@ SETTINGS = {
 }
 ARMS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 """What the falsifier perturbs in place of heads, from the likest to the least like."""
-AGAIN = "again"
-"""The depths once more, on answers that nobody had looked at."""
-RUNS = (*SETTINGS, AGAIN, "baselines", "sampled", "copied", "heads", *ARMS)
+AGAIN, DEEPER = "again", "deeper"
+"""The depths once more, on answers that nobody had looked at; 70 and 90 % of other cells."""
+RUNS = (*SETTINGS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *ARMS)
 JUDGES = {
     "stands": ("ReferenceInAnswer", "the reference stands in the answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
@@ -142,7 +142,7 @@ class Evidence:
     def among(self, chosen: np.ndarray) -> "Evidence":
         """The same for some of the rows."""
         kept = self.answers[chosen].reset_index(drop=True)
-        return Evidence(self.model, self.cell, self.run, kept)
+        return Evidence(self.model, self.cell, self.run, kept, self.asked if all(chosen) else None)
 
     def shared_with(self, other: "Evidence") -> "Evidence":
         """Those of the answers that another run of the cell has, in its order.
@@ -163,6 +163,16 @@ class Evidence:
             "it"
         )
 
+    def joined_with(self, other: "Evidence") -> "Evidence":
+        """Those of the answers that another run of the cell has, and what it alone knows of them.
+
+        Raises:
+            ValueError: it has other answers, or answers to other questions.
+        """
+        mine = self.shared_with(other).answers
+        more = other.answers[other.answers.columns.difference(mine.columns, sort=False)]
+        return Evidence(self.model, self.cell, other.run, mine.join(more), other.asked)
+
     @cached_property
     def length(self) -> np.ndarray:
         return self.answers["asmi_entropy"].map(len).to_numpy()
@@ -170,6 +180,10 @@ class Evidence:
     @property
     def empty(self) -> np.ndarray:
         return self.answers["words"].to_numpy() == 0
+
+    def has_depth(self, depth: int) -> bool:
+        """Whether masks were drawn at so many per cent of the layers."""
+        return f"asmi_mi_d{depth}" in self.answers
 
     def column(self, name: str) -> list[np.ndarray]:
         return [np.asarray(own, dtype=float) for own in self.answers[name]]
@@ -247,13 +261,21 @@ class Evidence:
         free = [self.baseline("MaximumSequenceProbability"), self.baseline("MeanTokenEntropy")]
         return np.column_stack([*free, self.length])
 
-    def beyond_free(self, scores: np.ndarray, judge: str) -> str:
-        """z and p of the generalised covariance of scores and errors, beyond what is free."""
+    def added(self, scores: np.ndarray, judge: str) -> tuple[float, float]:
+        """z and p of the generalised covariance of scores and errors, beyond what is free.
+
+        NaN where there are too few errors for its folds.
+        """
         try:
-            added = adds_information(scores, self.controls, self.wrong(judge), self.clusters)
+            found = adds_information(scores, self.controls, self.wrong(judge), self.clusters)
         except ValueError:
-            return "too few errors"
-        return minus(f"{added.statistic:+.1f} ({p_text(added.p_value)})")
+            return float("nan"), float("nan")
+        return found.statistic, found.p_value
+
+    def beyond_free(self, scores: np.ndarray, judge: str) -> str:
+        """The same as it is written."""
+        z, p = self.added(scores, judge)
+        return "too few errors" if np.isnan(z) else minus(f"{z:+.1f} ({p_text(p)})")
 
 
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:

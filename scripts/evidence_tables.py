@@ -10,6 +10,7 @@ from evidence_cells import (
     AGAIN,
     CELLS,
     CHANGED,
+    DEEPER,
     JUDGES,
     MODELS,
     OWN_ANSWERS,
@@ -38,7 +39,6 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import (
     Interval,
-    adds_information,
     auroc,
     auroc_by_judge,
     confident_but_fragile,
@@ -60,42 +60,40 @@ DEPTHS = (60, 70, 80, 90)
 
 
 @dataclass(frozen=True)
-class SourceTests:
-    """The three tests of docs/evidence/source-plan.md on one cell under one judge."""
+class PlannedTests:
+    """The tests of docs/evidence/source-plan.md and depth-plan.md, of one cell by one judge.
+
+    Attributes:
+        own, beside, difference: PRR of a score, of the one beside it, and of the first less it.
+        p_own, p_difference: that these are zero.
+        statistic, p_added: of the score beyond what is free; NaN where errors are too few.
+    """
 
     evidence: Evidence
-    passage: Interval
-    whole: Interval
+    own: Interval
+    beside: Interval
     difference: Interval
-    p_passage: float
+    p_own: float
     p_difference: float
     statistic: float
     p_added: float
 
     @classmethod
-    def of(cls, evidence: Evidence, judge: str, method: str = "Sem-ASMI") -> "SourceTests":
+    def of(
+        cls, evidence: Evidence, judge: str, own: np.ndarray, beside: np.ndarray
+    ) -> "PlannedTests":
         quality = evidence.quality(judge)
-        scores = {source: evidence.score(method, source) for source in ("context", "all")}
-        draws = prr_draws(list(scores.values()), quality, evidence.clusters, RESAMPLES)
-        drawn = {name: draws[:, i] for i, name in enumerate(scores)}
-        values = {name: normalised_prr(own, quality) for name, own in scores.items()}
-        gap = drawn["context"] - drawn["all"]
-        try:
-            added = adds_information(
-                scores["context"], evidence.controls, evidence.wrong(judge), evidence.clusters
-            )
-            statistic, p_added = added.statistic, added.p_value
-        except ValueError:  # too few errors for the folds
-            statistic = p_added = float("nan")
+        values = [normalised_prr(scores, quality) for scores in (own, beside)]
+        drawn = prr_draws([own, beside], quality, evidence.clusters, RESAMPLES).T
+        gap = drawn[0] - drawn[1]
         return cls(
             evidence,
-            percentile_interval(values["context"], drawn["context"]),
-            percentile_interval(values["all"], drawn["all"]),
-            percentile_interval(values["context"] - values["all"], gap),
-            two_sided(drawn["context"]),
+            percentile_interval(values[0], drawn[0]),
+            percentile_interval(values[1], drawn[1]),
+            percentile_interval(values[0] - values[1], gap),
+            two_sided(drawn[0]),
             two_sided(gap),
-            statistic,
-            p_added,
+            *evidence.added(own, judge),
         )
 
 
@@ -107,9 +105,10 @@ PLANNED = {
 
 def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
     planned = [c for c in judged(cells, judge) if (c.model, c.cell) in PLANNED]
-    tests = [SourceTests.of(cell, judge, method) for cell in planned]
+    sources = [[e.score(method, source) for source in ("context", "all")] for e in planned]
+    tests = [PlannedTests.of(e, judge, *own) for e, own in zip(planned, sources, strict=True)]
     primary = method == "Sem-ASMI"  # the plan adjusts nothing else
-    ps = [[getattr(test, p) for test in tests] for p in ("p_passage", "p_difference", "p_added")]
+    ps = [[getattr(test, p) for test in tests] for p in ("p_own", "p_difference", "p_added")]
     adjusted = [holm(own) if primary else own for own in ps] if tests else []
     how = "Holm" if primary else "unadjusted"
     columns = [
@@ -123,8 +122,8 @@ def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") ->
                 test.evidence.label,
                 test.evidence.size,
                 str(int(test.evidence.wrong(judge).sum())),
-                signed(test.whole),
-                signed(test.passage),
+                signed(test.beside),
+                signed(test.own),
                 p_text(adjusted[0][i]),
                 signed(test.difference),
                 p_text(adjusted[1][i]),
@@ -471,7 +470,7 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
             continue
         answered = usual.get((e.model, e.cell))
         response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
-        for depth in (d for d in DEPTHS if f"asmi_mi_d{d}" in e.answers):
+        for depth in filter(e.has_depth, DEPTHS):
             scores = {m: e.score(m, depth=depth) for m in ("ASMI", "Sem-ASMI")}
             scores["MSP"] = e.baseline("MaximumSequenceProbability")
             pairs = [("Sem-ASMI", "MSP")]
@@ -497,34 +496,57 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
 
 def depths_again_table(cells: list[Evidence], judge: str) -> str:
     """The planned test of docs/worth-tables.md: other depths against 60 %, on other answers."""
+    asked = [e.among(~_looked_at(e, cells, "depths")) for e in cells if e.run == AGAIN]
+    return _depths_table(asked, judge)
+
+
+def depths_elsewhere_table(cells: list[Evidence], judge: str) -> str:
+    """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other cells."""
+    asked = []
+    for e in (e for e in cells if e.run == DEEPER):
+        (usual,) = others(e, cells, OWN_ANSWERS)
+        asked.append(usual.joined_with(e).among(~_looked_at(e, cells, "depths", AGAIN)))
+    return _depths_table(asked, judge)
+
+
+def _looked_at(e: Evidence, cells: list[Evidence], *runs: str) -> np.ndarray:
+    """(N,) which of its answers other runs of the cell have scored at these depths."""
+    seen = [own for one in others(e, cells, runs) for own in one.answers["id"]]
+    return e.answers["id"].isin(seen).to_numpy()
+
+
+def _depths_table(asked: list[Evidence], judge: str) -> str:
+    """Adjusted over the cells and the depths that were planned."""
+    usual, *deeper = DEPTHS
+    measured = [(e, d) for e in asked if e.ranked(judge) for d in filter(e.has_depth, deeper)]
+    tests = [
+        PlannedTests.of(e, judge, e.score("Sem-ASMI", depth=d), e.score("Sem-ASMI", depth=usual))
+        for e, d in measured
+    ]
+    pairs = [*zip(tests, (depth in (70, 90) for _, depth in measured), strict=True)]
+    p_difference = holm([test.p_difference if planned else np.nan for test, planned in pairs])
+    p_added = holm([test.p_added if planned else np.nan for test, planned in pairs])
     rows = []
-    for e in cells:
-        if e.run != AGAIN:
-            continue
-        seen = [own for one in others(e, cells, ("depths",)) for own in one.answers["id"]]
-        fresh = e.among(~e.answers["id"].isin(seen).to_numpy())
-        if not fresh.ranked(judge):
-            continue
-        quality, planned = fresh.quality(judge), (70, 90)
-        scores = {f"{m} {d}": fresh.score(m, depth=d) for m in ("ASMI", "Sem-ASMI") for d in DEPTHS}
-        scores["MSP"] = fresh.baseline("MaximumSequenceProbability")
-        ours = [f"Sem-ASMI {d}" for d in DEPTHS]
-        pairs = [(own, other) for own in ours for other in (ours[0], "MSP") if own != other]
-        alone, gaps = prr_intervals(scores, quality, fresh.clusters, pairs, RESAMPLES)
-        drawn = prr_draws([scores[own] for own in ours], quality, fresh.clusters, RESAMPLES)
-        raised = [two_sided(drawn[:, DEPTHS.index(d)] - drawn[:, 0]) for d in planned]
-        adjusted = dict(zip(planned, map(p_text, holm(raised)), strict=True))
-        for depth, own in zip(DEPTHS, ours, strict=True):
-            gap = signed(gaps[own, ours[0]]) if own != ours[0] else ""
-            rows.append(
-                [fresh.label, f"{depth} %", fresh.size, str(int(fresh.wrong(judge).sum())),
-                 signed(alone[f"ASMI {depth}"]), signed(alone[own]), signed(alone["MSP"]), gap,
-                 adjusted.get(depth, ""), signed(gaps[own, "MSP"]),
-                 fresh.beyond_free(scores[own], judge)]
-            )  # fmt: skip
-    columns = ["cell", "depth", "answers / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "MSP",
-               "Sem-ASMI − that at 60 %", "p, Holm", "Sem-ASMI − MSP",
-               "beyond what is free: z (p)"]  # fmt: skip
+    for i, ((e, depth), test) in enumerate(zip(measured, tests, strict=True)):
+        scores = {
+            "usual": e.score("ASMI", depth=usual),
+            "deeper": e.score("ASMI", depth=depth),
+            "Sem-ASMI": e.score("Sem-ASMI", depth=depth),
+            "MSP": e.baseline("MaximumSequenceProbability"),
+        }
+        pair = ("Sem-ASMI", "MSP")
+        alone, gaps = prr_intervals(scores, e.quality(judge), e.clusters, [pair], RESAMPLES)
+        rows.append(
+            [e.label, f"{depth} %", e.size, str(int(e.wrong(judge).sum())), signed(alone["usual"]),
+             signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
+             signed(test.difference), p_text(p_difference[i]), signed(gaps[pair]),
+             minus(f"{test.statistic:+.1f}"), p_text(p_added[i])]
+        )  # fmt: skip
+    columns = [
+        "cell", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %", "at that depth",
+        "PRR of Sem-ASMI at 60 %", "at that depth", "MSP", "Sem-ASMI − that at 60 %", "p (1), Holm",
+        "Sem-ASMI − MSP", "beyond what is free, z", "p (2), Holm",
+    ]  # fmt: skip
     return table(columns, rows)
 
 
@@ -570,6 +592,6 @@ for _judge in JUDGES:
         "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
         "strata": strata_table, "coupling": coupling_table, "settings": settings_table,
         "baselines": baselines_table, "contenders": contenders_table,
-        "depths again": depths_again_table,
+        "depths again": depths_again_table, "depths elsewhere": depths_elsewhere_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

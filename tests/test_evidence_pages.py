@@ -436,23 +436,67 @@ def test_committed_pages_are_those_of_the_committed_evidence(request):
     assert quick.exit_code == 0, quick.output
 
 
+def lines_of(text: str) -> list[list[str]]:
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
+    pairs = zip(found[f"asmi_mi_d{depth}"], found[f"asmi_agreement_d{depth}"], strict=True)
+    scores = [mi @ (1 - agreement) / len(mi) for mi, agreement in pairs]
+    return normalised_prr(scores, found["ReferenceInAnswer"])
+
+
 def test_depths_asked_again():
     """Of the answers that had been looked at, none is among those asked again."""
     seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:30])
     again = evidence_cells.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
-    text = evidence_tables.depths_again_table([seen, again], "stands")
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()[2:]]
-    assert [row[1] for row in rows] == ["60 %", "70 %", "80 %", "90 %"]
+    rows = lines_of(evidence_tables.depths_again_table([seen, again], "stands"))
+    assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"]
     assert rows[0][2].startswith(f"{N - 30} /")
     fresh = answers(0, "depths")[30:]
-    prr = {}
-    for depth in (60, 90):
-        pairs = zip(fresh[f"asmi_mi_d{depth}"], fresh[f"asmi_agreement_d{depth}"], strict=True)
-        scores = [mi @ (1 - agreement) / len(mi) for mi, agreement in pairs]
-        prr[depth] = normalised_prr(scores, fresh["ReferenceInAnswer"])
-    assert number(rows[3][5]) == pytest.approx(prr[90], abs=0.0051)
-    assert number(rows[3][7]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
-    assert [bool(row[8]) for row in rows] == [False, True, False, True]
+    prr = {depth: sem_asmi_prr(fresh, depth) for depth in (60, 90)}
+    assert number(rows[2][6]) == pytest.approx(prr[60], abs=0.0051)
+    assert number(rows[2][7]) == pytest.approx(prr[90], abs=0.0051)
+    assert number(rows[2][9]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
+    assert [bool(row[10]) for row in rows] == [bool(row[13]) for row in rows] == [True, False, True]
+
+
+def knowing(found: pd.DataFrame, depth: int) -> None:
+    """Plant MI that knows all errors, at one depth."""
+    pairs = zip(found["asmi_mi_d60"], 1 - found["ReferenceInAnswer"], strict=True)
+    found[f"asmi_mi_d{depth}"] = [np.full(len(mi), 0.01 + wrong) for mi, wrong in pairs]
+    found[f"asmi_agreement_d{depth}"] = [np.zeros(len(mi)) for mi in found["asmi_mi_d60"]]
+
+
+def test_depths_elsewhere(monkeypatch):
+    """Joined with the same answers at 60 %, in another order; adjusted over cells and depths."""
+    monkeypatch.setattr(evidence_tables, "RESAMPLES", 99)
+    cells = []
+    for model, seed in (("smollm2", 0), ("qwen05", 1)):
+        usual = answers(seed)
+        deeper = usual[::-1].reset_index(drop=True)
+        for depth in (70, 90):
+            knowing(deeper, depth)
+        if model == "qwen05":  # nothing but what is known at 60 %
+            for part in ("mi", "agreement"):
+                deeper[f"asmi_{part}_d70"] = deeper[f"asmi_{part}_d60"]
+        deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
+        cells += [
+            evidence_cells.Evidence(model, "babi", "sources", usual, N),
+            evidence_cells.Evidence(model, "babi", "deeper", deeper[:50], 60),
+        ]
+    rows = lines_of(evidence_tables.depths_elsewhere_table(cells, "stands"))
+    assert [row[1] for row in rows] == ["70 %", "90 %", "70 %", "90 %"]
+    assert rows[0][2] == f"50 of 60 / {len(set(answers(0)['cluster'][N - 50 :]))}"
+    value = sem_asmi_prr(answers(0)[N - 50 :], 60)
+    assert number(rows[0][6]) == pytest.approx(value, abs=0.0051)
+    assert [number(rows[0][place]) for place in (7, 9)] == pytest.approx([1, 1 - value], abs=0.0051)
+    assert [number(rows[2][9]), number(rows[2][10])] == [0, 1]  # the same scores
+    # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
+    assert [number(row[10]) for row in rows] == [0.08, 0.08, 1, 0.08]
+    cells[0].answers["asmi_log_likelihood"] += 1
+    with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
+        evidence_tables.depths_elsewhere_table(cells, "stands")
 
 
 def test_scores_with_the_passage_and_without():

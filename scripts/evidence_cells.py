@@ -100,6 +100,7 @@ class Evidence:
         model, cell, run: as its file is named.
         answers: its rows.
         asked: rows that were to be answered; None where that is not known.
+        which: of its answers, where these are a part that was chosen afterwards.
     """
 
     model: str
@@ -107,10 +108,11 @@ class Evidence:
     run: str
     answers: pd.DataFrame
     asked: int | None = None
+    which: str = ""
 
     @property
     def label(self) -> str:
-        return f"{MODELS[self.model].name}, {CELLS[self.cell]}"
+        return ", ".join(filter(None, (MODELS[self.model].name, CELLS[self.cell], self.which)))
 
     @property
     def size(self) -> str:
@@ -139,10 +141,11 @@ class Evidence:
         errors = int(self.wrong(judge).sum())
         return min(errors, len(self.answers) - errors) >= FEWEST
 
-    def among(self, chosen: np.ndarray) -> "Evidence":
+    def among(self, chosen: np.ndarray, which: str = "") -> "Evidence":
         """The same for some of the rows."""
         kept = self.answers[chosen].reset_index(drop=True)
-        return Evidence(self.model, self.cell, self.run, kept, self.asked if all(chosen) else None)
+        asked = self.asked if all(chosen) else None
+        return Evidence(self.model, self.cell, self.run, kept, asked, which)
 
     def shared_with(self, other: "Evidence") -> "Evidence":
         """Those of the answers that another run of the cell has, in its order.

@@ -11,6 +11,7 @@ from evidence_cells import (
     CELLS,
     CHANGED,
     DEEPER,
+    FEWEST,
     JUDGES,
     MODELS,
     OWN_ANSWERS,
@@ -171,27 +172,33 @@ def contenders_table(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
-def worth_table(cells: list[Evidence], judge: str) -> str:
+def worth_table(
+    cells: list[Evidence],
+    judge: str,
+    raw: tuple[str, ...] = ("ASMI",),
+    ours: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
+) -> str:
     """PRR of each signal, what ours have over what is free, and whether they add to it."""
-    ours = ("Sem-ASMI", "Sem-ASMI, sum")
-    pairs = [(own, free) for own in ours for free in ("MSP", "Perplexity")]
+    free = ("MSP", "Perplexity")
+    pairs = [(own, other) for own in ours for other in free]
     rows = []
     for e in judged(cells, judge):
-        alone, gaps = prr_intervals(e.signals, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        scores = {name: e.signals[name] for name in (*free, *raw, *ours)}
+        alone, gaps = prr_intervals(scores, e.quality(judge), e.clusters, pairs, RESAMPLES)
         rows.append(
             [
                 e.label,
                 e.size,
                 share(~e.wrong(judge)),
-                *(signed(alone[name]) for name in e.signals),
+                *(signed(alone[name]) for name in scores),
                 *(signed(gaps[pair]) for pair in pairs),
-                *(e.beyond_free(e.signals[name], judge) for name in ("ASMI", *ours)),
+                *(e.beyond_free(scores[name], judge) for name in (*raw, *ours)),
             ]
         )
     columns = [
-        "cell", "answers / clusters", "right", "PRR: MSP", "Perplexity", "ASMI", *ours,
-        *(f"{own} − {free}" for own, free in pairs),
-        *(f"beyond what is free, {name}: z (p)" for name in ("ASMI", *ours)),
+        "cell", "answers / clusters", "right", "PRR: MSP", "Perplexity", *raw, *ours,
+        *(f"{own} − {other}" for own, other in pairs),
+        *(f"beyond what is free, {name}: z (p)" for name in (*raw, *ours)),
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -275,6 +282,38 @@ def strata_table(cells: list[Evidence], judge: str) -> str:
     columns = [
         "cell", "answers", "number", "wrong", "PRR: MSP", "Perplexity", "ASMI", "Sem-ASMI",
         "Sem-ASMI, sum", "length", "Sem-ASMI − MSP",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def answered_table(cells: list[Evidence], judge: str) -> str:
+    """Where many answers are empty, what other tables say of the cell without these."""
+    rows = []
+    for e in judged(cells, judge):
+        if e.empty.sum() < FEWEST:
+            continue
+        one = e.among(~e.empty)
+        ours = ("Sem-ASMI", "Sem-ASMI, sum")
+        scores = {name: one.signals[name] for name in ("ASMI", *ours)}
+        if "asmi_mi_d60_context" in one.answers:
+            scores["passage"] = one.score("Sem-ASMI", "context")
+        alone, _ = prr_intervals(scores, one.quality(judge), one.clusters, resamples=RESAMPLES)
+        (coupled,) = couplings([one], judge)
+        fragile = [
+            confident_but_fragile(
+                one.signals["MSP"], one.signals[name], one.wrong(judge), one.clusters, RESAMPLES
+            )
+            for name in ours
+        ]
+        rows.append(
+            [e.label, str(int(e.empty.sum())), one.size, str(int(one.wrong(judge).sum())),
+             *(signed(alone[name]) if name in alone else "" for name in ("ASMI", *ours, "passage")),
+             plain(coupled.mean), plain(coupled.total), *(signed(found.gap) for found in fragile)]
+        )  # fmt: skip
+    columns = [
+        "cell", "empty", "others / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "Sem-ASMI, sum",
+        "Sem-ASMI, passage", "AUROC of MI, mean", "sum",
+        "confident: fragile − robust, Sem-ASMI", "Sem-ASMI, sum",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -496,36 +535,69 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
 
 def depths_again_table(cells: list[Evidence], judge: str) -> str:
     """The planned test of docs/worth-tables.md: other depths against 60 %, on other answers."""
-    asked = [e.among(~_looked_at(e, cells, "depths")) for e in cells if e.run == AGAIN]
+    asked = []
+    for e in (e for e in cells if e.run == AGAIN):
+        asked.append(e.among(~_looked_at(e, cells, "depths")))
+        other = ~_looked_at(e, cells, "depths", by="cluster")
+        asked.append(e.among(other, "passages that were not looked at"))
     return _depths_table(asked, judge)
 
 
 def depths_elsewhere_table(cells: list[Evidence], judge: str) -> str:
     """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other cells."""
     asked = []
-    for e in (e for e in cells if e.run == DEEPER):
-        (usual,) = others(e, cells, OWN_ANSWERS)
-        asked.append(usual.joined_with(e).among(~_looked_at(e, cells, "depths", AGAIN)))
+    for e in deeper_cells(cells):
+        asked.append(e)
+        if e.empty.sum() >= FEWEST:
+            asked.append(e.among(~e.empty, "without empty answers"))
     return _depths_table(asked, judge)
 
 
-def _looked_at(e: Evidence, cells: list[Evidence], *runs: str) -> np.ndarray:
-    """(N,) which of its answers other runs of the cell have scored at these depths."""
-    seen = [own for one in others(e, cells, runs) for own in one.answers["id"]]
-    return e.answers["id"].isin(seen).to_numpy()
+def deeper_cells(cells: list[Evidence]) -> list[Evidence]:
+    """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %."""
+    found = []
+    for e in (e for e in cells if e.run == DEEPER):
+        (usual,) = others(e, cells, OWN_ANSWERS)
+        found.append(usual.joined_with(e).among(~_looked_at(e, cells, "depths", AGAIN)))
+    return found
+
+
+def depths_free_table(cells: list[Evidence]) -> str:
+    """Rank correlation of scores at each depth with what is free."""
+    rows = []
+    for e in deeper_cells(cells):
+        for depth in filter(e.has_depth, DEPTHS):
+            found = [
+                correlation(e.score(method, depth=depth), e.baseline(free))
+                for free in ("MeanTokenEntropy", "Perplexity")
+                for method in ("ASMI", "Sem-ASMI")
+            ]
+            rows.append([e.label, f"{depth} %", e.size, *found])
+    columns = [
+        "cell", "depth", "answers / clusters", "ρ with mean token entropy: ASMI", "Sem-ASMI",
+        "ρ with perplexity: ASMI", "Sem-ASMI",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def _looked_at(e: Evidence, cells: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
+    """(N,) which of its answers, or clusters, other runs of the cell have scored as deep."""
+    seen = [own for one in others(e, cells, runs) for own in one.answers[by]]
+    return e.answers[by].isin(seen).to_numpy()
 
 
 def _depths_table(asked: list[Evidence], judge: str) -> str:
-    """Adjusted over the cells and the depths that were planned."""
+    """Adjusted over whole cells and the depths that were planned."""
     usual, *deeper = DEPTHS
     measured = [(e, d) for e in asked if e.ranked(judge) for d in filter(e.has_depth, deeper)]
     tests = [
         PlannedTests.of(e, judge, e.score("Sem-ASMI", depth=d), e.score("Sem-ASMI", depth=usual))
         for e, d in measured
     ]
-    pairs = [*zip(tests, (depth in (70, 90) for _, depth in measured), strict=True)]
-    p_difference = holm([test.p_difference if planned else np.nan for test, planned in pairs])
-    p_added = holm([test.p_added if planned else np.nan for test, planned in pairs])
+    planned = (not e.which and depth in (70, 90) for e, depth in measured)
+    pairs = [*zip(tests, planned, strict=True)]
+    p_difference = holm([test.p_difference if own else np.nan for test, own in pairs])
+    p_added = holm([test.p_added if own else np.nan for test, own in pairs])
     rows = []
     for i, ((e, depth), test) in enumerate(zip(measured, tests, strict=True)):
         scores = {
@@ -533,19 +605,22 @@ def _depths_table(asked: list[Evidence], judge: str) -> str:
             "deeper": e.score("ASMI", depth=depth),
             "Sem-ASMI": e.score("Sem-ASMI", depth=depth),
             "MSP": e.baseline("MaximumSequenceProbability"),
+            "Perplexity": e.baseline("Perplexity"),
         }
-        pair = ("Sem-ASMI", "MSP")
-        alone, gaps = prr_intervals(scores, e.quality(judge), e.clusters, [pair], RESAMPLES)
+        free = [("Sem-ASMI", name) for name in ("MSP", "Perplexity")]
+        alone, gaps = prr_intervals(scores, e.quality(judge), e.clusters, free, RESAMPLES)
         rows.append(
             [e.label, f"{depth} %", e.size, str(int(e.wrong(judge).sum())), signed(alone["usual"]),
              signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
-             signed(test.difference), p_text(p_difference[i]), signed(gaps[pair]),
+             signed(alone["Perplexity"]), signed(test.difference), p_text(p_difference[i]),
+             *(signed(gaps[pair]) for pair in free),
              minus(f"{test.statistic:+.1f}"), p_text(p_added[i])]
         )  # fmt: skip
     columns = [
         "cell", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %", "at that depth",
-        "PRR of Sem-ASMI at 60 %", "at that depth", "MSP", "Sem-ASMI − that at 60 %", "p (1), Holm",
-        "Sem-ASMI − MSP", "beyond what is free, z", "p (2), Holm",
+        "PRR of Sem-ASMI at 60 %", "at that depth", "MSP", "Perplexity",
+        "Sem-ASMI − that at 60 %", "p (1), Holm", "Sem-ASMI − MSP", "Sem-ASMI − Perplexity",
+        "beyond what is free, z", "p (2), Holm",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -572,6 +647,7 @@ def baselines_table(cells: list[Evidence], judge: str) -> str:
 
 TABLES: dict[str, Callable[[list[Evidence]], str]] = {
     "judges": judges_table,
+    "depths free": depths_free_table,
     "concentration": concentration_table,
     "probe": probe_table,
     "probe differences": partial(probe_table, kept="causal_differences", sign="+"),
@@ -586,12 +662,13 @@ for _judge in JUDGES:
     TABLES[f"arms added {_judge}"] = partial(arms_added_table, judge=_judge)
     TABLES[f"falsifier {_judge}"] = partial(verdict_table, judge=_judge)
     TABLES[f"falsifier raw {_judge}"] = partial(verdict_table, judge=_judge, method="ASMI")
+    TABLES[f"glance {_judge}"] = partial(worth_table, judge=_judge, raw=(), ours=("Sem-ASMI",))
     FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
         "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,
         "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
-        "strata": strata_table, "coupling": coupling_table, "settings": settings_table,
-        "baselines": baselines_table, "contenders": contenders_table,
+        "strata": strata_table, "answered": answered_table, "coupling": coupling_table,
+        "settings": settings_table, "baselines": baselines_table, "contenders": contenders_table,
         "depths again": depths_again_table, "depths elsewhere": depths_elsewhere_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from lm_polygraph.utils.common import load_external_module
 from PIL import Image
+from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis import adds_information, auroc, normalised_prr
 from tests.test_scripts import SCRIPTS
@@ -448,17 +449,37 @@ def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
 
 def test_depths_asked_again():
     """Of the answers that had been looked at, none is among those asked again."""
-    seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:30])
+    seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:29])
     again = evidence_cells.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
     rows = lines_of(evidence_tables.depths_again_table([seen, again], "stands"))
-    assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"]
-    assert rows[0][2].startswith(f"{N - 30} /")
-    fresh = answers(0, "depths")[30:]
+    assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"] * 2
+    fresh = answers(0, "depths")[29:]
+    assert [rows[0][2], rows[0][3]] == ["51 / 26", str(int(wrong_first(fresh).sum()))]
+    assert rows[3][2] == "50 / 25"  # without the other question on the last passage
     prr = {depth: sem_asmi_prr(fresh, depth) for depth in (60, 90)}
     assert number(rows[2][6]) == pytest.approx(prr[60], abs=0.0051)
     assert number(rows[2][7]) == pytest.approx(prr[90], abs=0.0051)
-    assert number(rows[2][9]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
-    assert [bool(row[10]) for row in rows] == [bool(row[13]) for row in rows] == [True, False, True]
+    assert number(rows[2][10]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
+    assert number(rows[5][7]) == pytest.approx(sem_asmi_prr(fresh[1:], 90), abs=0.0051)
+    perplexity = [-own.mean() for own in fresh["asmi_log_likelihood"]]
+    value = normalised_prr(perplexity, fresh["ReferenceInAnswer"])
+    assert number(rows[2][9]) == pytest.approx(value, abs=0.0051)
+    assert number(rows[2][13]) == pytest.approx(prr[90] - value, abs=0.0101)
+    planned = [True, False, True, False, False, False]
+    assert [bool(row[11]) for row in rows] == [bool(row[15]) for row in rows] == planned
+
+
+def test_empty_answers_apart():
+    """What a cell's tables say without them, where there are enough to matter."""
+    own = answers(0)
+    few = evidence_cells.Evidence("gemma", "open", "sources", own.assign(words=1))
+    some = evidence_cells.Evidence("smollm2", "open", "sources", own.assign(words=np.arange(N) % 4))
+    (row,) = lines_of(evidence_tables.answered_table([few, some], "stands"))
+    left = own[np.arange(N) % 4 > 0]
+    assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
+    assert number(row[5]) == pytest.approx(sem_asmi_prr(left, 60), abs=0.0051)
+    mi = [mi.mean() for mi in left["asmi_mi_d60"]]
+    assert number(row[8]) == pytest.approx(auroc(mi, wrong_first(left) == 1), abs=0.0051)
 
 
 def knowing(found: pd.DataFrame, depth: int) -> None:
@@ -473,7 +494,7 @@ def test_depths_elsewhere(monkeypatch):
     monkeypatch.setattr(evidence_tables, "RESAMPLES", 99)
     cells = []
     for model, seed in (("smollm2", 0), ("qwen05", 1)):
-        usual = answers(seed)
+        usual = answers(seed).assign(words=np.arange(N) % 4 if model == "qwen05" else 1)
         deeper = usual[::-1].reset_index(drop=True)
         for depth in (70, 90):
             knowing(deeper, depth)
@@ -486,14 +507,28 @@ def test_depths_elsewhere(monkeypatch):
             evidence_cells.Evidence(model, "babi", "deeper", deeper[:50], 60),
         ]
     rows = lines_of(evidence_tables.depths_elsewhere_table(cells, "stands"))
-    assert [row[1] for row in rows] == ["70 %", "90 %", "70 %", "90 %"]
+    assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
+    *rows, some, _ = rows
+    assert some[0].endswith("without empty answers")
+    assert (some[2].split()[0], some[11]) == (str(50 - 12), "")  # found afterwards, not adjusted
     assert rows[0][2] == f"50 of 60 / {len(set(answers(0)['cluster'][N - 50 :]))}"
     value = sem_asmi_prr(answers(0)[N - 50 :], 60)
     assert number(rows[0][6]) == pytest.approx(value, abs=0.0051)
-    assert [number(rows[0][place]) for place in (7, 9)] == pytest.approx([1, 1 - value], abs=0.0051)
-    assert [number(rows[2][9]), number(rows[2][10])] == [0, 1]  # the same scores
+    assert [number(rows[0][place]) for place in (7, 10)] == pytest.approx(
+        [1, 1 - value], abs=0.0051
+    )
+    assert [number(rows[2][10]), number(rows[2][11])] == [0, 1]  # the same scores
     # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
-    assert [number(row[10]) for row in rows] == [0.08, 0.08, 1, 0.08]
+    assert [number(row[11]) for row in rows] == [0.08, 0.08, 1, 0.08]
+    free = lines_of(evidence_tables.depths_free_table(cells))
+    assert [row[1] for row in free] == ["60 %", "70 %", "90 %"] * 2
+    usual = answers(0)[N - 50 :]
+    asmi = [mi.mean() for mi in usual["asmi_mi_d60"]]
+    for place, other in ((3, "asmi_entropy"), (5, "asmi_log_likelihood")):
+        rho = spearmanr(asmi, [abs(own).mean() for own in usual[other]]).statistic
+        assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
+    assert free[1][3] != free[0][3]
+    assert free[1][2].startswith("50 of 60")
     cells[0].answers["asmi_log_likelihood"] += 1
     with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
         evidence_tables.depths_elsewhere_table(cells, "stands")

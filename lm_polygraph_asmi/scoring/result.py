@@ -509,7 +509,7 @@ class Score:
             said.append(
                 "No verdict: without a reference run of this model on such questions, nobody "
                 "knows which way this number points. On the small models measured so far it was "
-                "not found to add to what is free, and has been seen to rank errors the wrong way."
+                "not found to add to what is free, and what it ranks hangs on the masked layer."
             )
         else:
             of_run = self.reference.verdict(self.score, self._compared)

@@ -278,7 +278,7 @@ class Evidence:
     def beyond_free(self, scores: np.ndarray, judge: str) -> str:
         """The same as it is written."""
         z, p = self.added(scores, judge)
-        return "too few errors" if np.isnan(z) else minus(f"{z:+.1f} ({p_text(p)})")
+        return "too few errors" if np.isnan(z) else f"{z_text(z)} ({p_text(p)})"
 
 
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
@@ -361,6 +361,10 @@ def plain(interval: Interval, digits: int = 2) -> str:
 
 def p_text(value: float) -> str:
     return "" if np.isnan(value) else "< .001" if value < 0.001 else f"{value:.3f}".lstrip("0")
+
+
+def z_text(value: float) -> str:
+    return "" if np.isnan(value) else minus(f"{value:+.1f}")
 
 
 def share(values: np.ndarray) -> str:

@@ -20,13 +20,13 @@ from evidence_cells import (
     Evidence,
     correlation,
     judged,
-    minus,
     others,
     p_text,
     plain,
     share,
     signed,
     table,
+    z_text,
 )
 from evidence_heads import (
     arms_added_table,
@@ -128,7 +128,7 @@ def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") ->
                 p_text(adjusted[0][i]),
                 signed(test.difference),
                 p_text(adjusted[1][i]),
-                minus(f"{test.statistic:+.1f}"),
+                z_text(test.statistic),
                 p_text(adjusted[2][i]),
             ]
             for i, test in enumerate(tests)
@@ -554,11 +554,20 @@ def depths_elsewhere_table(cells: list[Evidence], judge: str) -> str:
 
 
 def deeper_cells(cells: list[Evidence]) -> list[Evidence]:
-    """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %."""
+    """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %.
+
+    Raises:
+        ValueError: these are not there, or are of other answers.
+    """
     found = []
     for e in (e for e in cells if e.run == DEEPER):
-        (usual,) = others(e, cells, OWN_ANSWERS)
-        found.append(usual.joined_with(e).among(~_looked_at(e, cells, "depths", AGAIN)))
+        usual = others(e, cells, OWN_ANSWERS)
+        if not usual:
+            raise ValueError(
+                f"{e.model}/{e.cell}.{e.run}.parquet has nothing at 60 % beside it: the cell's own "
+                f"answers are missing ({e.cell}.sources.parquet)"
+            )
+        found.append(usual[0].joined_with(e).among(~_looked_at(e, cells, "depths", AGAIN)))
     return found
 
 
@@ -614,7 +623,7 @@ def _depths_table(asked: list[Evidence], judge: str) -> str:
              signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
              signed(alone["Perplexity"]), signed(test.difference), p_text(p_difference[i]),
              *(signed(gaps[pair]) for pair in free),
-             minus(f"{test.statistic:+.1f}"), p_text(p_added[i])]
+             z_text(test.statistic), p_text(p_added[i])]
         )  # fmt: skip
     columns = [
         "cell", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %", "at that depth",

@@ -529,6 +529,8 @@ def test_depths_elsewhere(monkeypatch):
         assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
     assert free[1][3] != free[0][3]
     assert free[1][2].startswith("50 of 60")
+    with pytest.raises(ValueError, match="own answers are missing"):
+        evidence_tables.depths_free_table(cells[1:])
     cells[0].answers["asmi_log_likelihood"] += 1
     with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
         evidence_tables.depths_elsewhere_table(cells, "stands")

@@ -303,7 +303,7 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
             confident_but_fragile(
                 one.signals["MSP"], one.signals[name], one.wrong(judge), one.clusters, RESAMPLES
             )
-            for name in ours
+            for name in ("Perplexity", *ours)
         ]
         rows.append(
             [e.label, str(int(e.empty.sum())), one.size, str(int(one.wrong(judge).sum())),
@@ -313,7 +313,7 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
     columns = [
         "cell", "empty", "others / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "Sem-ASMI, sum",
         "Sem-ASMI, passage", "AUROC of MI, mean", "sum",
-        "confident: fragile − robust, Sem-ASMI", "Sem-ASMI, sum",
+        "confident: fragile − robust, Perplexity", "Sem-ASMI", "Sem-ASMI, sum",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -548,6 +548,9 @@ def depths_elsewhere_table(cells: list[Evidence], judge: str) -> str:
     asked = []
     for e in deeper_cells(cells):
         asked.append(e)
+        other = ~_looked_at(e, cells, "depths", AGAIN, by="cluster")
+        if not other.all():
+            asked.append(e.among(other, "passages that were not looked at"))
         if e.empty.sum() >= FEWEST:
             asked.append(e.among(~e.empty, "without empty answers"))
     return _depths_table(asked, judge)
@@ -572,7 +575,7 @@ def deeper_cells(cells: list[Evidence]) -> list[Evidence]:
 
 
 def depths_free_table(cells: list[Evidence]) -> str:
-    """Rank correlation of scores at each depth with what is free."""
+    """Rank correlation of scores at each depth with what is free, and what empty answers get."""
     rows = []
     for e in deeper_cells(cells):
         for depth in filter(e.has_depth, DEPTHS):
@@ -581,10 +584,12 @@ def depths_free_table(cells: list[Evidence]) -> str:
                 for free in ("MeanTokenEntropy", "Perplexity")
                 for method in ("ASMI", "Sem-ASMI")
             ]
-            rows.append([e.label, f"{depth} %", e.size, *found])
+            own = e.score("Sem-ASMI", depth=depth)
+            above = share(own[e.empty] > np.median(own)) if e.empty.sum() >= FEWEST else ""
+            rows.append([e.label, f"{depth} %", e.size, *found, above])
     columns = [
         "cell", "depth", "answers / clusters", "ρ with mean token entropy: ASMI", "Sem-ASMI",
-        "ρ with perplexity: ASMI", "Sem-ASMI",
+        "ρ with perplexity: ASMI", "Sem-ASMI", "empty answers above the median of Sem-ASMI",
     ]  # fmt: skip
     return table(columns, rows)
 

@@ -441,10 +441,13 @@ def lines_of(text: str) -> list[list[str]]:
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()[2:]]
 
 
-def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
+def sem_asmi(found: pd.DataFrame, depth: int) -> np.ndarray:
     pairs = zip(found[f"asmi_mi_d{depth}"], found[f"asmi_agreement_d{depth}"], strict=True)
-    scores = [mi @ (1 - agreement) / len(mi) for mi, agreement in pairs]
-    return normalised_prr(scores, found["ReferenceInAnswer"])
+    return np.array([mi @ (1 - agreement) / len(mi) for mi, agreement in pairs])
+
+
+def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
+    return normalised_prr(sem_asmi(found, depth), found["ReferenceInAnswer"])
 
 
 def test_depths_asked_again():
@@ -529,6 +532,10 @@ def test_depths_elsewhere(monkeypatch):
         assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
     assert free[1][3] != free[0][3]
     assert free[1][2].startswith("50 of 60")
+    last = cells[3].answers
+    sem = sem_asmi(last, 90)
+    above = np.mean(sem[last["words"] == 0] > np.median(sem))
+    assert [row[7] for row in free[2::3]] == ["", f"{above:.0%}"]
     with pytest.raises(ValueError, match="own answers are missing"):
         evidence_tables.depths_free_table(cells[1:])
     cells[0].answers["asmi_log_likelihood"] += 1

@@ -121,8 +121,18 @@ def published(start, docs):
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
+    """A table of a page, its two lines of columns first."""
     (body,) = re.findall(rf"<!-- table {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in body.splitlines()]
+    return split(body)
+
+
+def lines_of(table: str) -> list[list[str]]:
+    """A table as it is made, without its columns."""
+    return split(table)[2:]
+
+
+def split(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
 
 
 def number(text: str) -> float:
@@ -437,10 +447,6 @@ def test_committed_pages_are_those_of_the_committed_evidence(request):
     assert quick.exit_code == 0, quick.output
 
 
-def lines_of(text: str) -> list[list[str]]:
-    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()[2:]]
-
-
 def sem_asmi(found: pd.DataFrame, depth: int) -> np.ndarray:
     pairs = zip(found[f"asmi_mi_d{depth}"], found[f"asmi_agreement_d{depth}"], strict=True)
     return np.array([mi @ (1 - agreement) / len(mi) for mi, agreement in pairs])
@@ -551,7 +557,7 @@ def test_scores_with_the_passage_and_without():
     column = "score MaximumSequenceProbability"
     rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
     text = evidence_changed.closed_table([own, shut])
-    row = [cell.strip() for cell in text.splitlines()[2].strip("|").split("|")]
+    row = lines_of(text)[0]
     assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
     assert row[6] == str(N - 10)
     assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)

@@ -16,7 +16,12 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from lm_polygraph_asmi.analysis import Interval, adds_information, rank_correlation
+from lm_polygraph_asmi.analysis import (
+    AddedInformation,
+    Interval,
+    adds_information,
+    rank_correlation,
+)
 from lm_polygraph_asmi.saved.aggregation import aggregate
 from lm_polygraph_asmi.validation import AGGREGATIONS
 
@@ -264,21 +269,17 @@ class Evidence:
         free = [self.baseline("MaximumSequenceProbability"), self.baseline("MeanTokenEntropy")]
         return np.column_stack([*free, self.length])
 
-    def added(self, scores: np.ndarray, judge: str) -> tuple[float, float]:
-        """z and p of the generalised covariance of scores and errors, beyond what is free.
-
-        NaN where there are too few errors for its folds.
-        """
+    def tested(self, scores: np.ndarray, judge: str) -> AddedInformation | None:
+        """Do scores know more of errors than what is free? None: too few errors for the folds."""
         try:
-            found = adds_information(scores, self.controls, self.wrong(judge), self.clusters)
+            return adds_information(scores, self.controls, self.wrong(judge), self.clusters)
         except ValueError:
-            return float("nan"), float("nan")
-        return found.statistic, found.p_value
+            return None
 
     def beyond_free(self, scores: np.ndarray, judge: str) -> str:
         """The same as it is written."""
-        z, p = self.added(scores, judge)
-        return "too few errors" if np.isnan(z) else f"{z_text(z)} ({p_text(p)})"
+        found = self.tested(scores, judge)
+        return added_text(found) if found else "too few errors"
 
 
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
@@ -365,6 +366,10 @@ def p_text(value: float) -> str:
 
 def z_text(value: float) -> str:
     return "" if np.isnan(value) else minus(f"{value:+.1f}")
+
+
+def added_text(found: AddedInformation) -> str:
+    return f"{z_text(found.statistic)} ({p_text(found.p_value)})"
 
 
 def share(values: np.ndarray) -> str:

@@ -10,14 +10,17 @@ from evidence_cells import (
     AGAIN,
     CELLS,
     CHANGED,
+    CLOSED,
     DEEPER,
     FEWEST,
+    FIRST,
     JUDGES,
     MODELS,
     OWN_ANSWERS,
     SETTINGS,
     WAYS,
     Evidence,
+    added_text,
     correlation,
     judged,
     others,
@@ -40,6 +43,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import (
     Interval,
+    adds_over_cells,
     auroc,
     auroc_by_judge,
     confident_but_fragile,
@@ -87,6 +91,7 @@ class PlannedTests:
         values = [normalised_prr(scores, quality) for scores in (own, beside)]
         drawn = prr_draws([own, beside], quality, evidence.clusters, RESAMPLES).T
         gap = drawn[0] - drawn[1]
+        added = evidence.tested(own, judge)
         return cls(
             evidence,
             percentile_interval(values[0], drawn[0]),
@@ -94,7 +99,7 @@ class PlannedTests:
             percentile_interval(values[0] - values[1], gap),
             two_sided(drawn[0]),
             two_sided(gap),
-            *evidence.added(own, judge),
+            *((added.statistic, added.p_value) if added else (np.nan, np.nan)),
         )
 
 
@@ -203,6 +208,42 @@ def worth_table(
     return table(columns, rows)
 
 
+def together_table(cells: list[Evidence], judge: str) -> str:
+    """Beyond what is free, over all cells that have a passage; and over those without empty answers
+    and at other depths."""
+    read = [e for e in judged(cells, judge) if e.cell not in CLOSED]
+    answered = [e.among(~e.empty) for e in read]
+    deeper = [e for e in deeper_cells(cells) if e.ranked(judge)]
+    asked = [
+        ("ASMI", [(e, e.score("ASMI")) for e in read]),
+        ("Sem-ASMI", [(e, e.score("Sem-ASMI")) for e in read]),
+        ("Sem-ASMI, without empty answers", [(e, e.score("Sem-ASMI")) for e in answered]),
+        ("Sem-ASMI, sum", [(e, e.score("Sem-ASMI", aggregation="sum")) for e in read]),
+        ("Sem-ASMI, first token", [(e, e.score("Sem-ASMI", aggregation=FIRST)) for e in read]),
+        *(
+            (f"Sem-ASMI at {d} %",
+             [(e, e.score("Sem-ASMI", depth=d)) for e in deeper if e.has_depth(d)])
+            for d in DEPTHS
+        ),
+    ]  # fmt: skip
+    rows = []
+    for name, scored in asked:
+        found = [one for e, own in scored if (one := e.tested(own, judge))]
+        if not found:
+            continue
+        whole, z = adds_over_cells(found), [one.statistic for one in found]
+        rows.append(
+            [name, str(len(found)), f"{whole.n} / {whole.clusters}",
+             f"{z_text(min(z))} to {z_text(max(z))}", str(sum(own < 0 for own in z)),
+             added_text(whole)]
+        )  # fmt: skip
+    columns = [
+        "score", "cells", "answers / clusters", "z of a cell", "of them negative",
+        "together: z (p)",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
 def measures_table(cells: list[Evidence], judge: str) -> str:
     rows = []
     for e in judged(cells, judge):
@@ -288,13 +329,15 @@ def strata_table(cells: list[Evidence], judge: str) -> str:
 
 def answered_table(cells: list[Evidence], judge: str) -> str:
     """Where many answers are empty, what other tables say of the cell without these."""
+    ours = ("Sem-ASMI", "Sem-ASMI, sum")
+    named = ("ASMI", *ours, "first", "passage")
     rows = []
     for e in judged(cells, judge):
         if e.empty.sum() < FEWEST:
             continue
         one = e.among(~e.empty)
-        ours = ("Sem-ASMI", "Sem-ASMI, sum")
         scores = {name: one.signals[name] for name in ("ASMI", *ours)}
+        scores["first"] = one.score("Sem-ASMI", aggregation=FIRST)
         if "asmi_mi_d60_context" in one.answers:
             scores["passage"] = one.score("Sem-ASMI", "context")
         alone, _ = prr_intervals(scores, one.quality(judge), one.clusters, resamples=RESAMPLES)
@@ -307,12 +350,12 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
         ]
         rows.append(
             [e.label, str(int(e.empty.sum())), one.size, str(int(one.wrong(judge).sum())),
-             *(signed(alone[name]) if name in alone else "" for name in ("ASMI", *ours, "passage")),
+             *(signed(alone[name]) if name in alone else "" for name in named),
              plain(coupled.mean), plain(coupled.total), *(signed(found.gap) for found in fragile)]
         )  # fmt: skip
     columns = [
         "cell", "empty", "others / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "Sem-ASMI, sum",
-        "Sem-ASMI, passage", "AUROC of MI, mean", "sum",
+        "Sem-ASMI, first token", "Sem-ASMI, passage", "AUROC of MI, mean", "sum",
         "confident: fragile − robust, Perplexity", "Sem-ASMI", "Sem-ASMI, sum",
     ]  # fmt: skip
     return table(columns, rows)
@@ -501,11 +544,16 @@ def draw_coupling(found: list[Coupling], said_by: str) -> Figure:
 
 
 def settings_table(cells: list[Evidence], judge: str) -> str:
-    """Other masks, positions and depths, beside MSP and what a cell is judged by, on their rows."""
+    """Other masks, positions and depths, beside MSP and what a cell is judged by, on their rows.
+
+    Of cells that were measured under other settings, too.
+    """
     usual = {(e.model, e.cell): e for e in judged(cells, judge)}
+    measured = [e for e in cells if e.run in SETTINGS and e.ranked(judge)]
+    varied = {(e.model, e.cell) for e in measured if e.run not in OWN_ANSWERS}
     rows = []
-    for e in cells:
-        if e.run not in SETTINGS or not e.ranked(judge):
+    for e in measured:
+        if (e.model, e.cell) not in varied:
             continue
         answered = usual.get((e.model, e.cell))
         response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
@@ -524,11 +572,13 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
                 beside = [signed(gaps[pairs[1]]), correlation(scores["Sem-ASMI"], response)]
             rows.append(
                 [e.label, SETTINGS[e.run], f"{depth} %", e.size,
-                 *(signed(alone[name]) for name in scores), signed(gaps[pairs[0]]), *beside]
+                 *(signed(alone[name]) for name in scores), signed(gaps[pairs[0]]), *beside,
+                 e.beyond_free(scores["Sem-ASMI"], judge)]
             )  # fmt: skip
     columns = [
         "cell", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
         "Sem-ASMI − MSP", "Sem-ASMI − that of response, derived, 60 %", "ρ of the two",
+        "beyond what is free, Sem-ASMI: z (p)",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -679,10 +729,11 @@ for _judge in JUDGES:
     TABLES[f"glance {_judge}"] = partial(worth_table, judge=_judge, raw=(), ours=("Sem-ASMI",))
     FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
-        "worth": worth_table, "measures": measures_table, "aggregation": aggregation_table,
-        "places": places_table, "copying": copying_table, "quadrants": quadrants_table,
-        "strata": strata_table, "answered": answered_table, "coupling": coupling_table,
-        "settings": settings_table, "baselines": baselines_table, "contenders": contenders_table,
-        "depths again": depths_again_table, "depths elsewhere": depths_elsewhere_table,
+        "worth": worth_table, "together": together_table, "measures": measures_table,
+        "aggregation": aggregation_table, "places": places_table, "copying": copying_table,
+        "quadrants": quadrants_table, "strata": strata_table, "answered": answered_table,
+        "coupling": coupling_table, "settings": settings_table, "baselines": baselines_table,
+        "contenders": contenders_table, "depths again": depths_again_table,
+        "depths elsewhere": depths_elsewhere_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

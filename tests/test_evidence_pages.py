@@ -19,7 +19,7 @@ from lm_polygraph.utils.common import load_external_module
 from PIL import Image
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import adds_information, auroc, normalised_prr
+from lm_polygraph_asmi.analysis import adds_information, adds_over_cells, auroc, normalised_prr
 from tests.test_scripts import SCRIPTS
 
 REPOSITORY = SCRIPTS.parent
@@ -256,24 +256,46 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     assert int(own[-1][2]) == (one["words"] == 0).sum()
     judged = [row for row in rows_of(text, "judges")[2:] if row[0] == first[0]]
     assert [row[2] for row in judged] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
-    swept = [row for row in rows_of(text, "settings stands")[2:] if row[0] == first[0]]
+    swept = rows_of(text, "settings stands")[2:]
+    assert {row[0] for row in swept} == {first[0]}  # the others have no other settings
     assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
     deep, whole = answers(0, "depths"), answers(0)
-    prr = [
-        normalised_prr(
-            [mi @ (1 - agreement) / len(mi) for mi, agreement in zip(*columns, strict=True)],
-            one["ReferenceInAnswer"],
-        )
+    deepest, usual = (
+        [mi @ (1 - agreement) / len(mi) for mi, agreement in zip(*columns, strict=True)]
         for columns in (
             (deep["asmi_mi_d90"], deep["asmi_agreement_d90"]),
             (whole["asmi_mi_d60"], whole["asmi_agreement_d60"]),
         )
-    ]
+    )
+    prr = [normalised_prr(scores, one["ReferenceInAnswer"]) for scores in (deepest, usual)]
     assert number(swept[4][5]) == pytest.approx(prr[0], abs=0.0051)
     assert number(swept[4][8]) == pytest.approx(prr[0] - prr[1], abs=0.0051)
-    assert swept[0][8:] == ["", ""]
+    added = adds_information(deepest, free, wrong, list(one["cluster"]))
+    assert number(swept[4][10]) == pytest.approx(added.statistic, abs=0.051)
+    assert swept[0][8:10] == ["", ""]
     methods = {row[2] for row in rows_of(text, "baselines stands")[2:] if row[0] == first[0]}
     assert {"RAUQ (0.2)", "MaximumSequenceProbability"} <= methods
+
+
+def test_cells_together_are_those_of_the_statistics(published, docs):
+    found = []
+    for cell in ("smollm2/open-worked.sources", "qwen05/open.sources", "llama2_7b/coqa.benchmark"):
+        one = pd.read_parquet(docs / f"evidence/{cell}.parquet")
+        pairs = zip(one["asmi_mi_d60"], one["asmi_agreement_d60"], strict=True)
+        free = [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"]]
+        free.append(one["asmi_entropy"].map(len))
+        wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
+        sem = [np.mean(mi * (1 - agreement)) for mi, agreement in pairs]
+        found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
+    whole, z = adds_over_cells(found), [one.statistic for one in found]
+    row = next(row for row in rows_of(published, "together stands") if row[0] == "Sem-ASMI")
+    assert row[1:3] == ["3", "240 / 40"]
+    assert [number(own) for own in row[3].split(" to ")] == pytest.approx(
+        [min(z), max(z)], abs=0.051
+    )
+    assert row[4] == str(sum(own < 0 for own in z))
+    assert number(row[5]) == pytest.approx(whole.statistic, abs=0.051)
+    assert len(rows_of(published, "together rouge")[2:]) == 5  # no other depths were planned
 
 
 def test_the_figure_says_what_it_was_drawn_from(published, docs):
@@ -487,8 +509,12 @@ def test_empty_answers_apart():
     left = own[np.arange(N) % 4 > 0]
     assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
     assert number(row[5]) == pytest.approx(sem_asmi_prr(left, 60), abs=0.0051)
+    firsts = zip(left["asmi_mi_d60"], left["asmi_agreement_d60"], strict=True)
+    first = [mi[0] * (1 - agreement[0]) for mi, agreement in firsts]
+    value = normalised_prr(first, left["ReferenceInAnswer"])
+    assert number(row[7]) == pytest.approx(value, abs=0.0051)
     mi = [mi.mean() for mi in left["asmi_mi_d60"]]
-    assert number(row[8]) == pytest.approx(auroc(mi, wrong_first(left) == 1), abs=0.0051)
+    assert number(row[9]) == pytest.approx(auroc(mi, wrong_first(left) == 1), abs=0.0051)
 
 
 def knowing(found: pd.DataFrame, depth: int) -> None:

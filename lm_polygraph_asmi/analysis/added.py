@@ -4,10 +4,11 @@ The linear residual of `analysis.distinct` is the paper's column; it "detects" s
 and skewed functions of the controls. What stands here does not.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.special import expit, logit
 from scipy.stats import rankdata
@@ -49,6 +50,7 @@ class AddedInformation:
         direction: +1 if wrong answers have higher scores than the controls explain, -1 if lower
             ones (the wrong way round), 0 if nothing is left of the score.
         n, clusters, errors: rows, clusters, wrong answers.
+        sums: residual products summed over each cluster, by its key.
     """
 
     statistic: float
@@ -57,6 +59,7 @@ class AddedInformation:
     n: int
     clusters: int
     errors: int
+    sums: Mapping[str, float] = field(repr=False)
 
     @property
     def added(self) -> bool:
@@ -102,7 +105,7 @@ def adds_information(
     check_folds(errors, clusters)
     features, rank = _smooth(table), _ranks(score)
     rows, share, chance = np.arange(len(rank)), np.zeros(len(rank)), np.zeros(len(rank))
-    _, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    keys, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
     rng = np.random.default_rng(seed)
     for _ in range(PARTITIONS):
         folds = (rng.permutation(codes.max() + 1) % FOLDS)[codes]
@@ -116,11 +119,49 @@ def adds_information(
     sums = np.bincount(codes, left * (errors - chance / PARTITIONS))
     spread = sums.std(ddof=1)
     statistic = float(np.sqrt(len(sums)) * sums.mean() / spread) if spread > 0 else 0.0
+    by_key = dict(zip(keys.tolist(), sums.tolist(), strict=True))
+    return _tested(statistic, by_key, len(rank), int(errors.sum()))
+
+
+def _tested(statistic: float, sums: dict[str, float], n: int, errors: int) -> AddedInformation:
     # Student's distribution, since the spread is estimated from as many sums as there are clusters.
     p_value = float(2 * student.sf(abs(statistic), len(sums) - 1))
-    return AddedInformation(
-        statistic, p_value, int(np.sign(statistic)), len(rank), len(sums), int(errors.sum())
-    )
+    direction = int(np.sign(statistic))
+    return AddedInformation(statistic, p_value, direction, n, len(sums), errors, sums)
+
+
+def adds_over_cells(found: Sequence[AddedInformation]) -> AddedInformation:
+    """The same test over several cells: do their statistics, taken together, point one way?
+
+    Each cell weighs the same, whatever its size: Stouffer's sum of their statistics. Clusters of
+    one key (a passage that several models were asked about) are one, and statistics are correlated
+    as the sums over these are, so that the same answers twice are no more than once.
+
+    Args:
+        found: of each cell.
+
+    Raises:
+        ValueError: no cell.
+
+    Example:
+        >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
+        >>> one = adds_information(wrong, length, wrong, [str(n) for n in range(100)])
+        >>> adds_over_cells([one, one]).statistic == one.statistic
+        True
+    """
+    if not found:
+        raise ValueError("a test over cells needs one cell at least")
+    sums = pd.DataFrame(
+        [cell.sums for cell in found]
+    )  # cells x clusters, NaN where a cell has none
+    off = sums.sub(sums.mean(axis=1), axis=0)
+    size = np.sqrt(off.pow(2).sum(axis=1))
+    # One cell's spread is 1, and 0 where nothing is left of its score.
+    spread = float(np.linalg.norm(off.div(size.where(size > 0, 1.0), axis=0).sum()))
+    statistic = sum(cell.statistic for cell in found) / spread if spread > 0 else 0.0
+    totals = {str(key): float(total) for key, total in sums.sum().items()}
+    rows, errors = (sum(getattr(cell, of) for cell in found) for of in ("n", "errors"))
+    return _tested(float(statistic), totals, rows, errors)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,12 @@ from scipy.stats import norm, rankdata
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, roc_auc_score
 
-from lm_polygraph_asmi.analysis import adds_information, normalised_prr, stacked_gain
+from lm_polygraph_asmi.analysis import (
+    adds_information,
+    adds_over_cells,
+    normalised_prr,
+    stacked_gain,
+)
 from lm_polygraph_asmi.analysis.added import (
     FOLDS,
     PENALTY,
@@ -132,6 +137,66 @@ def test_the_statistic_against_a_plain_loop():
     assert (found.n, found.clusters, found.errors) == (120, 60, wrong.sum())
     assert found.direction == np.sign(found.statistic)
     assert found.p_value == pytest.approx(2 * norm.sf(abs(statistic)), abs=0.02)
+
+
+def null_cells(rng, sizes, shared_keys=True):
+    """Cells whose scores know nothing beyond their controls."""
+    found = []
+    for i, n in enumerate(sizes):
+        controls, wrong, noise, names = world(rng, n=n)
+        keyed = names if shared_keys else [f"{i}: {name}" for name in names]
+        found.append(adds_information(fragile(controls, noise), controls, wrong, keyed))
+    return found
+
+
+def test_cells_together_against_a_plain_loop():
+    """Statistics added, over the spread of their sum by the correlations of clusters' sums."""
+    cells = null_cells(np.random.default_rng(14), (120, 200, 160))
+    found = adds_over_cells(cells)
+    variance = 0.0
+    for one in cells:
+        for other in cells:
+            means = [np.mean([*own.sums.values()]) for own in (one, other)]
+            spreads = [np.std([*own.sums.values()]) * own.clusters**0.5 for own in (one, other)]
+            for key in one.sums.keys() & other.sums.keys():
+                pair = (one.sums[key] - means[0]) * (other.sums[key] - means[1])
+                variance += pair / (spreads[0] * spreads[1])
+    statistic = sum(cell.statistic for cell in cells) / variance**0.5
+    assert found.statistic == pytest.approx(statistic)
+    assert (found.n, found.clusters) == (480, 100)
+    assert found.errors == sum(cell.errors for cell in cells)
+    assert found.direction == np.sign(statistic)
+
+
+def test_cells_together_at_the_corners():
+    cells = null_cells(np.random.default_rng(15), (120, 200), shared_keys=False)
+    one, other = cells
+    assert adds_over_cells([one]).statistic == pytest.approx(one.statistic)
+    assert adds_over_cells([one]).p_value == pytest.approx(one.p_value)
+    assert adds_over_cells([one, one]).statistic == pytest.approx(one.statistic)
+    stouffer = (one.statistic + other.statistic) / 2**0.5
+    assert adds_over_cells(cells).statistic == pytest.approx(stouffer)
+    controls, wrong, _, names = world(np.random.default_rng(15), n=120)
+    nothing = adds_information(controls[:, 1], controls, wrong, names)
+    assert nothing.statistic == adds_over_cells([nothing]).statistic == 0.0
+    assert adds_over_cells([nothing]).p_value == 1.0
+    with pytest.raises(ValueError, match="one cell at least"):
+        adds_over_cells([])
+
+
+def test_the_level_over_cells_that_share_passages():
+    """Three scores of the same answers, each with its own noise and one that all three have."""
+    rng, found = np.random.default_rng(16), []
+    for _ in range(SIMULATIONS):
+        controls, wrong, noise, names = world(rng)
+        scores = [
+            controls[:, 1] * np.exp(noise[0] + 0.3 * rng.normal(size=len(wrong))) for _ in range(3)
+        ]
+        cells = [adds_information(score, controls, wrong, names) for score in scores]
+        found.append((sum(c.statistic for c in cells) / 3**0.5, adds_over_cells(cells).statistic))
+    apart, together = np.std(found, axis=0)
+    assert apart > 1.4  # what adding them as if nothing were shared would do
+    assert together == pytest.approx(1.0, abs=3 / (2 * SIMULATIONS) ** 0.5)
 
 
 def test_batches_of_models_are_scikit_learns():

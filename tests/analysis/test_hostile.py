@@ -15,7 +15,7 @@ import pytest
 
 import lm_polygraph_asmi
 from lm_polygraph_asmi import analysis
-from lm_polygraph_asmi.analysis import Sweep
+from lm_polygraph_asmi.analysis import Sweep, adds_information
 from lm_polygraph_asmi.analysis.calibration import Step
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
@@ -49,6 +49,9 @@ def masses(c):
 
 CALLS = {
     "adds_information": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"]),
+    "adds_over_cells": lambda f, c: f(
+        [adds_information(c["score"], table(c), c["wrong"], c["clusters"])] * 2
+    ),
     "stacked_gain": lambda f, c: f(
         c["score"], table(c), c["wrong"], c["clusters"], c["quality"], resamples=4
     ),

@@ -80,6 +80,7 @@ def test_without_a_reference_no_verdict(found):
     assert found.percentile is found.error_probability is found.confident_but_fragile is None
     said = " ".join(found.verdict)
     assert "No verdict: without a reference run" in said
+    assert "Sem-ASMI was not found to tell more of errors than probability" in said
     assert "hangs on the masked layer" in said
     assert "%" not in said
 

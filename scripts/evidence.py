@@ -9,8 +9,8 @@ of. No prompt, answer or reference is kept, so the licence of a data set does no
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from lm_polygraph.generation_metrics import RougeMetric
 
 from lm_polygraph_asmi.analysis.heads import permutation_null
 from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.runs.squad import read_squad
 from lm_polygraph_asmi.saved.runs import Run, load_run
+from lm_polygraph_asmi.scoring.division import divide
 
-JUDGES = {
+Judge = Callable[[str, str], float]
+JUDGES: dict[str, Judge] = {
     "ReferenceInAnswer": reference_in_answer,
     "TokenF1": token_f1,
     "TokenRecall": token_recall,
@@ -34,8 +37,6 @@ JUDGES = {
 DEPTH_FREE = ("asmi_entropy", "asmi_log_likelihood")
 OF_TOKENS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_source_")
 """Statistics kept for every token, whatever depth or source they end in."""
-
-
 BEFORE = "ReferenceBefore"
 """Whether an answer holds what was right before the passage was changed."""
 
@@ -49,11 +50,7 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     rows = run.recorded("rows")
     texts, targets = run.stats["greedy_texts"], run.stats["target_texts"]
     kept: dict[str, Any] = {"id": rows["ids"], "cluster": rows["clusters"]}
-    for name, judge in JUDGES.items():
-        kept[name] = [
-            max(judge(text, wanted) for wanted in ([t] if isinstance(t, str) else t))
-            for text, t in zip(texts, targets, strict=True)
-        ]
+    kept |= _judged(texts, targets, JUDGES)
     if before is not None:
         was = {question.id: question.answer for question in read_squad(before)}
         asked = zip(texts, rows["ids"], strict=True)
@@ -62,6 +59,7 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     kept["words"] = [len(words(text)) for text in texts]
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
     kept["closing"] = run.stats["asmi_closing"]
+    kept |= _of_first_sentences(run)
     if regex := run.recorded("config").get("data", {}).get("context_regex"):
         saved = (run.stats[name] for name in ("input_texts", "asmi_tokens", "asmi_token_texts"))
         kept["copied"] = [
@@ -80,6 +78,53 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
         elif name.startswith("seconds_") or name == "asmi_seconds":
             kept[name] = values
     return pd.DataFrame(kept)
+
+
+def _judged(
+    texts: Iterable[str], targets: Iterable[str | list[str]], judges: dict[str, Judge]
+) -> dict[str, list[float]]:
+    pairs = [
+        (text, [t] if isinstance(t, str) else t) for text, t in zip(texts, targets, strict=True)
+    ]
+    return {
+        name: [max(judge(text, wanted) for wanted in accepted) for text, accepted in pairs]
+        for name, judge in judges.items()
+    }
+
+
+def first_sentence(text: str, tokens: Sequence[str]) -> tuple[str, int]:
+    """An answer's first sentence, and how many of its tokens reach into it: all, if it is the only
+    one.
+
+    Args:
+        tokens: texts of the answer's tokens.
+    """
+    parts = divide(text)
+    if len(parts) < 2:
+        return text, len(tokens)
+    end = parts[0][1]
+    return text[:end], sum(start < end for start in accumulate(map(len, tokens[:-1]), initial=0))
+
+
+def _of_first_sentences(run: Run) -> dict[str, list[float]]:
+    """Their tokens, and what the judges would say of them alone."""
+    saved = (run.stats[name] for name in ("greedy_texts", "asmi_tokens", "asmi_token_texts"))
+    found = [
+        first_sentence(text, [written[token] for token in tokens.tolist()])
+        for text, tokens, written in zip(*saved, strict=True)
+    ]
+    judges = {"ReferenceInAnswer": reference_in_answer}
+    if "Rouge_rougeL" in run.quality:
+        judges["quality Rouge_rougeL"] = _rouge
+    qualities = _judged([text for text, _ in found], run.stats["target_texts"], judges)
+    own = {f"{name}, first sentence": values for name, values in qualities.items()}
+    return {"first_sentence": [tokens for _, tokens in found], **own}
+
+
+def _rouge(answer: str, reference: str) -> float:
+    """LM-Polygraph's, of texts normalised as the shipped configs do."""
+    said, wanted = (" ".join(words(text)) for text in (answer, reference))
+    return float(RougeMetric("rougeL")({"greedy_texts": [said]}, [wanted])[0])
 
 
 def copied(tokens: Sequence[str], prompt: str, regex: str) -> np.ndarray:

@@ -92,6 +92,8 @@ JUDGES = {
 }
 FEWEST = 10
 """Answers of either kind, below which nothing is said of what tells them apart."""
+AFTER_ONE = ", first sentence"
+"""What a column's name ends in that judges first sentences alone."""
 FIRST = "first"
 WAYS = (*AGGREGATIONS, FIRST)
 NOTHING = "Not measured yet on a complete cell."
@@ -151,6 +153,22 @@ class Evidence:
         kept = self.answers[chosen].reset_index(drop=True)
         asked = self.asked if all(chosen) else None
         return Evidence(self.model, self.cell, self.run, kept, asked, which)
+
+    @cached_property
+    def cut(self) -> np.ndarray:
+        """(N,) whether something stands behind an answer's first sentence; False if not kept."""
+        own = self.answers.get("first_sentence", pd.Series(self.length))
+        return own.to_numpy() < self.length
+
+    def first_sentences(self) -> "Evidence":
+        """The same answers as if each had ended with its first sentence."""
+        kept = self.answers.drop(columns=self.answers.filter(like="score ").columns)
+        for column in kept.columns[[isinstance(own, np.ndarray) for own in kept.iloc[0]]]:
+            pairs = zip(kept[column], kept["first_sentence"], strict=True)
+            kept[column] = [own[:tokens] for own, tokens in pairs]
+        for column in kept.filter(like=AFTER_ONE).columns:
+            kept[column.removesuffix(AFTER_ONE)] = kept[column]
+        return Evidence(self.model, self.cell, self.run, kept, self.asked, "first sentences")
 
     def shared_with(self, other: "Evidence") -> "Evidence":
         """Those of the answers that another run of the cell has, in its order.

@@ -361,6 +361,28 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
+def sentences_table(cells: list[Evidence], judge: str) -> str:
+    """Where many answers go on after their first sentence, the cell as if they had ended there."""
+    ours = ("Sem-ASMI", "Sem-ASMI, sum")
+    rows = []
+    for e in judged(cells, judge):
+        if e.cut.sum() < FEWEST:
+            continue
+        for one in (e, e.first_sentences()):
+            alone, _ = prr_intervals(one.signals, one.quality(judge), one.clusters, (), RESAMPLES)
+            rows.append(
+                [one.label, one.size, str(int(e.cut.sum())), share(~one.wrong(judge)),
+                 *(signed(alone[name]) for name in one.signals),
+                 *(one.beyond_free(one.signals[name], judge) for name in ours)]
+            )  # fmt: skip
+    columns = [
+        "cell", "answers / clusters", "of more than one sentence", "right", "PRR: MSP",
+        "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum",
+        "beyond what is free, Sem-ASMI: z (p)", "sum",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
 def judges_table(cells: list[Evidence]) -> str:
     """AUROC under every judge at every threshold; a judge of yes and no has one row."""
     rows = []
@@ -732,8 +754,8 @@ for _judge in JUDGES:
         "worth": worth_table, "together": together_table, "measures": measures_table,
         "aggregation": aggregation_table, "places": places_table, "copying": copying_table,
         "quadrants": quadrants_table, "strata": strata_table, "answered": answered_table,
-        "coupling": coupling_table, "settings": settings_table, "baselines": baselines_table,
-        "contenders": contenders_table, "depths again": depths_again_table,
-        "depths elsewhere": depths_elsewhere_table,
+        "sentences": sentences_table, "coupling": coupling_table, "settings": settings_table,
+        "baselines": baselines_table, "contenders": contenders_table,
+        "depths again": depths_again_table, "depths elsewhere": depths_elsewhere_table,
     }.items():  # fmt: skip
         TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)

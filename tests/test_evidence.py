@@ -45,6 +45,17 @@ def test_which_tokens_go_on_as_the_passage_does():
     assert not copied([" mill"], "no passage", regex).any()
 
 
+def test_the_first_sentence_of_an_answer():
+    first_sentence = load_external_module(str(SCRIPTS / "evidence.py")).first_sentence
+    for tokens, sentence, reach in (
+        ([" Mr.", " Ash", " did", ".", "\n"], " Mr. Ash did.\n", 5),
+        ([" He did", ".", " The", " text", " says"], " He did.", 2),
+        ([" He did", ". The", " text"], " He did.", 2),  # a token of both reaches into it
+        (["\n"], "\n", 1),
+    ):
+        assert first_sentence("".join(tokens), tokens) == (sentence, reach)
+
+
 @pytest.fixture
 def noted(tmp_path) -> Callable[..., list[list[str]]]:
     """The commands of a start of the script, none of them run."""

@@ -517,6 +517,27 @@ def test_empty_answers_apart():
     assert number(row[9]) == pytest.approx(auroc(mi, wrong_first(left) == 1), abs=0.0051)
 
 
+def test_answers_cut_at_their_first_sentence():
+    """Tokens and judges of the first sentence; what was scored of the whole answer is left out."""
+    own = answers(0)
+    reach = np.minimum(own["asmi_entropy"].map(len), 3)
+    kept = own.assign(first_sentence=reach)
+    kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
+    cell = evidence_cells.Evidence("smollm2", "open", "sources", kept)
+    whole = evidence_cells.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
+    rows = lines_of(evidence_tables.sentences_table([cell, whole], "stands"))
+    assert [row[0] for row in rows] == [cell.label, f"{cell.label}, first sentences"]
+    assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
+    right = np.arange(N) % 2.0
+    assert rows[1][3] == "50%"
+    msp = [-own[:3].sum() for own in own["asmi_log_likelihood"]]
+    assert number(rows[1][4]) == pytest.approx(normalised_prr(msp, right), abs=0.0051)
+    pairs = zip(own["asmi_mi_d60"], own["asmi_agreement_d60"], strict=True)
+    total = [(mi * (1 - agreement))[:3].sum() for mi, agreement in pairs]
+    assert number(rows[1][8]) == pytest.approx(normalised_prr(total, right), abs=0.0051)
+    assert number(rows[0][7]) == pytest.approx(sem_asmi_prr(own, 60), abs=0.0051)
+
+
 def knowing(found: pd.DataFrame, depth: int) -> None:
     """Plant MI that knows all errors, at one depth."""
     pairs = zip(found["asmi_mi_d60"], 1 - found["ReferenceInAnswer"], strict=True)

@@ -122,6 +122,10 @@ class Evidence:
         return ", ".join(filter(None, (MODELS[self.model].name, CELLS[self.cell], self.which)))
 
     @property
+    def data_set(self) -> str:
+        return CELLS[self.cell].split(",")[0]
+
+    @property
     def size(self) -> str:
         """Answers and clusters; where hours did not allow all rows, of how many."""
         n = len(self.answers)

@@ -209,14 +209,19 @@ def worth_table(
 
 
 def together_table(cells: list[Evidence], judge: str) -> str:
-    """Beyond what is free, over all cells that have a passage; and over those without empty answers
-    and at other depths."""
+    """Beyond what is free, over all cells that have a passage; and over those of each data set,
+    without empty answers, and at other depths."""
     read = [e for e in judged(cells, judge) if e.cell not in CLOSED]
     answered = [e.among(~e.empty) for e in read]
     deeper = [e for e in deeper_cells(cells) if e.ranked(judge)]
     asked = [
         ("ASMI", [(e, e.score("ASMI")) for e in read]),
         ("Sem-ASMI", [(e, e.score("Sem-ASMI")) for e in read]),
+        *(
+            (f"Sem-ASMI, {name} alone",
+             [(e, e.score("Sem-ASMI")) for e in read if e.data_set == name])
+            for name in dict.fromkeys(e.data_set for e in read)
+        ),
         ("Sem-ASMI, without empty answers", [(e, e.score("Sem-ASMI")) for e in answered]),
         ("Sem-ASMI, sum", [(e, e.score("Sem-ASMI", aggregation="sum")) for e in read]),
         ("Sem-ASMI, first token", [(e, e.score("Sem-ASMI", aggregation=FIRST)) for e in read]),
@@ -364,20 +369,24 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
 def sentences_table(cells: list[Evidence], judge: str) -> str:
     """Where many answers go on after their first sentence, the cell as if they had ended there."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
+    pairs = [(own, "Perplexity") for own in ours]
     rows = []
     for e in judged(cells, judge):
         if e.cut.sum() < FEWEST:
             continue
         for one in (e, e.first_sentences()):
-            alone, _ = prr_intervals(one.signals, one.quality(judge), one.clusters, (), RESAMPLES)
+            alone, gaps = prr_intervals(
+                one.signals, one.quality(judge), one.clusters, pairs, RESAMPLES
+            )
             rows.append(
                 [one.label, one.size, str(int(e.cut.sum())), share(~one.wrong(judge)),
                  *(signed(alone[name]) for name in one.signals),
+                 *(signed(gaps[pair]) for pair in pairs),
                  *(one.beyond_free(one.signals[name], judge) for name in ours)]
             )  # fmt: skip
     columns = [
         "cell", "answers / clusters", "of more than one sentence", "right", "PRR: MSP",
-        "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum",
+        "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum", *(f"{a} − {b}" for a, b in pairs),
         "beyond what is free, Sem-ASMI: z (p)", "sum",
     ]  # fmt: skip
     return table(columns, rows)

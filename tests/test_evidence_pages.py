@@ -288,14 +288,19 @@ def test_cells_together_are_those_of_the_statistics(published, docs):
         sem = [np.mean(mi * (1 - agreement)) for mi, agreement in pairs]
         found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
     whole, z = adds_over_cells(found), [one.statistic for one in found]
-    row = next(row for row in rows_of(published, "together stands") if row[0] == "Sem-ASMI")
+    rows = {row[0]: row for row in rows_of(published, "together stands")}
+    row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD alone"]
     assert row[1:3] == ["3", "240 / 40"]
     assert [number(own) for own in row[3].split(" to ")] == pytest.approx(
         [min(z), max(z)], abs=0.051
     )
     assert row[4] == str(sum(own < 0 for own in z))
     assert number(row[5]) == pytest.approx(whole.statistic, abs=0.051)
-    assert len(rows_of(published, "together rouge")[2:]) == 5  # no other depths were planned
+    assert alone[1:3] == ["2", "160 / 40"]
+    assert number(alone[5]) == pytest.approx(adds_over_cells(found[:2]).statistic, abs=0.051)
+    others = ["without empty answers", "sum", "first token"]  # no other depths were planned
+    names = ["ASMI", "Sem-ASMI", *(f"Sem-ASMI, {one}" for one in ["XQuAD alone", *others])]
+    assert [row[0] for row in rows_of(published, "together rouge")[2:]] == names
 
 
 def test_the_figure_says_what_it_was_drawn_from(published, docs):
@@ -536,6 +541,7 @@ def test_answers_cut_at_their_first_sentence():
     total = [(mi * (1 - agreement))[:3].sum() for mi, agreement in pairs]
     assert number(rows[1][8]) == pytest.approx(normalised_prr(total, right), abs=0.0051)
     assert number(rows[0][7]) == pytest.approx(sem_asmi_prr(own, 60), abs=0.0051)
+    assert number(rows[0][9]) == pytest.approx(number(rows[0][7]) - number(rows[0][5]), abs=0.0101)
 
 
 def knowing(found: pd.DataFrame, depth: int) -> None:

@@ -135,10 +135,11 @@ def adds_over_cells(found: Sequence[AddedInformation]) -> AddedInformation:
 
     Each cell weighs the same, whatever its size: Stouffer's sum of their statistics. Clusters of
     one key (a passage that several models were asked about) are one, and statistics are correlated
-    as the sums over these are, so that the same answers twice are no more than once.
+    as the sums over these are, so that the same answers twice are no more than once. Clusters of
+    different keys are taken for independent.
 
     Args:
-        found: of each cell.
+        found: of each cell; none that is of several already.
 
     Raises:
         ValueError: no cell.

@@ -215,6 +215,10 @@ class Evidence:
         """Whether masks were drawn at so many per cent of the layers."""
         return f"asmi_mi_d{depth}" in self.answers
 
+    def has_source(self, source: str) -> bool:
+        """Whether masks took this source's part from heads."""
+        return f"asmi_mi_d60_{source}" in self.answers
+
     def column(self, name: str) -> list[np.ndarray]:
         return [np.asarray(own, dtype=float) for own in self.answers[name]]
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from evidence_cells import (
     AGAIN,
     CELLS,
@@ -62,6 +64,7 @@ from lm_polygraph_asmi.report import figures
 
 RESAMPLES, REFITS = 2000, 500
 DEPTHS = (60, 70, 80, 90)
+TRIAL = Path(__file__).parents[1] / "docs/evidence/qwen15-trial.csv"
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def elsewhere_table(cells: list[Evidence], judge: str) -> str:
     """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
     rows = []
     for e in judged(cells, judge):
-        if "asmi_mi_d60_elsewhere" not in e.answers:
+        if not e.has_source("elsewhere"):
             continue
         sources = ("all", "context", "elsewhere")
         scores = {source: e.score("Sem-ASMI", source) for source in sources}
@@ -206,6 +209,20 @@ def worth_table(
         *(f"beyond what is free, {name}: z (p)" for name in (*raw, *ours)),
     ]  # fmt: skip
     return table(columns, rows)
+
+
+def trial_table(cells: list[Evidence], judge: str) -> str:
+    """A cell some of whose questions a trial had asked (docs/guarantee.md), by whether it had."""
+    trial = set(pd.read_csv(TRIAL)["id"])
+    rows = []
+    for e in cells:
+        if (e.model, e.cell, e.run) == ("qwen15", "open-worked", "sources"):
+            asked = e.answers["id"].isin(trial).to_numpy()
+            rows += [
+                e.among(asked, "asked in the trial"),
+                e.among(~asked, "not asked in the trial"),
+            ]
+    return worth_table(rows, judge, raw=(), ours=("Sem-ASMI",))
 
 
 def together_table(cells: list[Evidence], judge: str) -> str:
@@ -343,7 +360,7 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
         one = e.among(~e.empty)
         scores = {name: one.signals[name] for name in ("ASMI", *ours)}
         scores["first"] = one.score("Sem-ASMI", aggregation=FIRST)
-        if "asmi_mi_d60_context" in one.answers:
+        if one.has_source("context"):
             scores["passage"] = one.score("Sem-ASMI", "context")
         alone, _ = prr_intervals(scores, one.quality(judge), one.clusters, resamples=RESAMPLES)
         (coupled,) = couplings([one], judge)
@@ -474,7 +491,7 @@ def places_table(cells: list[Evidence], judge: str) -> str:
             if wrong.all() or not wrong.any():
                 continue
             per_token = {"MI": one.tokens("ASMI"), "entropy": one.tokens("entropy")}
-            if "asmi_mi_d60_context" in one.answers:
+            if one.has_source("context"):
                 per_token["MI of the passage"] = one.tokens("ASMI", "context")
             scores = {
                 name: np.array([mean_of(own) for own in tokens])
@@ -504,6 +521,7 @@ def flat(values: Iterable[Any]) -> np.ndarray:
 
 def copying_table(cells: list[Evidence], judge: str) -> str:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
+    names = ("MI", "the passage's", "entropy")
     rows = []
     for cell in judged(cells, judge):
         if "copied" not in cell.answers:
@@ -512,21 +530,20 @@ def copying_table(cells: list[Evidence], judge: str) -> str:
         as_there = flat(e.answers["copied"]).astype(bool)
         wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
         clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
-        signals = {
-            "MI": flat(e.tokens("ASMI")),
-            "the passage's": flat(e.tokens("ASMI", "context")),
-            "entropy": flat(e.tokens("entropy")),
-        }
+        signals = {"MI": flat(e.tokens("ASMI")), "entropy": flat(e.tokens("entropy"))}
+        if e.has_source("context"):
+            signals["the passage's"] = flat(e.tokens("ASMI", "context"))
         for place, chosen in (("as in the passage", as_there), ("otherwise", ~as_there)):
             errors = wrong[chosen]
             if errors.all() or not errors.any():
                 continue
             own = {name: values[chosen] for name, values in signals.items()}
             found = rank_signals(own, errors, list(clusters[chosen]), resamples=RESAMPLES)
+            medians = {name: f"{np.median(values):.1e}" for name, values in own.items()}
+            areas = {name: plain(signal.auroc) for name, signal in found.items()}
             rows.append(
                 [e.label, place, str(len(errors)), share(errors),
-                 *(f"{np.median(values):.1e}" for values in own.values()),
-                 *(plain(signal.auroc) for signal in found.values())]
+                 *(of.get(name, "") for of in (medians, areas) for name in names)]
             )  # fmt: skip
     columns = [
         "cell", "tokens that go on", "number", "in wrong answers", "median MI", "the passage's",
@@ -753,6 +770,7 @@ for _judge in JUDGES:
     TABLES[f"source {_judge}"] = partial(source_table, judge=_judge)
     TABLES[f"source raw {_judge}"] = partial(source_table, judge=_judge, method="ASMI")
     TABLES[f"source elsewhere {_judge}"] = partial(elsewhere_table, judge=_judge)
+    TABLES[f"trial {_judge}"] = partial(trial_table, judge=_judge)
     TABLES[f"arms {_judge}"] = partial(arms_table, judge=_judge)
     TABLES[f"arms added {_judge}"] = partial(arms_added_table, judge=_judge)
     TABLES[f"falsifier {_judge}"] = partial(verdict_table, judge=_judge)

@@ -544,6 +544,35 @@ def test_answers_cut_at_their_first_sentence():
     assert number(rows[0][9]) == pytest.approx(number(rows[0][7]) - number(rows[0][5]), abs=0.0101)
 
 
+def test_questions_of_the_trial_apart():
+    trial = pd.read_csv(evidence_tables.TRIAL)["id"]
+    own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
+    cell = evidence_cells.Evidence("qwen15", "open-worked", "sources", own)
+    rows = lines_of(evidence_tables.trial_table([cell], "stands"))
+    assert [row[0].split(", ")[-1] for row in rows] == [
+        "asked in the trial", "not asked in the trial",
+    ]  # fmt: skip
+    assert [row[1].split(" / ")[0] for row in rows] == ["30", str(N - 30)]
+    for row, part in zip(rows, (own[:30], own[30:]), strict=True):
+        assert number(row[5]) == pytest.approx(sem_asmi_prr(part, 60), abs=0.0051)
+
+
+def test_a_cell_without_the_passages_part():
+    """It stands in tables of tokens, with nothing where that part would stand."""
+    marks = answers(0, "copied")["copied"]
+    whole = answers(0).assign(copied=marks)
+    lean = whole.drop(columns=whole.filter(like="_context").columns)
+    cells = [evidence_cells.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
+    for make, missing in (
+        (evidence_tables.copying_table, (5, 8)),
+        (evidence_tables.places_table, (5, 7)),
+    ):
+        full, bare = (lines_of(make([cell], "stands")) for cell in cells)
+        for one, other in zip(full, bare, strict=True):
+            assert "" not in one
+            assert other == ["" if i in missing else own for i, own in enumerate(one)]
+
+
 def knowing(found: pd.DataFrame, depth: int) -> None:
     """Plant MI that knows all errors, at one depth."""
     pairs = zip(found["asmi_mi_d60"], 1 - found["ReferenceInAnswer"], strict=True)

@@ -510,7 +510,7 @@ class Score:
                 "No verdict: without a reference run of this model on such questions, nobody "
                 "knows which way this number points. On the small models measured so far Sem-ASMI "
                 "was not found to tell more of errors than probability, entropy and length do, and "
-                "how well it ranks them hangs on the masked layer."
+                "how well it ranks them hangs on the prompt and on the masked layer."
             )
         else:
             of_run = self.reference.verdict(self.score, self._compared)

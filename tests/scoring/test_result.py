@@ -81,7 +81,7 @@ def test_without_a_reference_no_verdict(found):
     said = " ".join(found.verdict)
     assert "No verdict: without a reference run" in said
     assert "Sem-ASMI was not found to tell more of errors than probability" in said
-    assert "hangs on the masked layer" in said
+    assert "hangs on the prompt and on the masked layer" in said
     assert "%" not in said
 
 

@@ -123,6 +123,7 @@ class Evidence:
 
     @property
     def data_set(self) -> str:
+        """However it was asked."""
         return CELLS[self.cell].split(",")[0]
 
     @property
@@ -350,7 +351,7 @@ def others(own: Evidence, cells: Iterable[Evidence], runs: Sequence[str]) -> lis
 
 def digest(folder: Path) -> str:
     """What tells the files from others."""
-    files = [*(file for *_, file in files_of(folder)), *sorted(folder.glob("*/*.csv"))]
+    files = [*(file for *_, file in files_of(folder)), *sorted(folder.glob("**/*.csv"))]
     sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 

@@ -258,6 +258,14 @@ class Evidence:
             return np.array([own[0] for own in tokens])
         return np.array([aggregate(own, aggregation) for own in tokens])
 
+    @property
+    def token_signals(self) -> dict[str, list[np.ndarray]]:
+        """Per token: MI, entropy, and the passage's part of MI where it was measured."""
+        found = {"MI": self.tokens("ASMI"), "entropy": self.tokens("entropy")}
+        if self.has_source("context"):
+            found["the passage's"] = self.tokens("ASMI", "context")
+        return found
+
     @cached_property
     def passage_share(self) -> np.ndarray:
         """MI where masks take from heads what comes from the passage, over that of all they do."""

@@ -44,6 +44,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import (
+    AddedInformation,
     Interval,
     adds_over_cells,
     auroc,
@@ -228,31 +229,36 @@ def trial_table(cells: list[Evidence], judge: str) -> str:
 def together_table(cells: list[Evidence], judge: str) -> str:
     """Beyond what is free, over all cells that have a passage; and over those of each data set,
     without empty answers, and at other depths."""
+
+    def tested(
+        chosen: Iterable[Evidence], method: str = "Sem-ASMI", **how: Any
+    ) -> dict[Evidence, AddedInformation]:
+        found = {e: e.tested(e.score(method, **how), judge) for e in chosen}
+        return {e: one for e, one in found.items() if one}
+
     read = [e for e in judged(cells, judge) if e.cell not in CLOSED]
-    answered = [e.among(~e.empty) for e in read]
     deeper = [e for e in deeper_cells(cells) if e.ranked(judge)]
-    asked = [
-        ("ASMI", [(e, e.score("ASMI")) for e in read]),
-        ("Sem-ASMI", [(e, e.score("Sem-ASMI")) for e in read]),
-        *(
-            (f"Sem-ASMI, {name} alone",
-             [(e, e.score("Sem-ASMI")) for e in read if e.data_set == name])
-            for name in dict.fromkeys(e.data_set for e in read)
-        ),
-        ("Sem-ASMI, without empty answers", [(e, e.score("Sem-ASMI")) for e in answered]),
-        ("Sem-ASMI, sum", [(e, e.score("Sem-ASMI", aggregation="sum")) for e in read]),
-        ("Sem-ASMI, first token", [(e, e.score("Sem-ASMI", aggregation=FIRST)) for e in read]),
-        *(
-            (f"Sem-ASMI at {d} %",
-             [(e, e.score("Sem-ASMI", depth=d)) for e in deeper if e.has_depth(d)])
+    sem = tested(read)
+    asked = {
+        "ASMI": tested(read, "ASMI"),
+        "Sem-ASMI": sem,
+        **{
+            f"Sem-ASMI, {name} alone": {e: one for e, one in sem.items() if e.data_set == name}
+            for name in dict.fromkeys(e.data_set for e in sem)
+        },
+        "Sem-ASMI, without empty answers": tested(e.among(~e.empty) for e in read),
+        "Sem-ASMI, sum": tested(read, aggregation="sum"),
+        "Sem-ASMI, first token": tested(read, aggregation=FIRST),
+        **{
+            f"Sem-ASMI at {d} %": tested((e for e in deeper if e.has_depth(d)), depth=d)
             for d in DEPTHS
-        ),
-    ]  # fmt: skip
+        },
+    }
     rows = []
-    for name, scored in asked:
-        found = [one for e, own in scored if (one := e.tested(own, judge))]
-        if not found:
+    for name, tests in asked.items():
+        if not tests:
             continue
+        found = list(tests.values())
         whole, z = adds_over_cells(found), [one.statistic for one in found]
         rows.append(
             [name, str(len(found)), f"{whole.n} / {whole.clusters}",
@@ -490,23 +496,21 @@ def places_table(cells: list[Evidence], judge: str) -> str:
             wrong = one.wrong(judge)
             if wrong.all() or not wrong.any():
                 continue
-            per_token = {"MI": one.tokens("ASMI"), "entropy": one.tokens("entropy")}
-            if one.has_source("context"):
-                per_token["MI of the passage"] = one.tokens("ASMI", "context")
             scores = {
                 name: np.array([mean_of(own) for own in tokens])
-                for name, tokens in per_token.items()
+                for name, tokens in one.token_signals.items()
             }
             found = rank_signals(scores, wrong, one.clusters, resamples=RESAMPLES)
-            halves = [
-                f"{np.median(own[~wrong]):.1e} / {np.median(own[wrong]):.1e}"
+            halves = {
+                name: f"{np.median(own[~wrong]):.1e} / {np.median(own[wrong]):.1e}"
                 for name, own in scores.items()
-                if name != "entropy"
-            ]
-            areas = [plain(found[name].auroc) for name in scores]
-            if "MI of the passage" not in scores:
-                halves, areas = [*halves, ""], [*areas, ""]
-            rows.append([e.label, place, f"{len(wrong)} / {int(wrong.sum())}", *areas, *halves])
+            }
+            areas = {name: plain(signal.auroc) for name, signal in found.items()}
+            rows.append(
+                [e.label, place, f"{len(wrong)} / {int(wrong.sum())}",
+                 *(areas.get(name, "") for name in ("MI", "entropy", "the passage's")),
+                 *(halves.get(name, "") for name in ("MI", "the passage's"))]
+            )  # fmt: skip
     columns = [
         "cell", "token", "answers / wrong", "AUROC of MI", "of entropy", "of the passage's MI",
         "median MI, right / wrong", "the passage's",
@@ -530,9 +534,7 @@ def copying_table(cells: list[Evidence], judge: str) -> str:
         as_there = flat(e.answers["copied"]).astype(bool)
         wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
         clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
-        signals = {"MI": flat(e.tokens("ASMI")), "entropy": flat(e.tokens("entropy"))}
-        if e.has_source("context"):
-            signals["the passage's"] = flat(e.tokens("ASMI", "context"))
+        signals = {name: flat(tokens) for name, tokens in e.token_signals.items()}
         for place, chosen in (("as in the passage", as_there), ("otherwise", ~as_there)):
             errors = wrong[chosen]
             if errors.all() or not errors.any():

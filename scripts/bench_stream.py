@@ -35,6 +35,8 @@ POINTS: dict[str, dict[str, Any]] = {
     "S = 40": {"num_masks": 40, "mask_rate": 0.15},
     "20 balanced": {"num_masks": 20, "mask_rate": 0.15, "mask_sampler": "balanced"},
 }
+PROFILES: dict[str, tuple[float, ...]] = {"60, 70, 90 %": (0.6, 0.7, 0.9), "90 %": (0.9,)}
+"""Depths of a profile, of one layer near the last; derived p and S, keys of generation reused."""
 PASSES = 6
 """How often 32-bit logits are gone through: written, read for the sum, the sort and the sums."""
 WAYS = {"score": "greedy, then response", "reuse": "greedy with reuse", "stream": "stream"}
@@ -51,6 +53,10 @@ def contenders(model: Any, prompt: int, response: int, depth: float) -> dict[str
         f"{label}, {said}": partial(made.answered, way, **point)
         for said, point in POINTS.items()
         for way, label in WAYS.items()
+    }
+    rows |= {
+        f"greedy with reuse, {said}": partial(made.answered, "reuse", depths)
+        for said, depths in {f"{depth:.0%}": (depth,), **PROFILES}.items()
     }
     made.check_answered()
     return {"greedy answer": made.greedy} | rows

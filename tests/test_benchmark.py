@@ -155,7 +155,7 @@ def test_the_paper_benchmark_has_all_methods():
     variants = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
     assert names[BASELINES:] == [f"{v} (60%, K=64)" for v in variants]
     assert swept[BASELINES:] == [f"{v} ({d}%, K=64)" for d in DEPTHS for v in variants]
-    followed = names_of(composed("asmi_depth_sweep", "asmi.calculator.top_k=8"))
+    followed = names_of(composed("asmi_depth_sweep", "asmi.top_k=8"))
     assert followed[BASELINES:] == [name.replace("64", "8") for name in swept[BASELINES:]]
 
 
@@ -163,12 +163,12 @@ def test_the_paper_benchmark_has_all_methods():
 def test_every_group_of_estimators(group):
     # A sweep's depths, and sources, are asked for by their own configs.
     by_source = [
-        "asmi.calculator.scope=response",
-        "asmi.calculator.source=[all,context,elsewhere]",
-        "asmi.calculator.without_context=true",
+        "asmi.scope=response",
+        "asmi.sources=[all,context,elsewhere]",
+        "asmi.without_context=true",
     ]
     own = {
-        "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
+        "asmi_depth_sweep": ["asmi.depths=[0.6,0.7,0.8,0.9]"],
         "asmi_sources": by_source,
         "asmi_context": by_source,
         "asmi_elsewhere": by_source,
@@ -257,7 +257,7 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
     manifest = read_manifest(run.path)
     assert manifest["status"] == "completed"
     assert len(manifest["rows"]["ids"]) == len(run.scores) >= 2
-    assert manifest["asmi"][0]["top_k"] == config.asmi.calculator.top_k
+    assert manifest["asmi"][0]["top_k"] == config.asmi.top_k
 
 
 @pytest.mark.usefixtures("here")
@@ -324,7 +324,7 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_p
     polygraph_eval_here("--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}")
     polygraph_eval_here(
         "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
-        "asmi.calculator.num_masks=60",
+        "asmi.num_masks=60",
     )  # fmt: skip
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
@@ -392,7 +392,7 @@ def test_arms_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
     )
     polygraph_eval_here(
         "--config-name", "asmi_falsifier", *overrides, f"answers={answers}",
-        f"hydra.sweep.dir={swept}", "asmi.calculator.perturbation=heads,mlp",
+        f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
         f"falsifier.doses={doses}", "falsifier.times=2",
     )  # fmt: skip
     heads, mlp = (load_run(swept / str(number)) for number in (0, 1))

@@ -90,7 +90,7 @@ class Tokens:
         if lacking:
             raise ValueError(
                 f"{run.path} has not saved {', '.join(lacking)}: the probe needs a run of the "
-                "config asmi_heads (asmi.calculator.details=true)"
+                "config asmi_heads (asmi.details=true)"
             )
         found: dict[str, list[np.ndarray]] = {}
         for row, values in enumerate(zip(*(run.stats[name] for name in names), strict=True)):

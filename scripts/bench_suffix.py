@@ -217,7 +217,7 @@ class Contenders:
     def answered(self, way: str, **settings: Any) -> np.ndarray:
         """A greedy answer and its statistics, A among them; (T,) MI in nats. "score" runs the
         prompt twice, "reuse" keeps what generation knows of it, "stream" scores while it writes."""
-        engine = Engine([self.depth], scope="response", seeded_by="prompt", **settings)
+        engine = Engine(depths=[self.depth], scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
         if way == "stream":
             writing = engine.write(self.model, prompt)

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.config import ASMIConfig, target_layer
+
 
 @click.command()
 @click.option(
@@ -14,7 +16,7 @@ import click
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.6,
+    default=ASMIConfig.depth,
     show_default=True,
     help="Relative depth of the masked layer.",
 )
@@ -49,7 +51,6 @@ def plan(
     from rich.console import Console
 
     from lm_polygraph_asmi import maths
-    from lm_polygraph_asmi.config import target_layer
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
 
     if (pilot is None) != (prr_difference is None):

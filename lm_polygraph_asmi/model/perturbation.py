@@ -235,7 +235,7 @@ ARMS: dict[str, Arm] = {
     "mlp": Arm(MLP, without_groups),
     "mlp_noise": Arm(MLP, with_noise),
 }
-"""By the names in `validation.PERTURBATIONS`."""
+"""By the names in `config.PERTURBATIONS`."""
 
 
 def check_arm(model: PreTrainedModel, layer: int, change: Perturbation, heads: bool = True) -> None:

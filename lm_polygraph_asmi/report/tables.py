@@ -90,7 +90,7 @@ def prr_table(run: Run, metric: str) -> Table:
             cells.append("undefined")
         elif paired:
             cells.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
-        table.add_row(*cells, style="bold" if "ASMI" in row["method"] else None)
+        table.add_row(*cells, style="bold" if row["method"] in run.methods else None)
     return table
 
 

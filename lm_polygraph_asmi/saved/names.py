@@ -115,12 +115,12 @@ def masked_head_stats(
     return found
 
 
-def saved_stats(*which: Any) -> list[str]:
+def saved_stats(*which: Any, **named: Any) -> list[str]:
     """What a run should save for later analysis, arguments as of `masked_head_stats`.
 
     LM-Polygraph skips what a run does not compute.
     """
-    ours = masked_head_stats(*which)
+    ours = masked_head_stats(*which, **named)
     return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
 
 

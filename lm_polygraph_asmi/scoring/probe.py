@@ -27,6 +27,7 @@ from lm_polygraph_asmi.analysis.choice import (
     matched_pairs,
 )
 from lm_polygraph_asmi.analysis.heads import head_criticality
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
@@ -405,7 +406,7 @@ def probe_of(
     gguf_file: str | None = None,
     dtype: str = "auto",
     device_map: str | None = None,
-    depth: float = 0.6,
+    depth: float = ASMIConfig.depth,
     **settings: Any,
 ) -> tuple[CausalProbe, dict[int, Answer]]:
     """A probe of a finished run, and the answers it is to be run on.

@@ -14,7 +14,6 @@ from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval, cluster_int
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.scoring.calibration import context_clusters, is_wrong
 from lm_polygraph_asmi.scoring.decision import SIGNALS
-from lm_polygraph_asmi.scoring.reference import UNNAMED
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import rows_done
 
@@ -161,9 +160,6 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
 
 def _differences(one: Score, other: Score) -> list[str]:
     """Settings, in words."""
-    pairs = [
-        UNNAMED | own.settings | {"variant": own.variant, "model": own.model or "unnamed"}
-        for own in (one, other)
-    ]
+    pairs = [own.settings | {"model": own.model or "unnamed"} for own in (one, other)]
     names = [name for name in pairs[0] if pairs[0][name] != pairs[1].get(name, pairs[0][name])]
     return [f"{name} {pairs[0][name]} and {pairs[1][name]}" for name in names]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.saved.aggregation import aggregate
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.reference import Reference
@@ -153,7 +154,7 @@ def span_of(
     end: int,
     tokens: Sequence["Token"],
     reference: "Reference | None" = None,
-    aggregation: str = MEAN,
+    aggregation: str = ASMIConfig.aggregation,
 ) -> Span:
     """What the tokens that reach into text[start:end] say together.
 

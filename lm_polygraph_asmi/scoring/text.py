@@ -58,7 +58,7 @@ def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
     if not _are_messages(prompt):
         raise ValueError(
             "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
-            f"'...'}}; got {prompt!r:.80}"
+            f"'...'}}; got {prompt!r:.80}. Many prompts are for `Scorer.score_many`"
         )
     messages = [{**message, **_as_text(message)} for message in prompt]
     if not messages or messages[-1].get("role") != "assistant":

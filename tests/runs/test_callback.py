@@ -53,7 +53,7 @@ def run(tmp_path, tiny, monkeypatch):
 
 
 def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
-    manager = run("data.limit=3", "asmi.calculator.num_masks=10", "asmi.calculator.mask_rate=0.2")
+    manager = run("data.limit=3", "asmi.num_masks=10", "asmi.mask_rate=0.2")
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
     assert manifest["config_name"] == "asmi_offline"

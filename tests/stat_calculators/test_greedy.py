@@ -190,7 +190,7 @@ def test_weights_that_change_after_generation(starts):
 @pytest.mark.parametrize(
     "masks",
     [
-        {"source": ["all", "context"]},
+        {"sources": ["all", "context"]},
         {"source": "context"},
         {"without_context": True},
         {"perturbation": "mlp"},

@@ -14,7 +14,7 @@ heads (1 keeps a head), and eight tokens, the first six of them the prompt:
 >>> ids = torch.arange(3, 11)
 """
 
-from lm_polygraph_asmi.model.check import check_replay, check_unmasked
+from lm_polygraph_asmi.model.check import check_unmasked
 from lm_polygraph_asmi.model.layers import (
     Depth,
     layer_at,
@@ -65,7 +65,6 @@ __all__ = [
     "Written",
     "attention_of",
     "check_arm",
-    "check_replay",
     "check_scope_runs",
     "check_spans",
     "check_unmasked",

@@ -1,5 +1,6 @@
 """Every family, checked against full forward passes written in the plainest way."""
 
+import copy
 import subprocess
 import sys
 
@@ -138,6 +139,7 @@ def test_one_mask_at_a_time_equals_all_at_once(family_model, input_ids, scope):
 
 
 def test_response_embeddings_equal_separate_passes(family_model, input_ids):
+    family_model = copy.deepcopy(family_model).double()
     responses = [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9]]
     prompt = input_ids[:PROMPT_LENGTH]
     with scoring_session(family_model):
@@ -147,7 +149,7 @@ def test_response_embeddings_equal_separate_passes(family_model, input_ids):
         sequence = torch.cat([prompt, torch.tensor(response)])
         with torch.no_grad():
             states = family_model(input_ids=sequence[None], output_hidden_states=True).hidden_states
-        torch.testing.assert_close(row, states[middle][0, -1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(row.double(), states[middle][0, -1], atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_without_heads_is_refused_by_name(input_ids):

@@ -51,10 +51,6 @@ class RunRecord(Callback):
                     "polygraph_eval was stopped before the model was loaded; see above"
                 )
             return
-        # LM-Polygraph collects garbage after every batch: not over the 600 000 objects of imported
-        # modules, which never become any; that alone takes longer than a small model's answer.
-        gc.collect()
-        gc.freeze()
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             # What an earlier run left in this folder counts until this one has results.
@@ -62,7 +58,6 @@ class RunRecord(Callback):
                 write_manifest(manifest, manager)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        gc.unfreeze()
         failed = job_return.status != JobStatus.COMPLETED
         error = None
         try:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,20 +78,14 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
     distinct = sorted(set(texts))
     if len(distinct) < 2:
         return texts
-    start = _alike(distinct[0], distinct[-1])
+    start = len(commonprefix([distinct[0], distinct[-1]]))
     key = {distinct[0]: distinct[0]}
     for before, text in pairwise(distinct):
-        shared = _alike(before, text) - start
+        shared = len(commonprefix([before, text])) - start
         longer = max(len(before), len(text)) - start
         same = shared >= SHARED and 2 * shared > longer
         key[text] = key[before] if same else text
     return [key[text] for text in texts]
-
-
-def _alike(one: str, other: str) -> int:
-    """Characters at the start that are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _text_of(prompt: Any) -> str:

@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -310,15 +311,10 @@ class Reference:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        own = {
-            "prr": _plain(self.prr),
-            "decision": self.decision and self.decision.to_dict(),
-            "signals": {name: [*map(_plain, signal)] for name, signal in self.signals.items()},
-            "promises": [decision.to_dict() for decision in self.promises],
-        }
-        content = {"format": FORMAT, **asdict(self), **own}
-        text = json.dumps(content, indent=1, allow_nan=False)
-        Path(path).write_text(text, encoding="utf-8")
+        from pydantic_core import to_json
+
+        content = {"format": FORMAT, **vars(self)}
+        Path(path).write_bytes(to_json(content, indent=1, inf_nan_mode="null"))
 
     @classmethod
     def load(cls, path: str | Path) -> "Reference":
@@ -328,6 +324,8 @@ class Reference:
             FileNotFoundError: nothing there.
             ValueError: another kind of file.
         """
+        from pydantic import TypeAdapter, ValidationError
+
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if "format" not in content:
@@ -337,17 +335,15 @@ class Reference:
                 )
             if content.pop("format") != FORMAT:
                 raise ValueError(f"{path} is not a reference of the format {FORMAT}: {ANEW}")
-            content["prr"] = _interval(content["prr"])
-            content["signals"] = {
-                name: Signal(*map(_interval, signal)) for name, signal in content["signals"].items()
-            }
-            content["decision"] = content["decision"] and Decision.from_dict(content["decision"])
-            content["promises"] = tuple(map(Decision.from_dict, content["promises"]))
-            content["calibration"] = [Step(*step) for step in content["calibration"]]
-            content["brier"] = content["brier"] and tuple(content["brier"])
-            return cls(**content)
+            for bounds in (content["prr"], *chain(*content["signals"].values())):
+                bounds[:] = [math.nan if bound is None else bound for bound in bounds]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved reference: {error!r}") from error
+        try:
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
+            raise ValueError(f"{path} is not a saved reference: {'; '.join(wrong)}") from error
 
     @property
     def identity(self) -> str:
@@ -563,14 +559,6 @@ class Reference:
 
 def _shown(interval: Interval) -> str:
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def _plain(interval: Interval) -> list[float | None]:
-    return [None if math.isnan(bound) else bound for bound in interval]
-
-
-def _interval(bounds: Sequence[float | None]) -> Interval:
-    return Interval(*(float("nan") if bound is None else bound for bound in bounds))
 
 
 Given: TypeAlias = "Reference | str | Path | Sequence[Reference | str | Path] | None"

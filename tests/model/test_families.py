@@ -20,7 +20,7 @@ from lm_polygraph_asmi.model import (
 )
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
-from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model
+from tests.families import LLAMA_LIKE, PROJECTIONS
 from tests.rounding import allowed
 
 LAYER = 2

@@ -219,7 +219,7 @@ class Contenders:
         "score" runs the prompt twice, "reuse" keeps what generation knows of it, "stream" scores
         while it writes."""
         depths = depths or (self.depth,)
-        engine = Engine(depths, scope="response", seeded_by="prompt", **settings)
+        engine = Engine(depths=depths, scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
         if way == "stream":
             writing = engine.write(self.model, prompt)

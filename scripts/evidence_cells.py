@@ -22,8 +22,8 @@ from lm_polygraph_asmi.analysis import (
     adds_information,
     rank_correlation,
 )
+from lm_polygraph_asmi.config import AGGREGATIONS
 from lm_polygraph_asmi.saved.aggregation import aggregate
-from lm_polygraph_asmi.validation import AGGREGATIONS
 
 
 class Model(NamedTuple):

@@ -15,9 +15,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lm_polygraph_asmi.config import TAU
 from lm_polygraph_asmi.maths import adaptive_gate, mutual_information, semantic_agreement
 from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
-from lm_polygraph_asmi.validation import TAU
 
 DOCS = Path(__file__).parents[1] / "docs"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])

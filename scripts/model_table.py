@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.model import (
     layer_at,
     num_heads,
@@ -44,7 +45,6 @@ from lm_polygraph_asmi.model.check import ways_seen_right
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.suffix import WAYS
-from lm_polygraph_asmi.validation import SCOPES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.registry import classes, tiny, with_longrope

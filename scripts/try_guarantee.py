@@ -220,14 +220,12 @@ def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
         ]
         _write(out, decisions)
         return
-    chosen = {"variant": made.settings["variant"], "depth": made.settings["depth"]}
-    chosen["aggregation"] = made.settings.get("aggregation", "mean")
-    there = Reference.from_run(run, **chosen, metric=metric)
+    there = Reference.from_run(run, made.config, metric)
     other = made.other_settings(there.settings | {"model": there.model})
     if other or made.decision is None:
         raise click.ClickException("; ".join(other) or f"{reference} has no threshold")
     (cell,) = load_cells([run], metric, made.settings["depth"])
-    signals = signals_of(with_source(cell, "all", chosen["aggregation"]))
+    signals = signals_of(with_source(cell, made.config.source, made.config.aggregation))
     stops = there.settings.get("stop", [])
     rows = []
     for row, own in enumerate(cell.ids or range(len(cell))):

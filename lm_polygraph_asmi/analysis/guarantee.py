@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
-from lm_polygraph_asmi.validation import check_number
+from lm_polygraph_asmi.config import check_number
 
 STRICTEST = 0.05
 """Coverage of the strictest threshold that may be tested."""

@@ -7,17 +7,13 @@ from typing import Any
 
 import click
 
-from lm_polygraph_asmi.commands.score import score
-
-SHARED = (
-    "model", "gguf_file", "dtype", "device_map", "chat", "variant", "depth", "scope", "num_masks",
-    "mask_rate", "mask_sampler", "top_k", "seed", "closing_token", "aggregation", "num_samples",
-    "tau", "beta", "stop",
-)  # fmt: skip
-"""Options that mean here what they mean to `score`, and must be the same there."""
+from lm_polygraph_asmi.commands.options import given, model_options, settings_options
+from lm_polygraph_asmi.config import ASMIConfig
 
 
-@click.command(params=[option for option in score.params if option.name in SHARED])
+@click.command()
+@model_options
+@settings_options(but=("source", "perturbation", "dose", "seeded_by"))
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--run", type=click.Path(exists=True), help="A finished benchmark run, for ROWS.")
 @click.option(
@@ -61,7 +57,6 @@ def calibrate(
     dtype: str,
     device_map: str | None,
     chat: bool,
-    stop: tuple[str, ...],
     **settings: Any,
 ) -> None:
     """Which answers may be shown: a threshold, from ROWS of labelled answers.
@@ -102,19 +97,23 @@ def calibrate(
         from lm_polygraph_asmi.scoring.loading import load
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
-        given = [] if rows is None else read_rows(rows)
+        labelled = [] if rows is None else read_rows(rows)
         if chat:
-            in_chat(given)
+            in_chat(labelled)
         limit = RIGHT if right_from is None else right_from
-        labels_of(given, limit)  # before the model is loaded
-        unescaped = [text.replace("\\n", "\n") for text in stop]
+        labels_of(labelled, limit)  # before the model is loaded
+        asked, config = given(settings), None
+        if run is not None:  # what is not given is as in the run
+            from lm_polygraph_asmi.scoring.reference import Reference
+
+            config = Reference.from_run(run, ASMIConfig().but(**asked), metric).config
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+            scorer = load(model, gguf_file, dtype, device_map, config=config, **asked)
         if run is None:
             with Progress(console=errors, transient=True) as bar:
                 scoring = bar.add_task("Scoring", total=None)
                 found = calibrate_rows(
-                    given, scorer, risk, confidence, signal=signal, right_from=limit,
+                    labelled, scorer, risk, confidence, signal=signal, right_from=limit,
                     name=Path(str(rows)).name, out=scored,
                     progress=lambda done, all_: bar.update(scoring, completed=done, total=all_),
                 )  # fmt: skip
@@ -122,7 +121,7 @@ def calibrate(
             with errors.status("Calibrating"):
                 found = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
         judged = found.n if found.decision is None else found.decision.found.answers
-        if silent := (len(given) or found.n) - judged:
+        if silent := (len(labelled) or found.n) - judged:
             errors.print(f"{silent} answers of nothing left out: `score` never accepts one.")
         found.save(out)
         if figure or reliability:

@@ -49,8 +49,8 @@ def plan(
     from rich.console import Console
 
     from lm_polygraph_asmi import maths
+    from lm_polygraph_asmi.config import target_layer
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
-    from lm_polygraph_asmi.validation import target_layer
 
     if (pilot is None) != (prr_difference is None):
         raise click.UsageError("--prr-difference and --pilot go together: one needs the other")

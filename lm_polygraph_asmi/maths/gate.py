@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import BETA, TAU
+from lm_polygraph_asmi.config import BETA, TAU
 
 
 def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import check_mask_rate, check_mask_sampler, check_num_masks
+from lm_polygraph_asmi.config import check_mask_rate, check_mask_sampler, check_num_masks
 
 
 def sample_head_masks(

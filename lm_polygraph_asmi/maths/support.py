@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import check_num_masks, check_top_k
+from lm_polygraph_asmi.config import check_num_masks, check_top_k
 
 BLOCK = 64
 """Neighbouring tokens looked at together where the most likely ones of a vocabulary are sought."""

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from lm_polygraph_asmi.config import check_scope
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layer_call import (
     MASKABLE,
@@ -32,7 +33,6 @@ from lm_polygraph_asmi.model.notes import known as notes
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
-from lm_polygraph_asmi.validation import check_scope
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def about_run(run: Run) -> str:
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {masked_where(used)}, "
             f"{', '.join([*perturbed_by(used), used['attention']])} attention."
         )
-        saved = run.stats.get(at_depth("asmi_mi", used["depth"], used.get("source")))
+        saved = run.stats.get(at_depth("asmi_mi", used["depth"], used["source"]))
         if saved:
             tokens = np.concatenate(saved)
             lines.append(

@@ -13,12 +13,12 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
+from lm_polygraph_asmi.config import check_context_regex
 from lm_polygraph_asmi.host.context import unmatched
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 from lm_polygraph_asmi.saved.doses import matched_dose
 from lm_polygraph_asmi.saved.manifest import model_of
 from lm_polygraph_asmi.saved.names import sources_of
-from lm_polygraph_asmi.validation import check_context_regex
 
 OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; ours with eager attention by default."""

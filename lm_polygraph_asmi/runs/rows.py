@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
+from lm_polygraph_asmi.config import check_at_least_one
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
-from lm_polygraph_asmi.validation import check_at_least_one
 
 log = logging.getLogger("lm_polygraph")
 

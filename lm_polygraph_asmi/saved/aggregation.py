@@ -20,7 +20,7 @@ def aggregate(token_scores: np.ndarray | Sequence[float], aggregation: str = MEA
     """One number of the (T,) scores of tokens, in their unit.
 
     Args:
-        aggregation: one of `validation.AGGREGATIONS`.
+        aggregation: one of `config.AGGREGATIONS`.
     """
     return float(_REDUCED[aggregation](token_scores))
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.config import PERTURBATIONS, VARIANTS
 from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import (
@@ -26,7 +27,6 @@ from lm_polygraph_asmi.saved.runs import (
     says_nothing,
     together,
 )
-from lm_polygraph_asmi.validation import PERTURBATIONS, VARIANTS
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
@@ -90,7 +90,7 @@ class ArmRun(NamedTuple):
     """A run of the falsifier over a cell's answers; never one of the cell's own methods.
 
     Attributes:
-        arm: what was perturbed, one of `validation.PERTURBATIONS`.
+        arm: what was perturbed, one of `config.PERTURBATIONS`.
         dose: what multiplied the change; None = as it was.
         matching: by what the dose was found, "effect" or "norm"; None where it was given.
         times: what the matched dose was multiplied with.

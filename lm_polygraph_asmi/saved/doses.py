@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_polygraph_asmi.validation import check_dose, check_one_of
+from lm_polygraph_asmi.config import check_dose, check_one_of
 
 FORMAT = 1
 MATCHINGS = ("effect", "norm")

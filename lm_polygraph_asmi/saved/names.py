@@ -7,7 +7,7 @@ NumPy arrays, numbers or (the settings) a dictionary of plain values, fit for `s
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
@@ -146,7 +146,7 @@ class Settings:
         seed: base seed of the masks.
         attention: attention implementation of all passes.
         requested_layer: the layer at `depth`, where it has no heads and another is masked.
-        source: where what a mask takes comes from, "context" or "elsewhere"; None for all.
+        source: what a masked head loses, "all" or what comes from the "context" or "elsewhere".
         perturbation: what a mask changes, "heads" or another arm of the falsifier.
         dose: what multiplies the change of the layer's output; None leaves it as it is.
         seeded_by: what the masks' seed follows from, the "answer" (and its prompt), or the
@@ -164,33 +164,27 @@ class Settings:
     scope: str
     seed: int
     attention: str
-    requested_layer: int | None = None
-    source: str | None = None
-    perturbation: str = "heads"
-    dose: float | None = None
-    seeded_by: str = "answer"
+    requested_layer: int | None
+    source: str
+    perturbation: str
+    dose: float | None
+    seeded_by: str
 
     def to_dict(self) -> dict[str, Any]:
-        """By name; those with a default only where they differ from it, as in runs of before."""
-        values = {field: getattr(self, field.name) for field in fields(self)}
-        return {field.name: value for field, value in values.items() if value != field.default}
-
-
-ABSENT = {"source": "all", "perturbation": "heads", "dose": None}
-"""What saved settings mean that do not name these, as those of older runs."""
+        return asdict(self)
 
 
 def masked_layer(used: Mapping[str, Any]) -> str:
     """The masked layer of saved settings in words, and the one asked for where it has no heads."""
     said = f"layer {used['layer']} of {used['num_layers']}"
-    asked = used.get("requested_layer")
+    asked = used["requested_layer"]
     return said if asked is None else f"{said} (layer {asked} has no heads)"
 
 
 def masked_where(used: Mapping[str, Any]) -> str:
     """Where heads are masked by saved settings, and what they lose there, in words."""
-    source = used.get("source")
-    return str(used["scope"]) if source is None else f"{used['scope']}, source {source}"
+    source = used["source"]
+    return str(used["scope"]) if source == "all" else f"{used['scope']}, source {source}"
 
 
 def perturbed_by(used: Mapping[str, Any]) -> list[str]:
@@ -198,7 +192,7 @@ def perturbed_by(used: Mapping[str, Any]) -> list[str]:
 
     Of the method's own, heads without a dose, an empty list.
     """
-    arm, dose = used.get("perturbation", "heads"), used.get("dose")
+    arm, dose = used["perturbation"], used["dose"]
     said = [] if arm == "heads" else [arm]
     return said if dose is None else [*said, f"dose={dose:.4g}"]
 

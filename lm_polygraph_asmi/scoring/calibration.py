@@ -23,12 +23,12 @@ from lm_polygraph_asmi.analysis.signals import (
     rank_signals,
     recommendation,
 )
+from lm_polygraph_asmi.config import came, check_number
 from lm_polygraph_asmi.saved.runs import RIGHT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.reference import COMPARED, Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
-from lm_polygraph_asmi.validation import came, check_number
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
@@ -211,7 +211,7 @@ def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
     Weights do not stand in a line. So some are scored anew, and must get the scores they have.
     """
     found = {}
-    for row in rows if scorer.variant != "adapt" else ():  # whose samples stand in no line
+    for row in rows if scorer.config.variant != "adapt" else ():  # whose samples stand in no line
         try:
             score = Score.from_dict(row.content)
         except ValueError:  # a plain row, or without its tokens
@@ -239,7 +239,7 @@ def _same(again: Score, score: float) -> bool:
 
 def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
     """Whether a saved score is of the model, by its name, and of the settings of another."""
-    wanted = again.settings | {"stop": sorted(scorer.stop)}
+    wanted = again.settings | {"stop": sorted(scorer.config.stop or ())}
     return (score.variant, score.model) == (again.variant, again.model) and all(
         score.settings.get(name) == wanted[name] for name in COMPARED if name in wanted
     )
@@ -284,7 +284,7 @@ def _reference(
         kind: np.array([score.signals[kind] for score in found]) for kind in found[0].signals
     }
     check_rows(clusters, wrong=wrong, **columns)
-    variant = scorer.variant
+    variant = scorer.config.variant
     scores = columns[variant]
     chosen = _chosen(signal, columns, variant, wrong, clusters)
     made = Reference.fitted(
@@ -414,11 +414,10 @@ def calibrate_run(
     """
     from lm_polygraph_asmi.saved.cells import load_cells, with_source
 
-    made = Reference.from_run(
-        path, scorer.variant, scorer.depth, aggregation=scorer.aggregation, metric=metric
-    )
-    (cell,) = load_cells([path], metric, scorer.depth)
-    cell = with_source(cell, "all", scorer.aggregation)
+    config = scorer.config
+    made = Reference.from_run(path, config, metric)
+    (cell,) = load_cells([path], metric, config.depth)
+    cell = with_source(cell, config.source, config.aggregation)
     prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
     if prompts is None or ids is None:
         raise ValueError(
@@ -438,7 +437,7 @@ def calibrate_run(
                 "scored anew: the run is of other weights, or its prompts went through another "
                 "template. Give the model as the run had it"
             )
-    known = signals_of(cell) | {scorer.variant: scores}
+    known = signals_of(cell) | {scorer.config.variant: scores}
     lengths = cell.saved("asmi_prompt_length")
     usual = {"score": made.scores}
     if "msp" in known:
@@ -452,7 +451,7 @@ def calibrate_run(
         judged = np.flatnonzero([says_anything(text, stops) for text in texts])
     known = {kind: values[judged] for kind, values in known.items()}
     wrong, clusters = cell.wrong[judged], [cell.clusters[row] for row in judged]
-    chosen = _chosen(signal, known, scorer.variant, wrong, clusters)
+    chosen = _chosen(signal, known, scorer.config.variant, wrong, clusters)
     return with_decision(made, known, wrong, clusters, risk, confidence, chosen, resamples)
 
 

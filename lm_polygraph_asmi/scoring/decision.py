@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
-from lm_polygraph_asmi.validation import VARIANTS
+from lm_polygraph_asmi.config import VARIANTS
 
 SIGNALS = {**VARIANTS, "msp": "MSP", "perplexity": "perplexity", "entropy": "mean entropy"}
 """Signals that a scored answer has for free, by name in settings -> name in sentences."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import PERTURBATIONS
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -32,7 +33,6 @@ from lm_polygraph_asmi.saved.doses import FORMAT, other_than
 from lm_polygraph_asmi.saved.names import perturbed_by
 from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
-from lm_polygraph_asmi.validation import PERTURBATIONS
 
 SAME_DOSE = 1e-5
 """Relative: what lies nearer is not asked for again."""

@@ -7,7 +7,7 @@ LM-Polygraph: its runner reaches this through `stat_calculators.masked_heads`, `
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.special import entr
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import ASMIConfig, check_top_k
 from lm_polygraph_asmi.model import (
     HeadPart,
     Memory,
@@ -57,14 +58,6 @@ from lm_polygraph_asmi.saved.names import (
     passage,
     sources_of,
 )
-from lm_polygraph_asmi.validation import (
-    TOP_K,
-    check_at_least_one,
-    check_one_of,
-    check_settings,
-    check_source,
-    check_top_k,
-)
 
 log = logging.getLogger("lm_polygraph")
 
@@ -100,31 +93,15 @@ class Engine:
     target layer on, under S masks (Algorithm 1 of the paper).
 
     Args:
-        depths: relative depths of the masked layers, each in (0, 1).
-        num_masks: S, at least 2; None derives it from the model's heads (`maths.operating_point`).
-        mask_rate: p, in (0, 1); None as above.
-        top_k: K, tokens kept per distribution, at least 1.
-        mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
-        scope: "all", masks at every position (the paper's definition), or "response", masks at the
-            positions that predict the response alone, at a fraction of the cost.
-        source: what a masked head loses: "all" its output, or, in the scope "response", only what
-            of it comes from the "context" or from "elsewhere" (`model.sources`); or several of
-            these, scored with the same masks.
+        config: settings of the masks; of its methods the engine knows nothing.
+        depths: relative depths of the masked layers, in place of the config's one.
+        sources: what masked heads lose (`model.sources`), in place of the config's one; several are
+            scored with the same masks.
         without_context: also run the model on the prompt without the context's tokens.
-        seed: base seed; each example's masks follow from it, the layer and the token ids.
-        perturbation: what a mask changes: "heads", the method's own, or another arm of the
-            falsifier (`model.perturbation`), which are no scores of the method.
-        dose: what multiplies the change of the layer's output; or a file of doses, of which the
-            one matched by effect is taken; None leaves it as it is.
-        attention: attention implementation of every pass made here, such as "sdpa"; None keeps
-            the model's own (which RAUQ wants to be "eager").
-        memory_budget: bytes for masked passes above the weights; None takes half of the free
-            device memory, or 512 MiB on a CPU.
         details: also return masks, per-mask KL and the top candidates.
-        seeded_by: what each example's masks follow from, besides seed and layer: the "answer" and
-            its prompt, or the "prompt" alone.
         journal: folder in which results are kept as they are made, and looked up before any pass
             is run (`journal.Journal`); None keeps nothing.
+        **settings: replace the config's own.
 
     Raises:
         ValueError: an argument out of range.
@@ -132,47 +109,26 @@ class Engine:
 
     def __init__(
         self,
-        depths: Sequence[float] | float = (0.6,),
-        num_masks: int | None = None,
-        mask_rate: float | None = None,
-        top_k: int = TOP_K,
-        mask_sampler: str = "bernoulli",
-        scope: str = "all",
-        source: str | Sequence[str] = "all",
+        config: ASMIConfig | None = None,
+        *,
+        depths: Sequence[float] = (),
+        sources: str | Sequence[str] | None = None,
         without_context: bool = False,
-        seed: int = 0,
-        perturbation: str = "heads",
-        dose: float | str | None = None,
-        attention: str | None = None,
-        memory_budget: int | None = None,
         details: bool = False,
         journal: str | None = None,
-        seeded_by: str = "answer",
+        **settings: Any,
     ) -> None:
-        depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
-        if not depths:
-            raise ValueError("depths must name at least one depth, such as [0.6]")
-        masked = {"scope": scope, "mask_rate": mask_rate}
-        dose = dose_of(dose, perturbation, *({"depth": depth, **masked} for depth in depths))
-        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
-        check_settings(depths, *point, perturbation, dose)
-        self.sources = sources_of(source)
+        config = (config or ASMIConfig()).but(**settings)
+        self.depths = tuple(depths) or (config.depth,)
+        self.sources = sources_of(config.source if sources is None else sources)
         if not self.sources or len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"source must name each source once, got {source!r}")
-        for own in self.sources:
-            check_source(own, scope, perturbation)
-        check_at_least_one("memory_budget", memory_budget)
-        self.without_context = without_context
-        self.depths = depths
-        # NumPy's numbers pass, and become plain ones.
-        self.num_masks = None if num_masks is None else int(num_masks)
-        self.mask_rate = None if mask_rate is None else float(mask_rate)
-        self.top_k, self.seed = int(top_k), int(seed)
-        self.mask_sampler, self.scope = mask_sampler, scope
-        self.perturbation, self.dose = perturbation, dose
-        self.attention, self.memory_budget, self.details = attention, memory_budget, details
-        check_one_of("seeded_by", seeded_by, ("answer", "prompt"))
-        self.seeded_by = seeded_by
+            raise ValueError(f"source must name each source once, got {sources!r}")
+        each = [
+            config.but(depth=depth, source=own) for depth in self.depths for own in self.sources
+        ]
+        dose = dose_of(config.dose, config.perturbation, *map(asdict, each))
+        self.config = replace(config, dose=dose)
+        self.without_context, self.details = without_context, details
         self.journal = Journal(journal)
         self._keys = ModelKeys()
 
@@ -180,7 +136,8 @@ class Engine:
         """What it uses on a model, derived values filled in."""
         at = layer_at(model, depth)
         heads = num_heads(model, at.layer)
-        mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
+        config = self.config
+        mask_rate, num_masks = maths.operating_point(heads, config.num_masks, config.mask_rate)
         return Settings(
             depth=depth,
             layer=at.layer,
@@ -188,16 +145,16 @@ class Engine:
             num_heads=heads,
             num_masks=num_masks,
             mask_rate=mask_rate,
-            top_k=self.top_k,
-            mask_sampler=self.mask_sampler,
-            scope=self.scope,
-            seed=self.seed,
-            attention=self.attention or attention_of(model),
+            top_k=config.top_k,
+            mask_sampler=config.mask_sampler,
+            scope=config.scope,
+            seed=config.seed,
+            attention=config.attention or attention_of(model),
             requested_layer=None if at.requested == at.layer else at.requested,
-            source=None if source == "all" else source,
-            perturbation=self.perturbation,
-            dose=self.dose,
-            seeded_by=self.seeded_by,
+            source=source,
+            perturbation=config.perturbation,
+            dose=config.dose,  # type: ignore[arg-type]  # a number by now
+            seeded_by=config.seeded_by,
         )
 
     def layers(self, model: PreTrainedModel) -> list[int]:
@@ -216,8 +173,8 @@ class Engine:
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)
-        with scoring_session(model, self.attention):
-            check_scope_runs(model, self.scope)
+        with scoring_session(model, self.config.attention):
+            check_scope_runs(model, self.config.scope)
             for depth in self.depths:
                 used = self.settings(model, depth)
                 log.info("ASMI uses %s", used)
@@ -250,7 +207,7 @@ class Engine:
             ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
-        with scoring_session(model, self.attention):  # which looks at the model's state once
+        with scoring_session(model, self.config.attention):  # which looks at the model's state once
             if memory is not None and self.remembers(model) and not passages:
                 try:
                     return self._score(model, prompt, response, context, passages, memory)
@@ -265,7 +222,7 @@ class Engine:
 
     def remembers(self, model: PreTrainedModel) -> bool:
         """Whether known keys and values are of use: the prompt's are the same for all masks."""
-        settings = (self.scope, self.sources, self.without_context, self.perturbation)
+        settings = (self.config.scope, self.sources, self.without_context, self.config.perturbation)
         return prompt_is_shared(*settings) and Memory.serves(model)
 
     def _score(
@@ -278,7 +235,7 @@ class Engine:
         memory: Memory | None = None,
     ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
-        check_top_k(self.top_k, model.config.get_text_config().vocab_size)
+        check_top_k(self.config.top_k, model.config.get_text_config().vocab_size)
         sources, spans = self.sources, None
         if passages or self.needs_context:
             spans = check_spans(context, len(scored))
@@ -292,14 +249,14 @@ class Engine:
         answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
-            "scope": self.scope,
-            "attention": self.attention or attention_of(model),
+            "scope": self.config.scope,
+            "attention": self.config.attention or attention_of(model),
         }
         keys = {
             part: answer_key
             | used.to_dict()
             | {"details": self.details}
-            | ({} if used.source is None else {"context": spans})
+            | ({} if used.source == "all" else {"context": spans})
             for part, used in parts_of.items()
         }
         example = self.journal.get(answer_key)
@@ -351,7 +308,7 @@ class Engine:
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The pass that serves all depths, and what the unmasked model says of the response."""
         start = time.perf_counter()
-        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope, memory)
+        unmasked = run_unmasked(model, scored, prompt_length, layers, self.config.scope, memory)
         tokens = scored[prompt_length:]
         return unmasked, self._own_statistics(model, unmasked.final_hidden, tokens) | {
             "asmi_tokens": tokens.numpy().astype(np.int64),
@@ -398,9 +355,9 @@ class Engine:
         )
         change = Perturbation(used.perturbation, used.dose, used.seed)
         own: dict[str, np.ndarray] = {}
-        if used.source is None:
+        if used.source == "all":
             subnetworks = run_subnetworks(
-                model, unmasked, used.layer, masks, self.memory_budget, change
+                model, unmasked, used.layer, masks, self.config.memory_budget, change
             )
         else:
             assert spans is not None
@@ -410,7 +367,9 @@ class Engine:
             change = replace(change, edit=without_part(part.heads))
             # One row more, without this source in any head.
             drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
-            every = run_subnetworks(model, unmasked, used.layer, drawn, self.memory_budget, change)
+            every = run_subnetworks(
+                model, unmasked, used.layer, drawn, self.config.memory_budget, change
+            )
             subnetworks = every.first(len(masks))
             own = {
                 "asmi_source_attention": _numpy(part.attention.double().mean(0)),
@@ -429,7 +388,7 @@ class Engine:
 
     def _seeding(self, prompt_length: int) -> int | None:
         """How many of the tokens the masks follow from; None for all."""
-        return prompt_length if self.seeded_by == "prompt" else None
+        return prompt_length if self.config.seeded_by == "prompt" else None
 
     def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "Writing":
         """Score an answer while it is written, in the scope "response"; depth by the first.
@@ -440,12 +399,16 @@ class Engine:
             NotImplementedError, RuntimeError: see `steps_of`.
             ValueError: settings that need the finished answer.
         """
-        if self.scope != "response" or self.seeded_by != "prompt" or self.sources != ("all",):
+        if (
+            self.config.scope != "response"
+            or self.config.seeded_by != "prompt"
+            or self.sources != ("all",)
+        ):
             raise ValueError(
                 "an answer is scored while it is written in the scope 'response', with masks "
                 "seeded by the 'prompt', without a source"
             )
-        check_top_k(self.top_k, model.config.get_text_config().vocab_size)
+        check_top_k(self.config.top_k, model.config.get_text_config().vocab_size)
         used = self.settings(model, self.depths[0])
         start = time.perf_counter()
         seed, masks = maths.example_masks(
@@ -476,7 +439,7 @@ class Engine:
         weight = unembedding(model)
         distinct, positions = subnetworks.hidden.shape[:2]
         per_position, per_row = reduction_bytes(distinct, used.top_k, weight)
-        budget = self.memory_budget or default_budget(weight.device)
+        budget = self.config.memory_budget or default_budget(weight.device)
         union = min(distinct * used.top_k, len(weight))
         # Where the kernel of a single position is too large, it is made some rows at a time.
         rows = max(1, min(union, int(budget - per_position) // per_row))
@@ -522,7 +485,7 @@ class Engine:
     def _at_once(self, model: PreTrainedModel, device: torch.device) -> int:
         """How many distributions to work on together."""
         vocabulary = model.config.get_text_config().vocab_size
-        return int(self.memory_budget or default_budget(device)) // (32 * vocabulary)
+        return int(self.config.memory_budget or default_budget(device)) // (32 * vocabulary)
 
     def _reduce(
         self,
@@ -535,8 +498,8 @@ class Engine:
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
-        by_rank = maths.ranked(log_probs, max(self.top_k, *COVERAGE_AT))
-        support = maths.union_support(log_probs, self.top_k, by_rank)
+        by_rank = maths.ranked(log_probs, max(self.config.top_k, *COVERAGE_AT))
+        support = maths.union_support(log_probs, self.config.top_k, by_rank)
         found = maths.disagreement(support, counts)
         coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {

@@ -23,4 +23,5 @@ def load(
         OSError: no such model here, in the cache or on the hub.
         TypeError, ValueError: as `Scorer`; or no such dtype.
     """
-    return Scorer(*load_named(model, gguf_file, dtype, device_map), **settings)
+    loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
+    return Scorer(loaded, tokenizer=tokenizer, **settings)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lm_polygraph_asmi.config import TOKENS, came, check_one_of
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.validation import TOKENS, came, check_one_of
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer

@@ -27,6 +27,7 @@ from lm_polygraph_asmi.analysis.choice import (
     matched_pairs,
 )
 from lm_polygraph_asmi.analysis.heads import head_criticality
+from lm_polygraph_asmi.config import check_at_least_one, check_whole
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
@@ -45,7 +46,6 @@ from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import Run, load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
-from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10
 """Of random heads, for each token and number."""

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,9 @@ from lm_polygraph_asmi.analysis.calibration import (
 from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
+from lm_polygraph_asmi.config import BETA, SCORE_KEY, TAU, VARIANTS, ASMIConfig
 from lm_polygraph_asmi.saved.aggregation import MEAN, aggregated_by
-from lm_polygraph_asmi.saved.names import ABSENT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,17 +40,8 @@ ANEW = (
 )
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
-UNNAMED = ABSENT | {"aggregation": MEAN}
-"""What settings mean that do not name these, as those of older references."""
-COMPARED = (
-    "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer", *UNNAMED,
-)  # fmt: skip
+COMPARED = (*SCORE_KEY, "layer", "weights", "tokenizer")
 """Settings that make a score another one; compared where both sides know them."""
-NEEDED = (
-    "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
-)  # fmt: skip
-"""Settings without which nobody knows what a reference is of."""
 NOT_RECORDED = "not recorded"
 """In place of a model's name, where a run has no manifest."""
 USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
@@ -130,16 +120,13 @@ class Reference:
     def read(
         cls,
         path: str | Path,
-        variant: str = "sem",
-        depth: float = 0.6,
-        source: str = "all",
-        aggregation: str = MEAN,
+        config: ASMIConfig | None = None,
     ) -> "Reference":
         """A saved reference (.json), or one made of a run (manager file or folder) or of rows.
 
         Args:
             path: rows end in .jsonl, see `from_spans`.
-            variant, depth, source, aggregation: which score of a run.
+            config: its variant, depth, source and aggregation say which score of a run.
 
         Raises:
             FileNotFoundError: nothing there.
@@ -153,20 +140,17 @@ class Reference:
             return cls.from_spans(path)
         if path.suffix == ".json":
             return cls.load(path)
-        return cls.from_run(path, variant, depth, source, aggregation)
+        return cls.from_run(path, config)
 
     @classmethod
     def from_run(
         cls,
         path: str | Path,
-        variant: str = "sem",
-        depth: float = 0.6,
-        source: str = "all",
-        aggregation: str = MEAN,
+        config: ASMIConfig | None = None,
         metric: str | None = None,
     ) -> "Reference":
-        """Fit on all answers of a finished run with finite scores. Arguments as for `score`;
-        `metric` judges the answers, None: AlignScore, or the first one the run has.
+        """Fit on all answers of a finished run with finite scores. Arguments as for
+        `read`; `metric` labels the answers, None: AlignScore, or the first one the run has.
 
         Raises:
             FileNotFoundError: no such run.
@@ -175,11 +159,13 @@ class Reference:
         """
         from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
 
+        asked = config or ASMIConfig()
+        depth, source, aggregation = asked.depth, asked.source, asked.aggregation
         cell, *others = load_cells([path], metric, depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
         cell = with_source(cell, source, aggregation)
-        symbol = VARIANTS[variant]
+        symbol = VARIANTS[asked.variant]
         if not same_depth(cell.depth, depth) or symbol not in cell.variants:
             raise ValueError(
                 f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, aggregation "
@@ -203,7 +189,9 @@ class Reference:
             method=method,
             model=str(cell.run.recorded("model").get("path") or NOT_RECORDED),
             judged_by=cell.metric,
-            settings=(cell.settings() or {}) | {"variant": variant} | _own_settings(cell, method),
+            settings=(cell.settings() or {})
+            | {"variant": asked.variant}
+            | _own_settings(cell, method),
             masking_response=None
             if cell.mi_tokens is None
             else float(np.concatenate(cell.mi_tokens).mean()),
@@ -350,6 +338,15 @@ class Reference:
             raise ValueError(f"{path} is not a saved reference: {error!r}") from error
 
     @property
+    def config(self) -> ASMIConfig:
+        """The settings of its scores, for answers that are to be compared with them."""
+        known = {own.name for own in fields(ASMIConfig)}
+        used = {name: value for name, value in self.settings.items() if name in known}
+        if "stop" in used:
+            used["stop"] = tuple(used["stop"])
+        return ASMIConfig(**used)
+
+    @property
     def identity(self) -> str:
         """What tells its verdicts and decisions from another's."""
         return self.ground if self.decision is None else f"{self.ground}; {self.decision}"
@@ -361,17 +358,15 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
-        own, other = UNNAMED | self.settings, UNNAMED | settings
+        own, other = self.settings, settings
         found = [
             FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
             for name in COMPARED
             if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
-        lacking = [name for name in NEEDED if name not in self.settings]
-        if here and there == NOT_RECORDED:
-            lacking.append("model")
-        elif there and here and there != here:
+        lacking = ["model"] if here and there == NOT_RECORDED else []
+        if not lacking and there and here and there != here:
             found.append(f"model {there} there, {here} here")
         if lacking:
             found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
@@ -575,10 +570,7 @@ def _interval(bounds: Sequence[float | None]) -> Interval:
 
 def of_answers_and_parts(
     given: "Reference | str | Path | Sequence[Reference | str | Path] | None",
-    variant: str,
-    depth: float,
-    source: str = "all",
-    aggregation: str = MEAN,
+    config: ASMIConfig | None = None,
 ) -> tuple[Reference | None, Reference | None]:
     """The reference of answers and that of parts; None for each that was not given.
 
@@ -598,7 +590,7 @@ def of_answers_and_parts(
             )
         read = one
         if not isinstance(read, Reference):
-            read = Reference.read(read, variant, depth, source, aggregation)
+            read = Reference.read(read, config)
         if read.unit in found:
             raise ValueError(
                 f"two references of {read.unit}, {found[read.unit].name} and {read.name}: give "

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
+from lm_polygraph_asmi.config import VARIANTS
 from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate, aggregated_by
 from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
@@ -27,7 +28,6 @@ from lm_polygraph_asmi.scoring.page import (
     visible,
 )
 from lm_polygraph_asmi.scoring.reference import Reference
-from lm_polygraph_asmi.validation import VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lm_polygraph_asmi.config import came
 from lm_polygraph_asmi.scoring.many import FIELDS
 from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
-from lm_polygraph_asmi.validation import came
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer

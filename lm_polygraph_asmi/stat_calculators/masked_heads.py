@@ -1,19 +1,19 @@
 """The stat calculator behind all three estimators: the engine, for LM-Polygraph's runner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
+from lm_polygraph_asmi.config import check_context_regex
 from lm_polygraph_asmi.host.context import context_span
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.saved.names import masked_head_stats, require
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
-from lm_polygraph_asmi.validation import check_context_regex
 
 
 class MaskedHeadsCalculator(StatCalculator):
@@ -24,17 +24,35 @@ class MaskedHeadsCalculator(StatCalculator):
 
     Args:
         context_regex: for sources other than "all": its first group is the context in a prompt.
-        **settings: of `scoring.engine.Engine`: depths, num_masks, mask_rate, top_k, mask_sampler,
-            scope, source, without_context, seed, attention, memory_budget, details, journal.
+        depths: of the masked layers; empty: the setting `depth`.
+        source: what masked heads lose; or several, scored with the same masks.
+        without_context, details, journal: of `scoring.engine.Engine`.
+        **settings: of `config.ASMIConfig`.
 
     Raises:
         TypeError: a setting there is not.
         ValueError: one out of range; a source other than "all" without `context_regex`.
     """
 
-    def __init__(self, context_regex: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        context_regex: str | None = None,
+        depths: Sequence[float] = (),
+        source: str | Sequence[str] = "all",
+        without_context: bool = False,
+        details: bool = False,
+        journal: str | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__()
-        self.engine = Engine(**settings)
+        self.engine = Engine(
+            depths=depths,
+            sources=source,
+            without_context=without_context,
+            details=details,
+            journal=journal,
+            **settings,
+        )
         self.context_regex = context_regex
         check_context_regex(self.engine.needs_context, context_regex)
 

@@ -10,11 +10,9 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
 from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.config import SCORE_KEY, ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.saved.names import DIVERSITY, masked_head_stats
-
-OPTIONS = ("attention", "memory_budget", "journal", "details", "context_regex", "without_context")
-"""Settings of the masked-heads calculator that are not read from the estimators."""
 
 
 def available_stat_calculators(
@@ -32,7 +30,7 @@ def available_stat_calculators(
             attention.
         sentence_claims: whether claims, for estimators of that level, are sentences; else
             LM-Polygraph's extractor asks a chat model for them.
-        **options: further settings of the masked-heads calculator, of `OPTIONS`.
+        **options: of `MaskedHeadsCalculator`, but for settings that are part of a score.
 
     Raises:
         ValueError: estimators of this plugin with different settings, which one calculator cannot
@@ -44,23 +42,19 @@ def available_stat_calculators(
         >>> "MaskedHeadsCalculator" in {calculator.name for calculator in found}
         True
     """
-    unknown = sorted(set(options) - set(OPTIONS))
-    if unknown:
-        raise ValueError(
-            f"options are {', '.join(OPTIONS)}; got {', '.join(unknown)}. Depths and all that is "
-            "part of a score are settings of the estimators"
-        )
+    if of_score := sorted({*options} & {*SCORE_KEY}):
+        raise ValueError(f"{', '.join(of_score)}: part of a score, so a setting of the estimators")
     ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
-    settings = [estimator.expected for estimator in ours]
+    settings = [e.config.mask_settings for e in ours] or [ASMIConfig().mask_settings]
     if any(other != settings[0] for other in settings):
         raise ValueError(
             f"the estimators {', '.join(map(str, ours))} have different settings besides their "
             "depth and source: one manager serves one S, p, K, sampler, scope and seed. Use "
             "several managers"
         )
-    depths = sorted({estimator.depth for estimator in ours}) or [0.6]
-    sources = list(dict.fromkeys(estimator.source for estimator in ours)) or ["all"]
-    config = {"depths": depths, **(settings[0] if settings else {}), "source": sources, **options}
+    depths = sorted({e.config.depth for e in ours}) or [ASMIConfig().depth]
+    sources = list(dict.fromkeys(e.config.source for e in ours)) or ["all"]
+    config = {"depths": depths, **settings[0], "source": sources, **options}
     masked_heads = StatCalculatorContainer(
         name="MaskedHeadsCalculator",
         builder="lm_polygraph_asmi.stat_calculators.masked_heads",

@@ -16,6 +16,9 @@ USED = {
     "mask_sampler": "bernoulli",
     "scope": "all",
     "seed": 0,
+    "seeded_by": "answer",
+    "perturbation": "heads",
+    "dose": None,
     "num_heads": 32,
 }
 MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     family_of,
@@ -25,7 +26,6 @@ from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.validation import SCOPES
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 

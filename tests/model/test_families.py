@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.model import (
     FAMILIES,
@@ -19,7 +20,6 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     target_layer,
 )
-from lm_polygraph_asmi.validation import MASK_SAMPLERS, SCOPES
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     layer_at,
@@ -22,7 +23,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layers import heads_width
 from lm_polygraph_asmi.saved.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.families import tiny_model
 from tests.registry import tiny_class

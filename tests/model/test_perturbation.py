@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from lm_polygraph_asmi.config import PERTURBATIONS, SCOPES
 from lm_polygraph_asmi.model import (
     Perturbation,
     check,
@@ -22,7 +23,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layers import decoder_layers, down_projection, output_projection
 from lm_polygraph_asmi.model.perturbation import ARMS, Masking
 from lm_polygraph_asmi.model.suffix import ways
-from lm_polygraph_asmi.validation import PERTURBATIONS, SCOPES
 from tests import arms
 from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
 from tests.registry import tiny_class

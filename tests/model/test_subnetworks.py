@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     FAMILIES,
@@ -19,7 +20,6 @@ from lm_polygraph_asmi.model import (
     suffix,
 )
 from lm_polygraph_asmi.model.layer_call import LayerCall
-from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model

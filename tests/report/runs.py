@@ -70,6 +70,8 @@ def content(
                     "depth": depth / 100, "layer": 3, "num_layers": 6, "num_heads": 8,
                     "num_masks": MASKS, "mask_rate": 0.1, "top_k": top_k, "scope": "all",
                     "mask_sampler": "bernoulli", "seed": mask_seed, "attention": "sdpa",
+                    "requested_layer": None, "source": "all", "perturbation": "heads",
+                    "dose": None, "seeded_by": "answer",
                 }
             ] * n,
         }  # fmt: skip

@@ -120,6 +120,8 @@ def cell(
                     "depth": depth / 100, "layer": 20, "num_layers": 36, "num_heads": 32,
                     "num_masks": 40, "mask_rate": 0.15, "top_k": 64, "scope": "all",
                     "mask_sampler": "bernoulli", "seed": 0, "attention": "sdpa",
+                    "requested_layer": None, "source": "all", "perturbation": "heads",
+                    "dose": None, "seeded_by": "answer",
                 }
             ] * n,
         }  # fmt: skip

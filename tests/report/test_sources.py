@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report.exhibit import Gap
 from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import load_cells, variant
@@ -106,7 +107,9 @@ def test_the_score_of_all_is_the_operating_one(run):
 
 
 def test_a_reference_is_of_one_source(run):
-    of_all, of_context = (Reference.from_run(run, source=s) for s in ("all", "context"))
+    of_all, of_context = (
+        Reference.from_run(run, ASMIConfig(source=s, scope="response")) for s in ("all", "context")
+    )
     assert of_context.method == SCORED.format(", source=context")
     assert of_context.settings["source"] == "context"
     assert 0.09 < of_context.masking_response < 0.2 < of_all.masking_response
@@ -115,4 +118,4 @@ def test_a_reference_is_of_one_source(run):
     (other,) = of_all.other_settings(used)
     assert other == "source all there, context here"
     with pytest.raises(ValueError, match="no score ASMI at depth 60%, source context"):
-        Reference.from_run(run, "asmi", source="context")
+        Reference.from_run(run, ASMIConfig(variant="asmi", source="context", scope="response"))

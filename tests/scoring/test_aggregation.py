@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
 from lm_polygraph_asmi.commands.reference import reference as reference_command
+from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
 from lm_polygraph_asmi.scoring import Reference, Score
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.comparing import compare_files
-from lm_polygraph_asmi.validation import AGGREGATIONS
 from tests import reference
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -29,7 +29,7 @@ KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
 def scored(model, tokenizer):
     return {
         (variant, aggregation): Scorer(
-            model, tokenizer, variant=variant, aggregation=aggregation, **FEW
+            model, tokenizer=tokenizer, variant=variant, aggregation=aggregation, **FEW
         ).score(PROMPT, ANSWER, SAMPLES if variant == "adapt" else None)
         for variant in KINDS
         for aggregation in AGGREGATIONS
@@ -127,7 +127,9 @@ def test_what_a_result_says(scored):
 
 def test_an_older_file_goes_on(model, tokenizer):
     """The paper's mean has the identity that it had; another aggregation is another score."""
-    plain, total = (Scorer(model, tokenizer, aggregation=how).identity for how in ("mean", "sum"))
+    plain, total = (
+        Scorer(model, tokenizer=tokenizer, aggregation=how).identity for how in ("mean", "sum")
+    )
     assert "aggregation" not in plain
     assert total == plain | {"aggregation": "sum"}
 
@@ -146,7 +148,9 @@ def run(tmp_path_factory):
 @pytest.mark.usefixtures("few_resamples")
 def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     path, sums = run
-    of_means, of_sums = (Reference.read(path, aggregation=how) for how in ("mean", "sum"))
+    of_means, of_sums = (
+        Reference.read(path, ASMIConfig(aggregation=how)) for how in ("mean", "sum")
+    )
     assert of_sums.scores == sorted(sums)
     assert of_means.scores != of_sums.scores
     assert of_sums.method == "Sem-ASMI (60%, K=64, aggregation=sum)"
@@ -158,9 +162,9 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     assert of_means.other_settings(unnamed) == []  # saved before there was a choice
     assert replace(of_means, settings=unnamed).other_settings(of_sums.settings) == [said]
     with pytest.raises(ValueError, match="no score Sem-ASMI at depth 60%, source all, aggregation"):
-        Reference.read(path, aggregation="max")
+        Reference.read(path, ASMIConfig(aggregation="max"))
     with pytest.raises(ValueError, match="no score ASMI at"):
-        Reference.read(path, "asmi", aggregation="sum")
+        Reference.read(path, ASMIConfig(variant="asmi", aggregation="sum"))
     # A score with a reference of another aggregation stays silent, and says why.
     judged = replace(scored["sem", "sum"], reference=of_means)
     assert any(said in sentence for sentence in judged.verdict)

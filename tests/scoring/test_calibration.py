@@ -52,7 +52,7 @@ def labelled(n=90):
 
 @pytest.fixture(scope="module")
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer, **SETTINGS)
+    return Scorer(model, tokenizer=tokenizer, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,9 @@ def deciding(reference, score, threshold, signal="perplexity"):
 
 @pytest.fixture(scope="module")
 def again(reference, model, tokenizer):
-    return Scorer(model, tokenizer, **SETTINGS, reference=reference).score(PROMPT, " Brask")
+    return Scorer(model, tokenizer=tokenizer, **SETTINGS, reference=reference).score(
+        PROMPT, " Brask"
+    )
 
 
 def test_accept(reference, again):
@@ -199,7 +201,9 @@ def test_accept(reference, again):
     ids=str,
 )
 def test_another_score_is_refused_by_name(reference, model, tokenizer, other, said):
-    one = Scorer(model, tokenizer, **SETTINGS | other, reference=reference).score(PROMPT, " Brask")
+    one = Scorer(model, tokenizer=tokenizer, **SETTINGS | other, reference=reference).score(
+        PROMPT, " Brask"
+    )
     assert one.accept is one.probability_of_error is one.error_probability is None
     assert said in one.accept_reason
     assert any(said in line for line in one.verdict)
@@ -207,7 +211,7 @@ def test_another_score_is_refused_by_name(reference, model, tokenizer, other, sa
 
 def test_other_weights_tokenizer_and_model_are_refused_by_name(reference, model, tokenizer):
     def reason(some_model, some_tokenizer):
-        made = Scorer(some_model, some_tokenizer, **SETTINGS, reference=reference)
+        made = Scorer(some_model, tokenizer=some_tokenizer, **SETTINGS, reference=reference)
         one = made.score(PROMPT, " Brask")
         assert not one.accept_reason.startswith("No decision") or one.accept is None
         return one.accept_reason
@@ -222,8 +226,8 @@ def test_other_weights_tokenizer_and_model_are_refused_by_name(reference, model,
     turned.chat_template = "{{ messages[0]['content'] }}"
     assert "another tokenizer or chat template there" in reason(model, turned)
     named = replace(reference, model="some/model")
-    one = replace(Scorer(model, tokenizer, **SETTINGS, reference=named).score(PROMPT, " Brask"),
-                  model="another")  # fmt: skip
+    scorer = Scorer(model, tokenizer=tokenizer, **SETTINGS, reference=named)
+    one = replace(scorer.score(PROMPT, " Brask"), model="another")
     assert "model model there, another here" in one.accept_reason
 
 

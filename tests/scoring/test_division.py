@@ -74,7 +74,9 @@ def test_abbreviations_that_may_end_a_sentence(answer, sentences):
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    return score(model, tokenizer, PROMPT, " In Brask. It was né 🪁.\n- 1931", num_masks=6)
+    return score(
+        model, PROMPT, " In Brask. It was né 🪁.\n- 1931", tokenizer=tokenizer, num_masks=6
+    )
 
 
 def test_what_a_part_says(found):
@@ -137,7 +139,7 @@ def test_they_are_shown(found):
 def test_a_short_answer_has_none(model, tokenizer, monkeypatch):
     """And spaCy, which takes a second to import, is not asked."""
     monkeypatch.setitem(sys.modules, "spacy", None)
-    one = score(model, tokenizer, PROMPT, " Brask, $3.50", num_masks=4)
+    one = score(model, PROMPT, " Brask, $3.50", tokenizer=tokenizer, num_masks=4)
     assert len(one.spans) == 1
     assert one.parts == ()
     assert one.to_dict()["spans"] == []

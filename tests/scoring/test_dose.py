@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import PERTURBATIONS
 from lm_polygraph_asmi.estimators import ASMI
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
@@ -26,7 +27,6 @@ from lm_polygraph_asmi.scoring.answers import answers_of
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.dose import DoseSearch, doses_for
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.validation import PERTURBATIONS
 from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
@@ -218,7 +218,7 @@ def test_doses_are_for_the_settings_they_were_matched_at(tmp_path):
     file.write_text(json.dumps({"format": 1, "settings": there, "arms": arms}))
     given = {"perturbation": "mlp", "dose": str(file)}
     engine = Engine(scope="response", num_masks=300, **given)  # more masks, the same effect
-    assert engine.dose == 0.8
+    assert engine.config.dose == 0.8
     for wrong, said in (
         ({"scope": "all"}, "matched at scope response, here it is all"),
         ({"depths": [0.6, 0.9], "scope": "response"}, r"at depth 0\.6, here it is 0\.9"),
@@ -289,7 +289,7 @@ def test_a_dose_of_the_scope_all_is_refused_by_streams_alone(tmp_path):
     arms = {"mlp": {"effect": 0.8, "norm": 0.5}}
     file.write_text(json.dumps({"format": 1, "settings": there, "arms": arms}))
     scorer = Scorer(whitebox(), perturbation="mlp", dose=str(file))
-    assert scorer.engine.dose == 0.8
+    assert scorer.config.dose == 0.8
     with pytest.raises(ValueError, match="matched at scope all, here it is response"):
         scorer.stream("Who?")
 

@@ -9,6 +9,7 @@ import pytest
 
 from lm_polygraph_asmi.analysis.calibration import Step, calibrate
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.scoring import Reference
 from tests.report import runs
 
@@ -38,7 +39,7 @@ def columns(variant="sem"):
 
 @pytest.mark.parametrize("variant", METHODS)
 def test_what_a_run_gives(run, variant):
-    found = Reference.from_run(run, variant)
+    found = Reference.from_run(run, ASMIConfig(variant=variant))
     scores, wrong, stats = columns(variant)
     assert found.method == METHODS[variant]
     assert found.scores == sorted(scores)
@@ -168,14 +169,16 @@ def test_what_a_run_says_of_its_gate(tmp_path):
     saved["estimations"]["sequence", named] = scores
     config = {"generation_params": {"stop_strings": ["\n"]}, "asmi": {"num_samples": 5}}
     about = runs.manifest(60) | {"config": config}
-    found = Reference.from_run(runs.save(tmp_path / "run", saved, about), "adapt")
+    found = Reference.from_run(
+        runs.save(tmp_path / "run", saved, about), ASMIConfig(variant="adapt")
+    )
     own = {"tau": 0.25, "beta": 1e-5, "num_samples": 5, "stop": ["\n"]}
     assert own.items() <= found.settings.items()
     for name, stop, expected in (("none", None, []), ("text", "END", ["END"]),
                                  ("several", ["Q", "\n"], ["\n", "Q"])):  # fmt: skip
         config |= {"generation_params": {"stop_strings": stop}, "asmi": "not ours"}
         other = runs.save(tmp_path / name, runs.content(), about)
-        assert Reference.from_run(other, "adapt").settings["stop"] == expected
+        assert Reference.from_run(other, ASMIConfig(variant="adapt")).settings["stop"] == expected
 
 
 def test_saved_and_loaded(reference, tmp_path):
@@ -197,7 +200,7 @@ def test_saved_and_loaded(reference, tmp_path):
 
 def test_read_takes_runs_too(run, reference):
     assert Reference.read(run) == Reference.read(run.parent) == reference
-    assert Reference.read(run, "asmi").method == METHODS["asmi"]
+    assert Reference.read(run, ASMIConfig(variant="asmi")).method == METHODS["asmi"]
 
 
 @pytest.mark.parametrize(
@@ -236,11 +239,11 @@ def test_runs_that_teach_nothing(tmp_path):
             Reference.from_run(runs.save(tmp_path / kind, saved))
     run = runs.save(tmp_path / "run")
     with pytest.raises(ValueError, match="no score Sem-ASMI at depth 90%"):
-        Reference.from_run(run, depth=0.9)
+        Reference.from_run(run, ASMIConfig(depth=0.9))
     saved = runs.content()
     del saved["estimations"]["sequence", METHODS["adapt"]]
     with pytest.raises(ValueError, match="no score Adapt-ASMI at depth 60%"):
-        Reference.from_run(runs.save(tmp_path / "two variants", saved), "adapt")
+        Reference.from_run(runs.save(tmp_path / "two variants", saved), ASMIConfig(variant="adapt"))
 
 
 def test_a_folder_with_several_runs(tmp_path):

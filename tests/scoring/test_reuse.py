@@ -92,7 +92,7 @@ def test_one_token_and_no_scope_all(passes):
 def test_sequences_of_every_kind(kind):
     """A longer one, one that parts from it early, and one that repeats it; or none is reused."""
     name, overrides, layer, _ = KINDS[kind]
-    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
+    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depth=(layer + 1) / 4.5)
     memory, first = Memory(), sequence(14)
     other = torch.cat([first[:4], sequence(9, seed=8)])
     for ids, prompt in ((first, 9), (sequence(20), 17), (other, 7), (other, 12)):
@@ -173,7 +173,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
 def test_own_answers_of_every_kind(kind, passes):
     """Over their generation's states, or its keys alone, or neither, as the kind allows."""
     name, overrides, layer, _ = KINDS[kind]
-    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
+    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depth=(layer + 1) / 4.5)
     remembers = engine.remembers(model) and kind not in NO_PLAIN_CACHE
     for ids, prompt in ((sequence(14), 9), (sequence(20, seed=1), 12), (sequence(14, seed=2), 9)):
         given = (model, ids[:prompt], ids[prompt:].tolist())

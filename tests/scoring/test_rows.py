@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.loading import load
@@ -50,7 +51,7 @@ def written(path):
 
 @pytest.fixture
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer, max_new_tokens=3)
+    return Scorer(model, tokenizer=tokenizer, max_new_tokens=3)
 
 
 @pytest.fixture
@@ -124,7 +125,9 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
     lines = written(out)
     for number, (line, (_, one, _)) in enumerate(zip(lines, found, strict=True)):
         row = ROWS[number]
-        alone = score(model, tokenizer, row["prompt"], row.get("answer"), max_new_tokens=3)
+        alone = score(
+            model, row["prompt"], row.get("answer"), tokenizer=tokenizer, max_new_tokens=3
+        )
         assert line.items() >= json.loads(json.dumps(one.to_dict())).items()
         assert float(alone) == line["score"]
         assert (line["row"], line["prompt"]) == (number, row["prompt"])
@@ -150,10 +153,12 @@ def test_parts_of_a_row(scorer, tmp_path):
 
 
 def test_samples_of_a_row(model, tokenizer):
-    scorer = Scorer(model, tokenizer, variant="adapt")
+    scorer = Scorer(model, tokenizer=tokenizer, variant="adapt")
     row = Row(0, {"prompt": PROMPT, "answer": [5], "samples": [" a", " Brask"]})
     ((_, found, _),) = score_rows(scorer, [row])
-    expected = score(model, tokenizer, PROMPT, [5], samples=[" a", " Brask"], variant="adapt")
+    expected = score(
+        model, PROMPT, [5], tokenizer=tokenizer, samples=[" a", " Brask"], variant="adapt"
+    )
     assert float(found) == float(expected)
 
 
@@ -243,7 +248,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\n$"
     assert re.search(said, done.stdout)
     assert [line["row"] for line in written(out)] == [1, 3, 4]
-    expected = score(model, tokenizer, PROMPT, " Brask", depth=0.9)
+    expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
     assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
     assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
     # Again, mended: only what is missing is scored.
@@ -263,7 +268,7 @@ def test_command_that_streams(command, model, tokenizer, tmp_path):
     streamed = command(source, "--stream", "--scope", "response", "--html", page)
     assert streamed.exit_code == 0, streamed.output
     expected = score(
-        model, tokenizer, PROMPT, scope="response", max_new_tokens=3, seeded_by="prompt"
+        model, PROMPT, tokenizer=tokenizer, scope="response", max_new_tokens=3, seeded_by="prompt"
     )
     assert streamed.stdout.startswith(visible("".join(token.text for token in expected.tokens)))
     assert f"Sem-ASMI: {float(expected):.4f} nats" in streamed.stdout
@@ -302,7 +307,7 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, tol
         (["--out", "scored/", "--actors", "2"], "--actors: for --engine ray"),
         (["--block-rows", "9"], "--block-rows: for a folder of blocks"),
         (["--engine", "ray"], "--engine: for a folder of blocks"),
-        (["--stream", "--scope", "response", "--source", "context"], "leave it out"),
+        (["--stream", "--scope", "response", "--source", "context"], "scored with source='all'"),
     ],
 )
 def test_command_refuses_options_that_would_go_unheard(command, tmp_path, given, said):
@@ -332,12 +337,14 @@ def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
     source.write_text(PROMPT + "\n")
     done = command("--prompt-file", source, "--answer", " Brask", "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
-    expected = score(model, tokenizer, PROMPT, " Brask")
+    expected = score(model, PROMPT, " Brask", tokenizer=tokenizer)
     assert f"Sem-ASMI: {float(expected):.4f} nats" in done.stdout
     assert "No verdict" in done.stdout
     assert " Brask" in (tmp_path / "page.html").read_text(encoding="utf-8")
     plain = command("--prompt-file", source, "--variant", "asmi", "--scope", "response")
-    expected = score(model, tokenizer, PROMPT, variant="asmi", scope="response", max_new_tokens=3)
+    expected = score(
+        model, PROMPT, tokenizer=tokenizer, variant="asmi", scope="response", max_new_tokens=3
+    )
     assert f"\nASMI: {float(expected):.4f} nats" in "\n" + plain.stdout
     stopped = command("--prompt-file", source, "--answer", " Brask", "--stop", "\\n", "--out",
                       tmp_path / "out.jsonl")  # fmt: skip
@@ -358,7 +365,7 @@ def test_command_with_a_chat_template(command, tmp_path):
         tokenizer.chat_template = CHAT
         tokenizer.save_pretrained(tmp_path / "chat")
         messages = [{"role": "user", "content": PROMPT}]
-        expected = score(whitebox.model, tokenizer, messages, " Brask")
+        expected = score(whitebox.model, messages, " Brask", tokenizer=tokenizer)
     finally:
         tokenizer.chat_template = None
     out = tmp_path / "out.jsonl"
@@ -423,7 +430,7 @@ def test_command_that_saves_a_reference(tmp_path):
         words = ["reference", str(run), "--variant", variant, "--out", str(out)]
         done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
         assert done.exit_code == 0, done.output
-        expected = Reference.from_run(run, variant)
+        expected = Reference.from_run(run, ASMIConfig(variant=variant))
         assert Reference.load(out) == expected
         assert expected.ground in done.stdout
     for words, message in (
@@ -500,15 +507,14 @@ def test_commands_with_labelled_parts(command, tmp_path):
     assert (expected.n, expected.errors, expected.clusters) == (8, 2, 4)
     prompt, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
     prompt.write_text(PROMPT)
-    answers = runs.save(tmp_path / "run")
     arguments = ["--prompt-file", prompt, "--answer", " In. It.", "--out", out]
-    done = command(*arguments, "--reference", saved, "--reference", answers)
+    done = command(*arguments, "--reference", saved)
     assert done.exit_code == 0, done.output
     (line,) = written(out)
-    assert (line["span_reference"], line["reference"]) == ("scored.jsonl", "tiny model, squad")
+    assert (line["span_reference"], line["reference"]) == ("scored.jsonl", None)
     assert {part["validated"] for part in line["spans"]} == {expected.ranks}
     assert expected.ground in " ".join(done.stdout.split())
-    again = command(*arguments, "--reference", saved, "--reference", answers)
+    again = command(*arguments, "--reference", saved)
     assert again.stdout.rstrip().endswith(f"1 were in {out} already.")
     twice = command(*arguments, "--reference", saved, "--reference", scored)
     assert "two references of parts" in twice.stderr
@@ -518,7 +524,7 @@ def test_load(folder):
     assert load(str(folder)).model.dtype == torch.float32
     scorer = load(str(folder), dtype="bfloat16", variant="asmi", seed=3)
     assert scorer.model.dtype == torch.bfloat16
-    assert (scorer.variant, scorer.engine.seed) == ("asmi", 3)
+    assert (scorer.config.variant, scorer.config.seed) == ("asmi", 3)
     assert not scorer.model.training
     assert len(scorer.score(PROMPT, " Brask").tokens) > 1
 
@@ -531,7 +537,7 @@ def test_rows_of_another_input_are_not_mixed(scorer, model, tokenizer, tmp_path)
     with pytest.raises(ValueError, match="holds a row 0 of another input"):
         list(score_rows(scorer, other, out))
     with pytest.raises(ValueError, match="another model or other settings"):
-        list(score_rows(Scorer(model, tokenizer, variant="asmi"), rows, out))
+        list(score_rows(Scorer(model, tokenizer=tokenizer, variant="asmi"), rows, out))
 
 
 def test_an_answer_of_another_type(scorer):
@@ -549,8 +555,8 @@ def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
     assert rows_left(scorer, rows, out) == []
     for other, changed in (
         (scorer, [Row(0, {"prompt": PROMPT, "answer": " 1931"})]),
-        (Scorer(model, tokenizer, max_new_tokens=3, stop="\n"), rows),
-        (Scorer(model, tokenizer, max_new_tokens=3, seed=1), rows),
+        (Scorer(model, tokenizer=tokenizer, max_new_tokens=3, stop="\n"), rows),
+        (Scorer(model, tokenizer=tokenizer, max_new_tokens=3, seed=1), rows),
     ):
         with pytest.raises(ValueError, match="of another input"):
             rows_left(other, changed, out)

@@ -37,7 +37,7 @@ def example(host):
 
 @pytest.fixture(scope="module")
 def by_source(example):
-    engine = Engine(scope="response", source=["all", "context", "elsewhere"], details=True, **FEW)
+    engine = Engine(scope="response", sources=["all", "context", "elsewhere"], details=True, **FEW)
     return engine.score(*example, SPANS, passages=True)
 
 
@@ -140,7 +140,7 @@ def test_journal(example, tmp_path):
     """What was scored without sources serves a run with them; another context is another entry."""
     journal = str(tmp_path / "journal")
     Engine(scope="response", journal=journal, **FEW).score(*example)
-    both = Engine(scope="response", source=["all", "context"], journal=journal, **FEW)
+    both = Engine(scope="response", sources=["all", "context"], journal=journal, **FEW)
     first = both.score(*example, SPANS[:1])
     assert first["asmi_reused_depths"] == 0  # not all of the depth
     again = both.score(*example, SPANS[:1])
@@ -197,7 +197,7 @@ def found(host):
 def test_a_score_names_what_it_hangs_on(host, found):
     assert list(found.sources) == ["passage 1", "passage 2", "context", "elsewhere"]
     assert [source.text for source in found.sources.values()] == [*FACTS, None, None]
-    engine = Engine(scope="response", source=["all", "context", "elsewhere"], num_masks=6,
+    engine = Engine(scope="response", sources=["all", "context", "elsewhere"], num_masks=6,
                     mask_rate=0.4)  # fmt: skip
     prompt = tokenizer()(PROMPT, return_tensors="pt")["input_ids"][0]
     spans = [p.tokens for p in passages_of(tokenizer(), PROMPT, PROMPT, prompt.tolist(), FACTS)]
@@ -233,7 +233,7 @@ def test_the_score_of_a_source(host, found):
     with pytest.raises(ValueError, match="source 'context' needs to know the context"):
         score(host, PROMPT, ANSWER, source="context", **given)
     with pytest.raises(ValueError, match="source must name one source"):
-        Scorer(host, source=["all", "context"], scope="response")
+        Scorer(host, sources=["all", "context"], scope="response")
     plain, named = (Scorer(host, scope="response", **own).identity
                     for own in ({}, {"source": "context"}))  # fmt: skip
     assert named == plain | {"source": "context"}
@@ -293,7 +293,7 @@ def test_passages_of_a_chat(host):
     few = {"num_masks": 3, "mask_rate": 0.4}
 
     def texts(context):
-        result = score(host.model, chat, messages, ANSWER, context=context, **few)
+        result = score(host.model, messages, ANSWER, tokenizer=chat, context=context, **few)
         return [s.text for s in result.sources.values() if s.text is not None]
 
     assert texts((0, 1)) == [FACTS[1]]
@@ -335,11 +335,3 @@ def test_messages_may_say_what_others_say():
         starts(FACTS[0])
     with pytest.raises(ValueError, match="message 2 is the answer"):
         starts(2)
-
-
-def test_many_prompts_have_a_context_each(host):
-    both = score(host, [PROMPT, PROMPT], [ANSWER, ANSWER], context=[FACTS, None],
-                 num_masks=3, mask_rate=0.4)  # fmt: skip
-    assert [result.sources is None for result in both] == [False, True]
-    with pytest.raises(ValueError, match="2 prompts, but 1 in context"):
-        score(host, [PROMPT, PROMPT], context=[FACTS])

@@ -65,7 +65,7 @@ def test_every_kind(kind, attention):
     settings = {**SMALL, "seeded_by": "prompt", "attention": attention}
     model, ids = tiny_class(name, **overrides), sequence(20)
     engine = Engine(
-        **settings, depths=(layer + 1) / 4.5, top_k=model.get_output_embeddings().out_features
+        **settings, depth=(layer + 1) / 4.5, top_k=model.get_output_embeddings().out_features
     )
     with scoring_session(model, attention):
         writing = engine.write(model, ids[:11])
@@ -137,7 +137,7 @@ def test_chat_prompts():
         equal(tiny, [{"role": "user", "content": PROMPT}], max_new_tokens=4)
         chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         with pytest.raises(ValueError, match="leave the message out"):
-            stream(tiny, chat)
+            stream(tiny, tokenizer=chat)
     finally:
         tiny.tokenizer.chat_template = None
 

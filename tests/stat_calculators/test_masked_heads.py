@@ -8,11 +8,11 @@ import transformers
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES
 from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
 from lm_polygraph_asmi.saved.names import masked_head_stats
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
-from lm_polygraph_asmi.validation import MASK_SAMPLERS, SCOPES
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]

@@ -12,7 +12,6 @@ from importlib.metadata import metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
 
 import click
 import pytest
@@ -26,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.model import FAMILIES
 from lm_polygraph_asmi.saved import names
 from tests.pages import (
     DOCS,
@@ -81,9 +79,8 @@ def test_python_runs(page, tmp_path, monkeypatch):
     save(tmp_path / "RUN")
     (tmp_path / "docs").symlink_to(DOCS)  # what a page says of the evidence
     monkeypatch.chdir(tmp_path)
-    with patch.dict(FAMILIES):  # two pages add to them
-        for example in python(page):
-            example.evaluate()
+    for example in python(page):
+        example.evaluate()
 
 
 TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash")
@@ -355,9 +352,8 @@ def smollm2(request):
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_examples_in_docstrings_run(file, place, monkeypatch):
     monkeypatch.chdir(place)
-    with patch.dict(FAMILIES):
-        for example in DOCSTRINGS.parse(file):
-            example.evaluate()
+    for example in DOCSTRINGS.parse(file):
+        example.evaluate()
 
 
 def shown(docstring: str | None) -> list[doctest.Example]:
@@ -370,7 +366,7 @@ def test_every_public_name_has_an_example(room):
     public = importlib.import_module(f"lm_polygraph_asmi{room}")
     things = {name: getattr(public, name) for name in public.__all__}
     told = {name: thing for name, thing in things.items() if callable(thing)}
-    assert things.keys() - told.keys() <= {"__version__", "FAMILIES"}
+    assert things.keys() - told.keys() <= {"__version__"}
     assert told
     seen = ""
     for name, thing in told.items():

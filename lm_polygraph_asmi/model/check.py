@@ -32,7 +32,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import coarsest, execution_device
 from lm_polygraph_asmi.model.layer_call import MASKABLE
-from lm_polygraph_asmi.model.layers import num_heads
 from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
@@ -494,35 +493,3 @@ def difference(
     if excess is not None:
         excess = _excess(found, coarsest(model), _rounding(model, unmasked))
     return excess
-
-
-def check_replay(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> None:
-    """Raise unless the cheapest way, with all heads kept, reproduces the model's own logits.
-
-    `run_subnetworks` checks more, and by itself. Call it inside `scoring_session`.
-
-    Raises:
-        RuntimeError: the two differ by more than rounding.
-
-    Example:
-        >>> from lm_polygraph_asmi.model import run_unmasked
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     check_replay(model, unmasked, 2)
-        ...     _ = unmasked.targets[2].hidden.mul_(-1)  # no longer what entered the layer
-        ...     check_replay(model, unmasked, 2)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        RuntimeError: replaying LlamaForCausalLM from layer 2 changes its distributions: ...
-    """
-    way = next(ways(model, unmasked, layer))
-    keep_all = torch.ones(2, num_heads(model, layer))
-    found = _differences(model, unmasked, layer, keep_all, 2, way, WITHOUT_HEADS)
-    excess = _excess(found, coarsest(model))
-    if excess is not None:
-        raise RuntimeError(
-            f"replaying {type(model).__name__} from layer {layer} changes its distributions: "
-            f"{excess}. A model that computes a row otherwise "
-            "in another batch, as dynamic quantisation does, cannot be scored; else its entry in "
-            "lm_polygraph_asmi.model.FAMILIES does not fit this model or this transformers "
-            "release: please report it"
-        )

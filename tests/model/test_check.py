@@ -683,7 +683,7 @@ def test_an_edit_is_told_places_in_the_whole_sequence(monkeypatch):
                 way.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
                 for way in suffix.ways(model, unmasked, 2)
             ]
-            assert len(found) == (4 if scope == "all" else 5)
+            assert len(found) == 4
             for states in found[1:]:
                 torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
 

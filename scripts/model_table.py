@@ -400,11 +400,14 @@ def _cell(verdict: Verdict, scope: str) -> str:
     help="Verdicts, a line each as they are made; what stands there is not asked again.",
 )
 @click.option("--full", is_flag=True, help="Say what was compared.")
-def main(names: tuple[str, ...], out: Path | None, journal: Path | None, full: bool) -> None:
+@click.option("--threads", default=1, show_default=True, help="Threads of torch.")
+def main(
+    names: tuple[str, ...], out: Path | None, journal: Path | None, full: bool, threads: int
+) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     logging.getLogger("lm_polygraph").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     chosen = [row for row in classes() if not names or row[0] in names]
     lines = journal.read_text().splitlines() if journal and journal.exists() else []
     made = {verdict.name: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}

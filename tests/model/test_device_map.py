@@ -30,6 +30,7 @@ from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
+from tests.rounding import allowed
 
 FAMILIES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 RESPONSES = [[5], [7, 9, 11], [4, 4]]
@@ -104,13 +105,12 @@ def family(request: pytest.FixtureRequest) -> tuple[str, dict[str, Tensor]]:
 
 
 def check_scores(model: PreTrainedModel, input_ids: Tensor, expected: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        model(input_ids=input_ids[None])  # tied weights move at accelerate's first call
+    most = allowed(model, input_ids)  # and tied weights move at accelerate's first call
     before = state(model)
     found = scores(model, input_ids)
     assert state(model) == before
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0, msg=name)
+        torch.testing.assert_close(found[name], value, atol=most, rtol=0, msg=name)
     # The weights that accelerate goes on with are ordinary ones, gradients included.
     model(input_ids=input_ids[None]).logits.sum().backward()
 

@@ -20,6 +20,7 @@ from lm_polygraph_asmi.model.layer_call import LayerCall
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
+from tests.rounding import allowed
 
 
 def masks(num_masks: int = 12) -> torch.Tensor:
@@ -67,7 +68,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monk
 
     monkeypatch.setattr(subnetworks, "run_suffix", scarce)
     in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
-    torch.testing.assert_close(in_pieces, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(in_pieces, whole, atol=allowed(llama, input_ids), rtol=0)
     assert sizes[0] > 2
     # Nothing that succeeded was run again.
     assert sum(size for size in sizes if size <= 2) == len(masks().unique(dim=0))
@@ -171,7 +172,7 @@ def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
     slow = reference.subnetwork_log_probs(
         model, "model.layers.2.self_attn.o_proj", 1, input_ids, PROMPT_LENGTH, masks(), scope
     )
-    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(model, input_ids), rtol=0)
     assert hooks_of(model) == len(handles)
 
 
@@ -186,14 +187,17 @@ def test_hooks_may_act_at_some_positions_alone(layer, scope):
         return hidden
 
     model = tiny_model("llama")
+    texts = [
+        torch.randint(3, 61, (n,), generator=torch.Generator().manual_seed(n)) for n in (18, 21)
+    ]
+    most = allowed(model, texts[1])  # before the hook, to which a cache is no sequence
     model.model.layers[layer].register_forward_hook(steer)
-    for prompt, length in ((12, 18), (14, 21)):
-        ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(length))
+    for prompt, ids in zip((12, 14), texts, strict=True):
         fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
         slow = reference.subnetwork_log_probs(
             model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
         )
-        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+        torch.testing.assert_close(fast, slow, atol=most, rtol=0)
 
 
 def layer_compiled(model):
@@ -301,7 +305,7 @@ def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monk
         sizes.clear()
         monkeypatch.setattr(subnetworks, "PACKED_POSITIONS", packed)
         parts = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
-        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+        torch.testing.assert_close(parts, whole, atol=allowed(llama, input_ids), rtol=0)
         assert max(sizes) == expected
 
 
@@ -312,4 +316,4 @@ def test_attention_without_an_explicit_mask_runs_the_last_layer_whole(
     monkeypatch.setattr(suffix, "attention_of", lambda _: "flash_attention_2")
     monkeypatch.setattr(LayerCall, "replay_after", None)  # would hand the layer a mask
     found = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=allowed(llama, input_ids), rtol=0)

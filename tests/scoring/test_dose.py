@@ -62,7 +62,7 @@ def test_doses_match_the_effect_of_heads_to_a_thousandth(search, matched):
         assert search.effect(arm, found["effect"]) == pytest.approx(wanted, rel=1e-3), arm
         if arm != "heads":
             assert found["kl_at_effect"] == pytest.approx(wanted, rel=1e-3)
-            assert found["kl"] == pytest.approx(search.effect(arm), rel=1e-6)
+            assert found["kl"] == pytest.approx(search.effect(arm), rel=1e-3)
     # The test could not fail if all arms did as much as they are.
     assert max(abs(found["kl"] / wanted - 1) for found in matched.values()) > 0.1
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import maths, score
+from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.model import run_unmasked, scoring_session, subnetwork_log_probs
 from lm_polygraph_asmi.model.sources import head_parts
 from lm_polygraph_asmi.saved.names import masked_head_stats
@@ -14,6 +15,7 @@ from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.context import passages_of
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import reference
+from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
 FACTS = ["The ferry Ondine was built in Brask in 1931.", "The blue kites start in the passage."]
@@ -98,8 +100,13 @@ def test_attention_adds_up_and_passages_too(by_source):
 def test_all_is_what_it_is_alone(example, by_source):
     alone = Engine(scope="response", details=True, **FEW).score(*example)
     assert not [name for name in alone if "source" in name]
+    most = allowed(example[0], torch.cat([example[1], torch.tensor(example[2])]))
     for name in set(alone) - {"asmi_seconds", "asmi_reused_depths"}:
-        np.testing.assert_array_equal(alone[name], by_source[name], err_msg=name)
+        own, plain = by_source[name], alone[name]
+        if np.asarray(plain).dtype.kind == "f":
+            np.testing.assert_allclose(own, plain, rtol=0, atol=most, err_msg=name)
+        else:
+            np.testing.assert_array_equal(own, plain, err_msg=name)
 
 
 def test_every_listed_statistic_is_written_and_no_other(example):
@@ -207,18 +214,23 @@ def test_a_score_names_what_it_hangs_on(host, found):
     for source, name in zip(found.sources.values(),
                             ("passage0", "passage1", "context", "elsewhere"),
                             strict=True):  # fmt: skip
-        assert source.mi == pytest.approx(stats[f"asmi_mi_d60_{name}"].mean())
-        assert source.share == float(source) == pytest.approx(source.mi / whole)
+        own = stats[f"asmi_mi_d60_{name}"].mean()
+        assert source.mi == pytest.approx(own, abs=NO_INFORMATION)
+        assert (
+            source.share
+            == float(source)
+            == pytest.approx(source.mi / whole, abs=NO_INFORMATION / whole)
+        )
         assert source.kl == pytest.approx(stats[f"asmi_source_kl_d60_{name}"].mean())
     assert [token.context_share for token in found.tokens] == pytest.approx(
-        stats["asmi_source_share_d60_context"].tolist()
+        stats["asmi_source_share_d60_context"].tolist(), abs=NO_INFORMATION / whole
     )
     assert json.loads(json.dumps(found.to_dict()))["sources"]["passage 2"]["text"] == FACTS[1]
 
 
 def test_the_score_itself_is_what_it_is_without_a_context(host, found):
     plain = score(host, PROMPT, ANSWER, num_masks=6, mask_rate=0.4)
-    assert plain.score == found.score
+    assert plain.score == pytest.approx(found.score, abs=NO_INFORMATION)
     assert plain.sources is None
     assert plain.tokens[0].context_share is None
     assert plain.settings == found.settings

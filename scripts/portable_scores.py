@@ -13,10 +13,10 @@ import click
 import numpy as np
 import torch
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.runs.rows import spread
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, prompt_of, read_squad
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.validation import SCOPES
 
 PATH = click.Path(path_type=Path)
 

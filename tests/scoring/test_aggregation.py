@@ -14,7 +14,6 @@ from lm_polygraph_asmi.commands.reference import reference as reference_command
 from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
 from lm_polygraph_asmi.scoring import Reference, Score
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.scoring.comparing import compare_files
 from tests import reference
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -174,17 +173,3 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     )
     assert done.exit_code == 0, done.output
     assert Reference.load(out) == of_sums
-
-
-def test_compared_files_say_so(scored, tmp_path):
-    files = []
-    for how in ("mean", "sum"):
-        content = scored["sem", how].to_dict()
-        if how == "mean":
-            del content["settings"]["aggregation"]
-        files.append(tmp_path / f"{how}.jsonl")
-        files[-1].write_text(json.dumps({"row": 1, **content}) + "\n")
-    found = compare_files(*files, resamples=10)
-    assert found.settings == ("aggregation mean and sum",)
-    gap = float(scored["sem", "sum"]) - float(scored["sem", "mean"])
-    assert found.means["sem"].value == pytest.approx(gap)

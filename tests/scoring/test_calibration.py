@@ -22,7 +22,6 @@ from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wrong
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.scoring.comparing import compare_files
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.page import render, standing
 from lm_polygraph_asmi.scoring.reference import FORMAT
@@ -534,31 +533,3 @@ def test_from_rows_to_decisions_by_command(folder):
         code, said = run("calibrate", *own, *given)
         assert code == 2
         assert message in said
-
-
-def test_two_settings_on_the_same_rows(scored, tmp_path):
-    same = compare_files(scored, scored, resamples=20)
-    assert (same.rows, same.clusters, same.left_out) == (90, 45, 0)
-    for differences in (same.means, same.auroc, same.prr):
-        assert len(differences) == 5
-        assert all(tuple(one) == (0, 0, 0) for one in differences.values())
-    assert same.error_rate == (0, 0, 0)
-    assert same.settings == ()
-    lines = [json.loads(line) for line in scored.read_text().splitlines()]
-    for line in lines:
-        line["msp"] += 1
-        line["settings"]["num_masks"] = 9
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
-    found = compare_files(scored, other, resamples=20)
-    assert (found.rows, found.left_out) == (89, 1)
-    assert found.means["msp"] == pytest.approx((1, 1, 1))
-    assert found.means["sem"] == (0, 0, 0)
-    assert found.settings == ("num_masks 4 and 9",)
-    lines[0]["prompt"] = "Another?"
-    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match="row 1 has another prompt"):
-        compare_files(scored, other)
-    code, said = run("compare", scored, scored)
-    assert code == 0
-    assert "90 rows that both have, 45 clusters" in said

@@ -109,6 +109,7 @@ class Scorer:
         self.reference, self.span_reference = of_answers_and_parts(reference, asked)
         if config is None and self.reference is not None:
             asked = self.reference.config.but(**settings)
+        self._asked = asked  # a dose in a file stays its path
         self.engine = Engine(asked)
         self.config = self.engine.config
         # So far nothing heavy: what is refused is refused at once.
@@ -151,7 +152,7 @@ class Scorer:
     def while_written(self) -> Engine:
         """Scores an answer that is not there yet; made when it is needed, since a dose matched in
         another scope is refused."""
-        return Engine(self.config.but(scope="response", seeded_by="prompt", source="all"))
+        return Engine(self._asked.but(scope="response", seeded_by="prompt", source="all"))
 
     @property
     def identity(self) -> dict[str, Any]:

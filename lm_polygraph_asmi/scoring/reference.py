@@ -42,6 +42,12 @@ ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
 COMPARED = (*SCORE_KEY, "layer", "weights", "tokenizer")
 """Settings that make a score another one; compared where both sides know them."""
+NEEDED = tuple(
+    own.name
+    for own in fields(ASMIConfig)
+    if own.metadata["key"] and not own.metadata["methods"] and own.name != "stop"
+)
+"""Settings without which a calibration run cannot be compared with a score."""
 NOT_RECORDED = "not recorded"
 """In place of a model's name, where a run has no manifest."""
 USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
@@ -365,8 +371,10 @@ class Reference:
             if name in own and name in other and own[name] != other[name]
         ]
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
-        lacking = ["model"] if here and there == NOT_RECORDED else []
-        if not lacking and there and here and there != here:
+        lacking = [name for name in NEEDED if name not in own]
+        if here and there == NOT_RECORDED:
+            lacking.append("model")
+        elif there and here and there != here:
             found.append(f"model {there} there, {here} here")
         if lacking:
             found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")

@@ -70,7 +70,8 @@ def test_claims_of_another_answer(places):
         "asmi_mi_d60": [np.ones(3)],
         "asmi_settings_d60": [
             {"num_heads": 4, "num_masks": 47, "mask_rate": 0.09, "top_k": 64,
-             "mask_sampler": "bernoulli", "scope": "all", "seed": 0}
+             "mask_sampler": "bernoulli", "scope": "all", "seed": 0, "seeded_by": "answer",
+             "perturbation": "heads", "dose": None}
         ],
         "claims": [[Claim("text", "sentence", places)]],
     }  # fmt: skip

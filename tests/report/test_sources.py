@@ -100,7 +100,7 @@ def test_runs_without_sources_are_a_gap(tmp_path):
 def test_the_score_of_all_is_the_operating_one(run):
     (cell,) = load_cells([run])
     assert cell.variants == {"Sem-ASMI": SCORED.format("")}
-    assert "source" not in cell.settings()
+    assert cell.settings()["source"] == "all"
     context = cell.mi_of(SCORED.format(", source=context"))
     assert 0.09 < np.concatenate(context).mean() < 0.2
     assert np.concatenate(cell.mi_tokens).min() > 0.39

@@ -248,7 +248,8 @@ def test_a_run_that_knows_neither_model_nor_settings(again, tmp_path):
         del saved["stats"][name]
     found = Reference.from_run(runs.save(tmp_path / "run", saved, about={}))
     (reason,) = found.other_settings(again.settings | {"variant": "sem", "model": "some/model"})
-    assert reason.startswith("depth, num_masks, mask_rate, top_k, mask_sampler, scope, model not ")
+    assert reason.startswith("depth, top_k, num_masks, mask_rate, mask_sampler, scope, ")
+    assert ", model not recorded there" in reason
     one = replace(again, model="some/model", reference=found)
     assert one.accept is one.error_probability is one.percentile is None
     assert any(line.startswith("No verdict") and "calibrate" in line for line in one.verdict)

@@ -111,7 +111,7 @@ def test_all_is_what_it_is_alone(example, by_source):
 
 def test_every_listed_statistic_is_written_and_no_other(example):
     for source in ("all", "context", ["all", "context"]):
-        found = Engine(scope="response", source=source, **FEW).score(*example, SPANS)
+        found = Engine(scope="response", sources=source, **FEW).score(*example, SPANS)
         ours = {"asmi_closing", "asmi_token_texts"}  # of the calculator
         assert set(found) == set(masked_head_stats(source=source)) - ours
 
@@ -167,8 +167,8 @@ def test_journal(example, tmp_path):
     ("settings", "message"),
     [
         ({"source": "context"}, "is for scope 'response'"),
-        ({"source": ["all", "all"], "scope": "response"}, "must name each source once"),
-        ({"source": [], "scope": "response"}, "must name each source once"),
+        ({"sources": ["all", "all"], "scope": "response"}, "must name each source once"),
+        ({"sources": [], "scope": "response"}, "must name each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),
         (
             {"source": "context", "scope": "response", "perturbation": "pseudo_heads"},
@@ -244,8 +244,8 @@ def test_the_score_of_a_source(host, found):
     assert of.score == pytest.approx(found.sources["context"].mi, rel=1e-5)
     with pytest.raises(ValueError, match="source 'context' needs to know the context"):
         score(host, PROMPT, ANSWER, source="context", **given)
-    with pytest.raises(ValueError, match="source must name one source"):
-        Scorer(host, sources=["all", "context"], scope="response")
+    with pytest.raises(ValueError, match="source must be one of"):
+        Scorer(host, source=["all", "context"], scope="response")
     plain, named = (Scorer(host, scope="response", **own).identity
                     for own in ({}, {"source": "context"}))  # fmt: skip
     assert named == plain | {"source": "context"}

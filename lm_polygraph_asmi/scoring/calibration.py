@@ -410,7 +410,7 @@ def calibrate_run(
     Example:
         >>> calibrate_run("RUN", scorer, risk=0.1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: RUN is of another score: layer ...
+        ValueError: RUN is of another score: ...
     """
     from lm_polygraph_asmi.saved.cells import load_cells, with_source
 

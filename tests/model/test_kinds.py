@@ -206,8 +206,8 @@ def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
     words = tokenizer()
     model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
     how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
-    found = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
-    again = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
+    found = score(model, "Who built it?", tokenizer=words, variant="adapt", num_samples=3, **how)
+    again = score(model, "Who built it?", tokenizer=words, variant="adapt", num_samples=3, **how)
     assert found.score == again.score
     assert 0 < found.score < 2
     assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)

@@ -139,7 +139,7 @@ def test_chat_prompts():
         equal(tiny, [{"role": "user", "content": PROMPT}], max_new_tokens=4)
         chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         with pytest.raises(ValueError, match="leave the message out"):
-            stream(tiny, tokenizer=chat)
+            stream(tiny, chat)
     finally:
         tiny.tokenizer.chat_template = None
 

@@ -26,7 +26,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import layer_at, num_heads, scoring_session, target_layer
-from lm_polygraph_asmi.model.layers import decoder_layers
 
 bench_suffix: Any = load_external_module(str(Path(__file__).with_name("bench_suffix.py")))
 
@@ -122,7 +121,7 @@ def step_table(name: str, depth: float) -> Table:
             f"--count needs one of {', '.join(bench_suffix.SHAPES)}, got {name}"
         )
     model = bench_suffix.load(name, torch.bfloat16, "meta")
-    layers, heads = decoder_layers(model), model.config.num_attention_heads
+    layers, heads = model.model.layers, model.config.num_attention_heads
     above = [_weights(layer) for layer in layers[target_layer(depth, len(layers)) + 1 :]]
     unembedding = model.get_output_embeddings().weight.numel()
     whole = sum(map(_weights, layers)) + unembedding

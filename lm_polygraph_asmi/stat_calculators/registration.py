@@ -42,8 +42,12 @@ def available_stat_calculators(
         >>> "MaskedHeadsCalculator" in {calculator.name for calculator in found}
         True
     """
-    if of_score := sorted({*options} & {*SCORE_KEY}):
-        raise ValueError(f"{', '.join(of_score)}: part of a score, so a setting of the estimators")
+    of_score = {"depths", *SCORE_KEY, *ASMIConfig().mask_settings}
+    if refused := sorted({*options} & of_score):
+        raise ValueError(
+            f"expected options that are no part of a score, got {', '.join(refused)}: depths and "
+            "all that is part of a score are settings of the estimators"
+        )
     ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
     settings = [e.config.mask_settings for e in ours] or [ASMIConfig().mask_settings]
     if any(other != settings[0] for other in settings):

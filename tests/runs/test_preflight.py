@@ -64,7 +64,7 @@ def test_estimators(estimators, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("+asmi.estimator.detph=0.7", "got an unexpected keyword argument 'detph'"),
+        ("+asmi.estimator.detph=0.7", "there is no setting detph"),
         ("asmi.calculator.top_k=0", "top_k (K) must be at least 1, got 0"),
     ],
 )

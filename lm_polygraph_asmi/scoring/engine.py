@@ -111,7 +111,7 @@ class Engine:
         self,
         config: ASMIConfig | None = None,
         *,
-        depths: Sequence[float] = (),
+        depths: Sequence[float] | float | None = None,
         sources: str | Sequence[str] | None = None,
         without_context: bool = False,
         details: bool = False,
@@ -119,7 +119,10 @@ class Engine:
         **settings: Any,
     ) -> None:
         config = (config or ASMIConfig()).but(**settings)
-        self.depths = tuple(depths) or (config.depth,)
+        chosen = config.depth if depths is None else depths
+        self.depths = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,)
+        if not self.depths:
+            raise ValueError("depths must name at least one depth, such as [0.6]")
         self.sources = sources_of(config.source if sources is None else sources)
         if not self.sources or len(set(self.sources)) < len(self.sources):
             raise ValueError(f"source must name each source once, got {sources!r}")

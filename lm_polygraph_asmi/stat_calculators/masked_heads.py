@@ -24,7 +24,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
     Args:
         context_regex: for sources other than "all": its first group is the context in a prompt.
-        depths: of the masked layers; empty: the setting `depth`.
+        depths: of the masked layers; None: the setting `depth`.
         source: what masked heads lose; or several, scored with the same masks.
         without_context, details, journal: of `scoring.engine.Engine`.
         **settings: of `config.ASMIConfig`.
@@ -37,7 +37,7 @@ class MaskedHeadsCalculator(StatCalculator):
     def __init__(
         self,
         context_regex: str | None = None,
-        depths: Sequence[float] = (),
+        depths: Sequence[float] | float | None = None,
         source: str | Sequence[str] = "all",
         without_context: bool = False,
         details: bool = False,

@@ -23,6 +23,11 @@ SETTINGS = {
     "scope": "all",
     "seed": 0,
     "attention": "sdpa",
+    "requested_layer": None,
+    "source": "all",
+    "perturbation": "heads",
+    "dose": None,
+    "seeded_by": "answer",
 }
 
 

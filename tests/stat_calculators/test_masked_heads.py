@@ -106,6 +106,11 @@ def test_settings_are_saved(model):
         "scope": "all",
         "seed": 0,
         "attention": "eager",
+        "requested_layer": None,
+        "source": "all",
+        "perturbation": "heads",
+        "dose": None,
+        "seeded_by": "answer",
     }
     explicit = MaskedHeadsCalculator(
         num_masks=7, mask_rate=0.3, top_k=5, seed=3, attention="sdpa", depths=[0.9]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -550,11 +550,11 @@ def _path_of(root: nn.Module, module: nn.Module) -> str:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether a module multiplies with a matrix, as projections do."""
+    """Whether a module multiplies with a matrix, as projections do, however it keeps its weights."""
     if isinstance(module, nn.Embedding):
         return False
-    weight = getattr(module, "weight", None)
-    return hasattr(module, "in_features") or (isinstance(weight, Tensor) and weight.ndim == 2)
+    own = chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    return hasattr(module, "in_features") or any(tensor.ndim == 2 for tensor in own)
 
 
 def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
@@ -667,6 +667,13 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> T
             "off what draws at random (dropout outside of training) or counts its calls"
         )
     if not _close(model, plain[:, :-1], changed[:, :-1]):
+        together = states_of(trunk(input_ids=torch.cat([tokens, other]), use_cache=False))
+        if not _close(model, plain, together[:1]):
+            raise TypeError(
+                f"{type(model).__name__} rounds a position otherwise beside others, as dynamic "
+                "quantisation does, and cannot be scored: a mask's row would depend on the rows "
+                "beside it. Quantise its weights alone"
+            )
         raise TypeError(
             f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "
             "is configured (is_decoder is perhaps false), and teacher forcing is not its generation"

@@ -1,5 +1,7 @@
 """An own answer is scored over what its generation knows, and the numbers stay the same."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -132,7 +134,11 @@ def remembered(model, ids, prompt, layers, before=0, guesses=0):
 
 
 def test_states_of_other_passes_or_layers_are_not_taken():
-    """They serve where they are known of the whole answer, at every layer that is masked."""
+    """They serve where they are known of the whole answer, at every layer that is masked.
+
+    In float64, but for norms and softmax, which transformers computes in float32.
+    """
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=0)
     tiny, ids = tiny_model("llama").double(), sequence(14)
     other = torch.cat([ids[:-3], sequence(3, seed=8)])
     longer = torch.cat([ids, sequence(2, seed=8)])
@@ -155,17 +161,17 @@ def test_states_of_other_passes_or_layers_are_not_taken():
             found = run_unmasked(tiny, asked, prompt, layers, "response", memory)
             expected = run_unmasked(tiny, asked, prompt, layers, "response")
         ways[name] = found.remembered
-        torch.testing.assert_close(found.final_hidden, expected.final_hidden)
+        close(found.final_hidden, expected.final_hidden)
         assert (found.by_length, found.devices) == (expected.by_length, expected.devices)
         for layer in layers:
             here = expected.predicting
             for part in ("hidden", "heads"):
                 own, plain = (getattr(run.targets[layer], part) for run in (found, expected))
-                torch.testing.assert_close(own[:, found.run(here)], plain[:, here])
+                close(own[:, found.run(here)], plain[:, here])
         assert found.known.keys() == expected.known.keys()
         for layer, known in expected.known.items():
             for own, plain in zip(found.known[layer], known, strict=True):
-                torch.testing.assert_close(own, plain)
+                close(own, plain)
     assert ways == dict.fromkeys(ways, "keys") | {
         "all of it": "states", "a cut answer": "states", "behind a known start": "states",
         "another prompt": "nothing", "one token": "nothing",

@@ -550,7 +550,7 @@ def _path_of(root: nn.Module, module: nn.Module) -> str:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether a module multiplies with a matrix, as projections do, however it keeps its weights."""
+    """Whether a module multiplies with a matrix, as projections do, however it is kept."""
     if isinstance(module, nn.Embedding):
         return False
     own = chain(module.parameters(recurse=False), module.buffers(recurse=False))

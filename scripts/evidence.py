@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from lm_polygraph.generation_metrics import RougeMetric
 
-from lm_polygraph_asmi.analysis.heads import permutation_null
+from lm_polygraph_asmi.experiments.analysis.heads import permutation_null
 from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.runs.squad import read_squad

@@ -149,7 +149,7 @@ doses() {
   [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
     $(cell "$1") "${rest[@]}" asmi.scope=response estimators=asmi_only \
     output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare" "${more[@]}"
-  polygraph_asmi dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
+  polygraph_asmi experiments dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
 }
 
 # Joined shards of a cell, probed and reported.
@@ -162,7 +162,7 @@ exhibits() {
     runs+=("$joined/$kind")
   done
   if [ -e "$joined/heads" ]; then
-    polygraph_asmi probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --journal "$out/journal"
+    polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --journal "$out/journal"
   fi
   polygraph_asmi report "${runs[@]}" --out "$out/$1.exhibits"
   for kind in causal_probe causal_differences; do # what the page on heads is made of

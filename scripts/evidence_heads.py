@@ -19,10 +19,10 @@ from evidence_cells import (
     table,
 )
 
-from lm_polygraph_asmi.analysis import (
+from lm_polygraph_asmi.analysis import cluster_interval
+from lm_polygraph_asmi.experiments.analysis import (
     ArmComparison,
     arm_comparisons,
-    cluster_interval,
     criticality_coupling,
     high_stratum,
     verdicts,

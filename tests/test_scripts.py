@@ -16,8 +16,9 @@ from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
-from lm_polygraph_asmi.analysis import normalised_prr, permutation_null
+from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
+from lm_polygraph_asmi.experiments.analysis import permutation_null
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.runs.rows import cluster_key

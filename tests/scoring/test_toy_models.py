@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm_polygraph_asmi.analysis import arm_comparisons, verdicts
-from lm_polygraph_asmi.scoring.answers import Answer
-from lm_polygraph_asmi.scoring.dose import DoseSearch
+from lm_polygraph_asmi.experiments.analysis import arm_comparisons, verdicts
+from lm_polygraph_asmi.experiments.answers import Answer
+from lm_polygraph_asmi.experiments.dose import DoseSearch
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 

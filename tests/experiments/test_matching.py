@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.maths import divergence, matching_dose, relative_change
+from lm_polygraph_asmi.experiments.matching import matching_dose, relative_change
+from lm_polygraph_asmi.maths import divergence
 
 
 def test_relative_change_by_loops():

@@ -1,6 +1,6 @@
 import numpy as np
 
-from lm_polygraph_asmi.analysis.choice import (
+from lm_polygraph_asmi.experiments.analysis.choice import (
     ablations,
     critical_first,
     critical_last,

@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.probe import flip_contrasts, flip_differences, flip_rates
-from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.experiments.analysis.probe import (
+    flip_contrasts,
+    flip_differences,
+    flip_rates,
+)
+from lm_polygraph_asmi.experiments.exhibits import figures
+from lm_polygraph_asmi.experiments.exhibits.heads import DAGGER
+from lm_polygraph_asmi.experiments.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report.exhibit import Exhibit, Items, frame
-from lm_polygraph_asmi.report.exhibits.heads import DAGGER
 from lm_polygraph_asmi.saved.cells import Cell, Unavailable, clusters_of
-from lm_polygraph_asmi.saved.probe import Probe, read_probe
 from lm_polygraph_asmi.saved.runs import Run
 
 ROWS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -231,7 +235,7 @@ def causal_probe(cells: Sequence[Cell]) -> Items:
     return frame(
         "causal_probe", title, everything, compute, notes, lambda _: figures.flips(panels),
         digits=0, label=lambda found: found.label, reasons=broken,
-        otherwise="no run has a probe beside it: polygraph_asmi probe RUN",
+        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
     )  # fmt: skip
 
 
@@ -284,5 +288,5 @@ def causal_differences(cells: Sequence[Cell]) -> Items:
     return frame(
         "causal_differences", title, everything, compute, notes, digits=0,
         signed=tuple(f"k = {k}" for k in widest), label=lambda found: found.label, reasons=broken,
-        otherwise="no run has a probe beside it: polygraph_asmi probe RUN",
+        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
     )  # fmt: skip

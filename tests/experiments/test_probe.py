@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from lm_polygraph_asmi.analysis import head_criticality
-from lm_polygraph_asmi.analysis.choice import ablations, critical_first, critical_last
+from lm_polygraph_asmi.experiments import probe as room
+from lm_polygraph_asmi.experiments.analysis import head_criticality
+from lm_polygraph_asmi.experiments.analysis.choice import ablations, critical_first, critical_last
+from lm_polygraph_asmi.experiments.answers import answers_of
+from lm_polygraph_asmi.experiments.probe import CausalProbe, Tokens, probe_of
+from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe
 from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
-from lm_polygraph_asmi.saved.probe import read_probe, write_probe
-from lm_polygraph_asmi.scoring import probe as room
-from lm_polygraph_asmi.scoring.answers import answers_of
-from lm_polygraph_asmi.scoring.probe import CausalProbe, Tokens, probe_of
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 

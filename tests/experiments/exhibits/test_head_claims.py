@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import Interval, Verdict
-from lm_polygraph_asmi.analysis.coupling import Coupling
-from lm_polygraph_asmi.report.exhibits import claims
-from lm_polygraph_asmi.report.exhibits.probe import CONTROLS, ROWS
+from lm_polygraph_asmi.analysis import Interval
+from lm_polygraph_asmi.experiments.analysis import Verdict
+from lm_polygraph_asmi.experiments.analysis.coupling import Coupling
+from lm_polygraph_asmi.experiments.exhibits import claims
+from lm_polygraph_asmi.experiments.exhibits.probe import CONTROLS, ROWS
 
 UP, WIDE, DOWN = Interval(0.3, 0.1, 0.5), Interval(0.0, -0.2, 0.2), Interval(-0.3, -0.5, -0.1)
 MANY, SOME, FEW = Interval(50, 40, 60), Interval(20, 5, 45), Interval(0.2, 0, 0.8)

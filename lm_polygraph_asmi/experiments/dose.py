@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
+from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
+from lm_polygraph_asmi.experiments.matching import matching_dose, relative_change
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -31,7 +33,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.saved.doses import FORMAT, other_than
 from lm_polygraph_asmi.saved.runs import load_run
-from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
 
 SAME_DOSE = 1e-5
 """Relative: what lies nearer is not asked for again."""
@@ -126,7 +127,7 @@ class DoseSearch:
                     self.model, unmasked, layer, torch.ones_like(masks[:1]), at
                 )
                 changed = perturbed_layer(self.model, unmasked, layer, masks, at, change)
-                found.append(maths.relative_change(plain, changed))
+                found.append(relative_change(plain, changed))
         return float(np.median(torch.cat(found).cpu().numpy()))
 
     def matched(self, arms: Iterable[str] = PERTURBATIONS) -> dict[str, dict[str, Any]]:
@@ -155,7 +156,7 @@ class DoseSearch:
             return known[dose]
 
         as_it_is = at(1.0)
-        by_effect = maths.matching_dose(at, effect, by_norm or 1.0)
+        by_effect = matching_dose(at, effect, by_norm or 1.0)
         return {
             "norm": by_norm,
             "effect": by_effect,

@@ -13,6 +13,9 @@ from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import PERTURBATIONS
 from lm_polygraph_asmi.estimators import ASMI
+from lm_polygraph_asmi.experiments import dose as room
+from lm_polygraph_asmi.experiments.answers import answers_of
+from lm_polygraph_asmi.experiments.dose import DoseSearch, doses_for
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -22,10 +25,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.saved.doses import matched_dose
-from lm_polygraph_asmi.scoring import dose as room
-from lm_polygraph_asmi.scoring.answers import answers_of
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.scoring.dose import DoseSearch, doses_for
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
@@ -152,8 +152,8 @@ def test_a_file_of_doses_is_what_a_setting_takes(tiny, run, monkeypatch, tmp_pat
     out = tmp_path / "doses.json"
     done = CliRunner().invoke(
         main,
-        ["dose", str(tmp_path / "run"), "--held-out", str(tmp_path / "held"), "--model", "tiny",
-         "--rows", "1", "--out", str(out)],
+        ["experiments", "dose", str(tmp_path / "run"), "--held-out", str(tmp_path / "held"),
+         "--model", "tiny", "--rows", "1", "--out", str(out)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "mlp: by effect" in done.output
@@ -303,7 +303,16 @@ def found_doses(monkeypatch):
 
 
 def invoke(tmp_path, out):
-    words = ["dose", str(tmp_path), "--held-out", str(tmp_path), "--model", "tiny", "--out"]
+    words = [
+        "experiments",
+        "dose",
+        str(tmp_path),
+        "--held-out",
+        str(tmp_path),
+        "--model",
+        "tiny",
+        "--out",
+    ]
     return CliRunner().invoke(main, [*words, str(out)], env={"COLUMNS": "200"})
 
 
@@ -320,8 +329,8 @@ def test_a_folder_that_is_not_there_is_told_before_the_search(tmp_path):
         invoke(tmp_path, tmp_path / "none" / "doses.json"),
         CliRunner().invoke(
             main,
-            ["probe", str(saved_runs.save(tmp_path / "run")), "--model", "no such model", "--out",
-             str(tmp_path / "none" / "probe.json")],
+            ["experiments", "probe", str(saved_runs.save(tmp_path / "run")), "--model",
+             "no such model", "--out", str(tmp_path / "none" / "probe.json")],
         ),
     ):  # fmt: skip
         assert done.exit_code == 1

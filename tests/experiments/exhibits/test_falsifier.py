@@ -7,16 +7,10 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import (
-    adds_information,
-    arm_comparisons,
-    distinct_signal,
-    double_dissociation,
-)
-from lm_polygraph_asmi.report import Gap, load_cells
-from lm_polygraph_asmi.report.exhibits import findings
-from lm_polygraph_asmi.report.exhibits.claims import head_claims
-from lm_polygraph_asmi.report.exhibits.falsifier import (
+from lm_polygraph_asmi.analysis import adds_information, distinct_signal
+from lm_polygraph_asmi.experiments.analysis import arm_comparisons, double_dissociation
+from lm_polygraph_asmi.experiments.exhibits.claims import head_claims
+from lm_polygraph_asmi.experiments.exhibits.falsifier import (
     comparable,
     dissociation,
     falsifier,
@@ -25,6 +19,8 @@ from lm_polygraph_asmi.report.exhibits.falsifier import (
     prr_of_heads,
     verdicts_on,
 )
+from lm_polygraph_asmi.report import Gap, load_cells
+from lm_polygraph_asmi.report.exhibits import findings
 from lm_polygraph_asmi.saved.cells import Unavailable
 from tests.report.runs import arm, content, manifest, matched, save
 

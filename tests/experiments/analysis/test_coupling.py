@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, spearmanr
 
-from lm_polygraph_asmi.analysis import (
+from lm_polygraph_asmi.analysis.clusters import cluster_draws, percentiles
+from lm_polygraph_asmi.experiments.analysis import (
     criticality_coupling,
     high_stratum,
     permutation_null,
     sharpening,
 )
-from lm_polygraph_asmi.analysis.clusters import cluster_draws, percentiles
-from lm_polygraph_asmi.analysis.coupling import correlations
+from lm_polygraph_asmi.experiments.analysis.coupling import correlations
 from tests.analysis.simulation import coverage, keys, shared
 
 UNITS = keys(8, 5)

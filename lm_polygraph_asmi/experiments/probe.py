@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.analysis.choice import (
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.analysis.choice import (
     CONFIDENT,
     COUNT,
     NUMBERS,
@@ -26,8 +27,8 @@ from lm_polygraph_asmi.analysis.choice import (
     extremes,
     matched_pairs,
 )
-from lm_polygraph_asmi.analysis.heads import head_criticality
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
+from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
@@ -45,7 +46,6 @@ from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import Run, load_run
-from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10

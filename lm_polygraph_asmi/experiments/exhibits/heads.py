@@ -16,14 +16,15 @@ import pandas as pd
 from lm_polygraph_asmi.analysis.added import adds_information
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
-from lm_polygraph_asmi.analysis.coupling import (
+from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.experiments.analysis.coupling import (
     Coupling,
     criticality_coupling,
     high_stratum,
     sharpening,
 )
-from lm_polygraph_asmi.analysis.distinct import distinct_signal
-from lm_polygraph_asmi.analysis.heads import (
+from lm_polygraph_asmi.experiments.analysis.heads import (
     FEWEST_MASKS,
     head_criticality,
     permutation_null,
@@ -31,8 +32,7 @@ from lm_polygraph_asmi.analysis.heads import (
     redrawn_null,
     split_half,
 )
-from lm_polygraph_asmi.analysis.verdict import holm
-from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.experiments.exhibits import figures
 from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.report.exhibits.signal import verdict
 from lm_polygraph_asmi.saved.cells import Cell, Unavailable

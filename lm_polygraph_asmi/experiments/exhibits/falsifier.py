@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis.added import adds_information
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
-from lm_polygraph_asmi.analysis.falsifier import (
+from lm_polygraph_asmi.analysis.redraws import rank_correlation
+from lm_polygraph_asmi.analysis.verdict import MARGIN, holm
+from lm_polygraph_asmi.experiments.analysis.falsifier import (
     MUST_BEAT,
     ArmComparison,
     Verdict,
@@ -23,8 +25,6 @@ from lm_polygraph_asmi.analysis.falsifier import (
     double_dissociation,
     verdicts,
 )
-from lm_polygraph_asmi.analysis.redraws import rank_correlation
-from lm_polygraph_asmi.analysis.verdict import MARGIN, holm
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.report.exhibits.boundary import twins
@@ -140,7 +140,9 @@ def falsifier_verdicts(cells: Sequence[Cell]) -> Items:
 
     def compute(one: Compared) -> list[dict[str, Any]]:
         if not one.matched:
-            raise Unavailable("no arm at matched effect: needs doses (polygraph_asmi dose)")
+            raise Unavailable(
+                "no arm at matched effect: needs doses (polygraph_asmi experiments dose)"
+            )
         found = said[one.cell, one.symbol]
         lacking = [arm for arm in MUST_BEAT if arm not in one.matched]
         return [
@@ -365,7 +367,7 @@ def dissociation(cells: Sequence[Cell]) -> Items:
     )  # fmt: skip
 
 
-def reproduced(cells: Sequence[Cell]) -> list[str]:
+def findings(cells: Sequence[Cell]) -> list[str]:
     """First lines of the report: grounded cells whose signal is not special to heads."""
     lines = []
     for one, found in verdicts_on(cells):

@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import (
-    flip_contrasts,
-    flip_differences,
-    flip_rates,
-    wilson_interval,
-)
+from lm_polygraph_asmi.analysis import wilson_interval
 from lm_polygraph_asmi.analysis.clusters import cluster_draws, percentile_interval, percentiles
+from lm_polygraph_asmi.experiments.analysis import flip_contrasts, flip_differences, flip_rates
 from tests.analysis.simulation import coverage, keys
 
 

@@ -5,12 +5,9 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import (
-    Interval,
-    adds_information,
-    auroc_interval,
+from lm_polygraph_asmi.analysis import Interval, adds_information, auroc_interval, distinct_signal
+from lm_polygraph_asmi.experiments.analysis import (
     criticality_coupling,
-    distinct_signal,
     head_criticality,
     high_stratum,
     permutation_null,
@@ -18,17 +15,18 @@ from lm_polygraph_asmi.analysis import (
     redrawn_null,
     split_half,
 )
-from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
-from lm_polygraph_asmi.report.exhibits.claims import head_claims
-from lm_polygraph_asmi.report.exhibits.heads import (
+from lm_polygraph_asmi.experiments.exhibits import figures
+from lm_polygraph_asmi.experiments.exhibits.claims import head_claims
+from lm_polygraph_asmi.experiments.exhibits.heads import (
     head_concentration,
     head_coupling,
     head_errors,
     profiles,
     sharpened,
 )
-from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_probe
-from lm_polygraph_asmi.saved.probe import probe_path, read_probe, write_probe
+from lm_polygraph_asmi.experiments.exhibits.probe import causal_differences, causal_probe
+from lm_polygraph_asmi.experiments.probe_file import probe_path, read_probe, write_probe
+from lm_polygraph_asmi.report import Gap, build_report, load_cells
 from tests.report.runs import content, dissect, exchanged, manifest, probe, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.report.exhibit import Items, frame
-from lm_polygraph_asmi.report.exhibits.falsifier import prr_of_heads, verdicts_on
-from lm_polygraph_asmi.report.exhibits.heads import (
+from lm_polygraph_asmi.experiments.exhibits.falsifier import prr_of_heads, verdicts_on
+from lm_polygraph_asmi.experiments.exhibits.heads import (
     NEEDS,
     coupled,
     error_detection,
@@ -16,7 +15,7 @@ from lm_polygraph_asmi.report.exhibits.heads import (
     profiles,
     sharpened,
 )
-from lm_polygraph_asmi.report.exhibits.probe import (
+from lm_polygraph_asmi.experiments.exhibits.probe import (
     CONTROLS,
     ROWS,
     Probed,
@@ -26,6 +25,7 @@ from lm_polygraph_asmi.report.exhibits.probe import (
     rates,
     widenings,
 )
+from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.saved.cells import Cell, Unavailable
 
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "undecided", "not measured here"

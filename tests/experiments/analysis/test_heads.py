@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm_polygraph_asmi.analysis import (
+from lm_polygraph_asmi.experiments.analysis import (
     concentration,
     head_criticality,
     permutation_null,

@@ -1,7 +1,7 @@
 """The causal probe's file: which predictions flip when a token's heads are taken away.
 
 Written beside `ue_manager_seed1` as `asmi_probe_seed1.json`. It holds predictions, not rates: what
-flips, and how often, is for `lm_polygraph_asmi.analysis.probe` to say.
+flips, and how often, is for `lm_polygraph_asmi.experiments.analysis.probe` to say.
 """
 
 import json
@@ -96,8 +96,8 @@ def read_probe(manager: str | Path) -> Probe | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is no probe as `polygraph_asmi probe` writes it: {error!r}. Remove it and run "
-            "the command again"
+            f"{path} is no probe as `polygraph_asmi experiments probe` writes it: {error!r}. "
+            "Remove it and run the command again"
         ) from error
 
 

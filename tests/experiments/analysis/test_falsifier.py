@@ -4,20 +4,18 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import (
+from lm_polygraph_asmi.analysis import Interval, equivalence_size, normalised_prr
+from lm_polygraph_asmi.analysis.clusters import percentiles, tail
+from lm_polygraph_asmi.analysis.comparison import drawn_prr
+from lm_polygraph_asmi.analysis.verdict import equivalence
+from lm_polygraph_asmi.experiments.analysis import (
     ArmComparison,
-    Interval,
     arm_comparisons,
     corrected_correlation,
     double_dissociation,
-    equivalence_size,
-    normalised_prr,
     verdicts,
 )
-from lm_polygraph_asmi.analysis.clusters import percentiles, tail
-from lm_polygraph_asmi.analysis.comparison import drawn_prr
-from lm_polygraph_asmi.analysis.falsifier import questions_to_decide
-from lm_polygraph_asmi.analysis.verdict import equivalence
+from lm_polygraph_asmi.experiments.analysis.falsifier import questions_to_decide
 from tests.analysis.simulation import keys, shared
 
 DRAWS = 400

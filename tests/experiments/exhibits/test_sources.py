@@ -6,8 +6,8 @@ import pytest
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.source_kl import SourceKL
 from lm_polygraph_asmi.estimators.without_context import WithoutContext
+from lm_polygraph_asmi.experiments.exhibits.sources import sources
 from lm_polygraph_asmi.report.exhibit import Gap
-from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import load_cells
 from lm_polygraph_asmi.scoring.reference import Reference
 from tests.report.runs import BASELINES, METHODS, content, put, save

@@ -1,9 +1,9 @@
 """Answer and score the fresh questions of docs/evidence/profile-plan.md.
 
-    python scripts/evidence_profile_collect.py MODEL DATA_FILE OUT.jsonl --limit 300
+    python scripts/evidence/profiles_collect.py MODEL DATA_FILE OUT.jsonl --limit 300
 
 MODEL is a folder, or `smollm2`; DATA_FILE a bAbI task file (.txt) or questions in SQuAD's layout
-(.json). A line is appended per answer; a file that exists is resumed. `evidence_profile.py keep`
+(.json). A line is appended per answer; a file that exists is resumed. `profiles.py keep`
 makes a small table of it.
 """
 
@@ -15,8 +15,8 @@ import click
 import numpy as np
 import torch
 from build_babi import read_babi
-from evidence import JUDGES
-from evidence import _majority as majority
+from keep import JUDGES
+from keep import _majority as majority
 from lm_polygraph.generation_metrics import RougeMetric
 from rich.progress import track
 

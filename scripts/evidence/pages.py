@@ -1,28 +1,28 @@
 """Make the tables and figures of the pages of evidence anew, from the small files beside them.
 
-    python scripts/evidence_pages.py          # writes them into docs/*.md and docs/evidence/*.md
-    python scripts/evidence_pages.py --check  # changes nothing, says what would change
+    python scripts/evidence/pages.py          # writes them into docs/*.md and docs/evidence/*.md
+    python scripts/evidence/pages.py --check  # changes nothing, says what would change
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; all else on a page is written by
 hand. `<!-- verdict -->` is a place for that: a page whose verdict is empty is refused. The files,
-docs/evidence/MODEL/CELL.RUN.parquet, are made by scripts/evidence.sh when a cell is complete;
-single shards are never read. `--check --quick` computes nothing: it compares what the pages say
-they were made from with the files.
+docs/evidence/MODEL/CELL.RUN.parquet, are made by measure.sh when a cell is complete; single shards
+are never read. `--check --quick` computes nothing: it compares what the pages say they were made
+from with the files.
 """
 
 import re
 from pathlib import Path
 
 import click
-from evidence_cells import CHANGED, JUDGES, Evidence, digest, load
-from evidence_changed import TABLES as OF_CHANGED
-from evidence_tables import FIGURES, coupling_table, couplings, draw_coupling
-from evidence_tables import TABLES as OF_CELLS
+from cells import CHANGED, JUDGES, Evidence, digest, load
+from changed import TABLES as OF_CHANGED
 from PIL import Image
+from tables import FIGURES, coupling_table, couplings, draw_coupling
+from tables import TABLES as OF_CELLS
 
 from lm_polygraph_asmi.report import figures
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 _PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _VERDICT = re.compile(r"<!-- verdict -->\n(.*?)<!-- end -->", re.DOTALL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from evidence_cells import (
+from cells import (
     ARMS,
     CELLS,
     MODELS,
@@ -28,7 +28,7 @@ from lm_polygraph_asmi.experiments.analysis import (
     verdicts,
 )
 
-EVIDENCE = Path(__file__).parents[1] / "docs/evidence"
+EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 OWN_MASKS = ("run's own masks†",)
 RESAMPLES = 10_000
 """As in the report: the rule's own."""

@@ -5,15 +5,15 @@ import re
 import subprocess
 import sys
 
-import evidence_cells
-import evidence_changed
-import evidence_heads
-import evidence_tables
+import cells as evidence_cells
+import changed as evidence_changed
+import heads as evidence_heads
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tables as evidence_tables
 from click.testing import CliRunner
 from lm_polygraph.utils.common import load_external_module
 from PIL import Image
@@ -23,6 +23,7 @@ from lm_polygraph_asmi.analysis import adds_information, adds_over_cells, auroc,
 from tests.test_scripts import SCRIPTS
 
 REPOSITORY = SCRIPTS.parent
+HERE = SCRIPTS / "evidence"
 
 N = 80
 RESAMPLES = 20
@@ -34,11 +35,11 @@ def pages():
         patch.setattr(evidence_tables, "RESAMPLES", RESAMPLES)
         patch.setattr(evidence_tables, "REFITS", 5)
         patch.setattr(evidence_heads, "RESAMPLES", 10 * RESAMPLES)
-        yield load_external_module(str(SCRIPTS / "evidence_pages.py"))
+        yield load_external_module(str(HERE / "pages.py"))
 
 
 def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL") -> pd.DataFrame:
-    """Answers whose MI knows of errors, with the columns that scripts/evidence.py keeps."""
+    """Answers whose MI knows of errors, with the columns that scripts/evidence/keep.py keeps."""
     rng = np.random.default_rng(seed)
     wrong = rng.random(N) < 0.4
     lengths = rng.integers(1, 9, N)
@@ -466,7 +467,7 @@ def test_no_complete_cell_is_no_table():
 
 def test_committed_pages_are_those_of_the_committed_evidence(request):
     """What was measured and what is said of it go into one commit; all numbers with --slow."""
-    script = SCRIPTS / "evidence_pages.py"
+    script = HERE / "pages.py"
     if request.config.getoption("--slow"):
         done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

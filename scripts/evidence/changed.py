@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from evidence import BEFORE
-from evidence_cells import (
+from cells import (
     CHANGED,
     CLOSED,
     FEWEST,
@@ -23,6 +22,7 @@ from evidence_cells import (
     signed,
     table,
 )
+from keep import BEFORE
 
 from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval, prr_intervals
 

@@ -1,8 +1,8 @@
 """Keep of finished runs what the pages of evidence are made from: a small table of answers each.
 
-    python scripts/evidence.py RUN OUT.parquet        # of one run
-    python scripts/evidence.py SHARDS OUT.parquet     # of a folder of such tables, 0.parquet, ...
-    python scripts/evidence.py RUN OUT.parquet --before xquad.en.json   # and what was right once
+    python scripts/evidence/keep.py RUN OUT.parquet     # of one run
+    python scripts/evidence/keep.py SHARDS OUT.parquet  # of a folder of such tables, 0.parquet, ...
+    python scripts/evidence/keep.py RUN OUT.parquet --before xquad.en.json  # what was right then
 
 One row an answer: id, cluster, quality, sequence-level scores, and per token what a score is made
 of. No prompt, answer or reference is kept, so the licence of a data set does not matter.

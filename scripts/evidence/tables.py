@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from evidence_cells import (
+from cells import (
     AGAIN,
     CELLS,
     CHANGED,
@@ -33,7 +33,7 @@ from evidence_cells import (
     table,
     z_text,
 )
-from evidence_heads import (
+from heads import (
     arms_added_table,
     arms_table,
     concentration_table,
@@ -65,7 +65,7 @@ from lm_polygraph_asmi.report import figures
 
 RESAMPLES, REFITS = 2000, 500
 DEPTHS = (60, 70, 80, 90)
-TRIAL = Path(__file__).parents[1] / "docs/evidence/qwen15-trial.csv"
+TRIAL = Path(__file__).parents[2] / "docs/evidence/qwen15-trial.csv"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Does a profile of fragility, learned from labels, add to free baselines?
 
-    python scripts/evidence_profile.py keep OUT.jsonl docs/evidence/profile/MODEL/SETTING.parquet
-    python scripts/evidence_profile.py tables   # writes the tables of the pages, from docs/evidence
+    python scripts/evidence/profiles.py keep OUT.jsonl docs/evidence/profile/MODEL/SETTING.parquet
+    python scripts/evidence/profiles.py tables  # writes the tables of the pages, from docs/evidence
 
 The plan, with data, features, tests and controls: docs/evidence/profile-plan.md. Answers are made
-by evidence_profile_collect.py; no prompt, answer or gold answer is kept.
+by profiles_collect.py; no prompt, answer or gold answer is kept.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 import pandas as pd
-from evidence_cells import MODELS, p_text, signed, table
+from cells import MODELS, p_text, signed, table
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -29,7 +29,7 @@ from lm_polygraph_asmi.analysis import Interval, auroc, cluster_draws
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
 from lm_polygraph_asmi.analysis.comparison import Detection, drawn_prr
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 EVIDENCE = DOCS / "evidence"
 LABELS = {"contains": "ReferenceInAnswer", "ROUGE-L": "Rouge_rougeL"}
 RESAMPLES, SEED, REPEATS, FOLDS = 10_000, 20260711, 10, 5

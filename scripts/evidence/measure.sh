@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Measures real models, cell by cell and shard by shard, and keeps a small table of each shard.
 #
-#   scripts/evidence.sh MODEL DATA OUT [CELL ...] [-- OVERRIDE ...]     # one model in a folder
-#   scripts/evidence.sh --paper OUT [BACKBONE/BENCHMARK ...] [-- OVERRIDE ...]
+#   scripts/evidence/measure.sh MODEL DATA OUT [CELL ...] [-- OVERRIDE ...]     # one model in a folder
+#   scripts/evidence/measure.sh --paper OUT [BACKBONE/BENCHMARK ...] [-- OVERRIDE ...]
 #
 # MODEL is a folder that transformers loads (with a single .gguf file in it, that file), or
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
 # OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
-# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence.py). A
+# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence/keep.py). A
 # finished shard is not run again, a cut off one goes on where its journal ends. ROWS=200 asks fewer
 # rows of every cell, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
 # its own, or as a part of the rows where hours are few.
@@ -57,12 +57,12 @@ run() {
   polygraph_eval "$@" \
     data.num_shards="${SHARDS:-10}" data.shard="$shard" \
     asmi.journal="$out/journal" hydra.run.dir="$folder" "${more[@]}"
-  python "$here/evidence.py" "$folder" "$kept" "${before[@]}"
+  python "$here/keep.py" "$folder" "$kept" "${before[@]}"
 }
 
 # The shards of a run of a cell together: join CELL RUN
 join() {
-  python "$here/evidence.py" "$out/shards/$1/$2" "$out/$1.$2.parquet"
+  python "$here/keep.py" "$out/shards/$1/$2" "$out/$1.$2.parquet"
 }
 
 if [ -n "$hub" ]; then
@@ -100,7 +100,7 @@ case $model in
     done
     ;;
 esac
-[ -d "$out/babi" ] || python "$here/build_babi.py" "$data/babi_qa1_test.txt" "$out/babi"
+[ -d "$out/babi" ] || python "$here/../build_babi.py" "$data/babi_qa1_test.txt" "$out/babi"
 unseen="data.except_limit=150" # rows of docs/evidence/source-plan.md
 squad="data.source=$data/xquad.en.json $unseen"
 worked="data.prompt_style=demo" # four worked questions first
@@ -133,7 +133,7 @@ passages() {
   local style=paper change=answer
   [[ $1 == *-worked ]] && style=demo
   [[ $1 == exchanged* ]] && change=passage
-  [ -d "$out/$1" ] || python "$here/build_counterfactual.py" "$data/xquad.en.json" "$out/$1" \
+  [ -d "$out/$1" ] || python "$here/../build_counterfactual.py" "$data/xquad.en.json" "$out/$1" \
     --change "$change" --prompt-style "$style" --except-limit 150
 }
 

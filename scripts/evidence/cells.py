@@ -1,7 +1,7 @@
 """Cells of evidence, read from the small files in docs/evidence, and how their numbers are written.
 
 A cell is one model on one data set; docs/evidence/MODEL/CELL.RUN.parquet has a row for each of its
-answers (scripts/evidence.py). The pages are made of them by scripts/evidence_pages.py.
+answers (scripts/evidence/keep.py). The pages are made of them by scripts/evidence/pages.py.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ CHANGED = {
 CLOSED = {"closed": "open", "closed-worked": "open-worked", "closed-chat": "open-chat"}
 """Cells without a passage -> the same questions with it."""
 OWN_ANSWERS = ("sources", "benchmark")
-"""Runs that a cell is judged by: of scripts/evidence.sh, and of its --paper."""
+"""Runs that a cell is judged by: of scripts/evidence/measure.sh, and of its --paper."""
 SETTINGS = {
     "sources": "response, derived p and S",
     "benchmark": "all, derived p and S",

@@ -1,4 +1,4 @@
-"""scripts/evidence.sh: what it would run, and that what it runs gives the tables of the pages."""
+"""measure.sh: what it would run, and that what it runs gives the tables of the pages."""
 
 import json
 import os
@@ -16,15 +16,17 @@ from lm_polygraph.utils.common import load_external_module
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import configs_path
+from lm_polygraph_asmi.experiments.analysis import permutation_null
 from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.benchmarks import STORIES, hub_dataset
 from tests.polygraph import polygraph_eval_here
+from tests.report import runs as saved_runs
 from tests.runs.test_squad import QUESTION, write
 from tests.stand_ins import make_stand_ins
 from tests.test_scripts import BABI, SCRIPTS, run_here
 
-SCRIPT = SCRIPTS / "evidence.sh"
+SCRIPT = SCRIPTS / "evidence/measure.sh"
 NOTED = '#!/bin/bash\nprintf "%s\\0" {name} "$@" >> "$NOTED"; printf "\\n\\0" >> "$NOTED"\n'
 """In the place of a program: how it was called."""
 CHAT = "{% for m in messages %}Q: {{ m.content }}{% endfor %} A:"
@@ -32,7 +34,7 @@ CHAT = "{% for m in messages %}Q: {{ m.content }}{% endfor %} A:"
 
 
 def test_which_tokens_go_on_as_the_passage_does():
-    copied = load_external_module(str(SCRIPTS / "evidence.py")).copied
+    copied = load_external_module(str(SCRIPTS / "evidence/keep.py")).copied
     prompt, regex = "Passage: The old mill was red.\nQuestion: Was it blue?", r"Passage: (.*)\n"
     for tokens, there in (
         ([" The", " old", " mill", "\n"], [True, True, True, False]),
@@ -46,7 +48,7 @@ def test_which_tokens_go_on_as_the_passage_does():
 
 
 def test_the_first_sentence_of_an_answer():
-    first_sentence = load_external_module(str(SCRIPTS / "evidence.py")).first_sentence
+    first_sentence = load_external_module(str(SCRIPTS / "evidence/keep.py")).first_sentence
     for tokens, sentence, reach in (
         ([" Mr.", " Ash", " did", ".", "\n"], " Mr. Ash did.\n", 5),
         ([" He did", ".", " The", " text", " says"], " He did.", 2),
@@ -90,7 +92,7 @@ def replayed(calls: list[list[str]], *more: str) -> None:
         if program == "polygraph_eval":
             polygraph_eval_here(*arguments, *more)
         else:
-            run_here(Path(arguments[0]).name, *arguments[1:])
+            run_here(os.path.relpath(arguments[0], SCRIPTS), *arguments[1:])
 
 
 @pytest.fixture
@@ -232,7 +234,7 @@ def test_what_was_copied_is_asked_of_answers_made_anew(noted, folders):
 def test_of_a_changed_passage_what_was_right_before_is_kept(noted, folders):
     often = {"SHARDS": "1", "ROWS": "4"}
     calls = noted(*folders, "changed", "exchanged", "open", **often)
-    kept = [call for call in calls if call[0] == "python" and call[1].endswith("evidence.py")]
+    kept = [call for call in calls if call[0] == "python" and call[1].endswith("keep.py")]
     ones = [call for call in kept if "/shards/" in call[3] and call[3].endswith(".parquet")]
     assert [call[4:5] for call in ones] == [["--before"], [], []]
     assert ones[0][5].endswith("xquad.en.json")
@@ -331,3 +333,36 @@ def test_the_script_itself(hub, folders):
     subprocess.run([*start, "--paper", out, *cells, "--", *hub], env=environment, check=True)
     for cell in cells:
         check_benchmark(Path(out) / f"{cell}.benchmark.parquet")
+
+
+def test_it_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):
+    saved = saved_runs.content(12)
+    saved_runs.dissect(saved)
+    saved["stats"]["asmi_mask_seed_d60"] = list(range(12))
+    run = load_run(saved_runs.save(tmp_path / "run", saved, saved_runs.manifest(12)))
+    run_here("evidence/keep.py", str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
+    kept = pd.read_parquet(tmp_path / "kept.parquet")
+    assert not [name for name in kept if "kl" in name or "masks" in name]
+    kl, masks = (run.stats[f"asmi_{name}_d60"][3] for name in ("kl", "masks"))
+    null = permutation_null(kl, masks, seed=3)
+    for name in ("z", "p", "effective_heads", "null_effective_heads"):
+        np.testing.assert_allclose(kept[f"{name}_d60"][3], getattr(null, name), rtol=1e-6)
+
+
+def test_it_keeps_what_was_right_before_a_passage_was_changed(tmp_path):
+    saved, about = saved_runs.content(12), saved_runs.manifest(12)
+    run = load_run(saved_runs.save(tmp_path / "run", saved, about))
+    texts, ids = run.stats["greedy_texts"], run.recorded("rows")["ids"]
+    answers = [text if i % 3 == 0 else "none of it" for i, text in enumerate(texts)]
+    qas = [
+        {"id": own, "question": "?", "answers": [{"text": answer, "answer_start": 0}]}
+        for own, answer in zip(ids, answers, strict=True)
+    ]
+    content = {"data": [{"paragraphs": [{"context": "A passage.", "qas": qas}]}]}
+    (tmp_path / "before.json").write_text(json.dumps(content))
+    given = (str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
+    run_here("evidence/keep.py", *given, "--before", str(tmp_path / "before.json"))
+    kept = pd.read_parquet(tmp_path / "kept.parquet")
+    assert kept["ReferenceBefore"].tolist() == [float(i % 3 == 0) for i in range(12)]
+    run_here("evidence/keep.py", *given)
+    assert "ReferenceBefore" not in pd.read_parquet(tmp_path / "kept.parquet")

@@ -82,7 +82,7 @@ ROOMS = {
         "a command is a thin front; help must not wait for torch",
     ),
     "experiments": Room(
-        "maths model saved analysis host scoring commands experiments/analysis",
+        "maths model saved analysis host scoring runs commands experiments/analysis",
         "lm_polygraph datasets",
         "what tests the paper stands on all that scores and reports, and beside what runs",
     ),

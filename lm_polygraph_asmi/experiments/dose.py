@@ -31,6 +31,7 @@ from lm_polygraph_asmi.model import (
     scoring_session,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
+from lm_polygraph_asmi.runs.rows import spread
 from lm_polygraph_asmi.saved.doses import FORMAT, other_than
 from lm_polygraph_asmi.saved.runs import load_run
 
@@ -211,9 +212,7 @@ def doses_for(
             "are not evaluated. Take other ones (data.shard, data.except_limit)"
         )
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
-    answers = answers_of(spare, tokenizer)
-    count = min(rows, len(answers))
-    chosen = [answers[i * len(answers) // count] for i in range(count)]
+    chosen = spread(answers_of(spare, tokenizer), rows)
     if not chosen:
         raise ValueError(f"{held_out} holds no answer, or rows is {rows}")
     search = DoseSearch(loaded, chosen, used, memory_budget)

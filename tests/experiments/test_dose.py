@@ -128,7 +128,7 @@ def test_the_effect_is_the_mean_divergence_from_the_unmasked_model(search, run, 
         rows = torch.cat([masks, torch.ones(1, 4)])
         *perturbed, plain = subnetwork_log_probs(
             tiny, answer.input_ids, answer.prompt_length, layer, rows, scope="response",
-            perturbation="mlp", attention="sdpa",
+            change=Perturbation("mlp"), attention="sdpa",
         ).double()  # fmt: skip
         for row in perturbed:
             found += [float((p.exp() * (p - q)).sum()) for p, q in zip(plain, row, strict=True)]

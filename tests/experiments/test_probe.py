@@ -13,7 +13,7 @@ from lm_polygraph_asmi.experiments.analysis.choice import ablations, critical_fi
 from lm_polygraph_asmi.experiments.answers import answers_of
 from lm_polygraph_asmi.experiments.probe import CausalProbe, Tokens, probe_of
 from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe
-from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
+from lm_polygraph_asmi.model import Perturbation, subnetwork_log_probs, subnetworks
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -112,6 +112,7 @@ def test_predictions_are_those_of_masked_passes(how):
     """One mask at a time, what the run masked and where; flips are frequent in a random model."""
     model = whitebox().model
     run = scored_run(model, QUESTIONS[:2], **SCORED, **how)
+    change = Perturbation(how.get("perturbation", "heads"), seed=how.get("seed", 0))
     tokens, used = Tokens.of(run, 0.6), run.stats["asmi_settings_d60"][0]
     answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
     probe = CausalProbe(model, used, tokens, count=2, draws=1, control_depth=None)
@@ -134,7 +135,8 @@ def test_predictions_are_those_of_masked_passes(how):
                 continue
             log_probs = subnetwork_log_probs(
                 model, answers[row].input_ids, answers[row].prompt_length, used["layer"],
-                torch.from_numpy(ablations(order, [1, 2, 4])).float(), attention="sdpa", **how,
+                torch.from_numpy(ablations(order, [1, 2, 4])).float(), attention="sdpa",
+                scope=how["scope"], change=change,
             )  # fmt: skip
             assert said == log_probs[:, at].argmax(-1).tolist(), rule
             flips += sum(token != found["tokens"]["replayed"][place] for token in said)

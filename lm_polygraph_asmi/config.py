@@ -200,8 +200,8 @@ class ASMIConfig:
         shown=str,
     )  # fmt: skip
     dose: float | str | None = setting(
-        None, "Times that change: a number, or a file of `polygraph_asmi dose`.", _dose, of="masks",
-        shown="dose={:.4g}".format,
+        None, "Times that change: a number, or a file of `polygraph_asmi experiments dose`.", _dose,
+        of="masks", shown="dose={:.4g}".format,
     )  # fmt: skip
     closing_token: bool = setting(
         True, "Whether the token that ends the answer counts.", _truth,

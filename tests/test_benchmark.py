@@ -17,7 +17,7 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi._hydra.configs import configs_path
-from lm_polygraph_asmi.analysis import head_criticality
+from lm_polygraph_asmi.experiments.analysis import head_criticality
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.runs.rows import read_rows
 from lm_polygraph_asmi.saved.cells import load_cells

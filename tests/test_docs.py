@@ -157,7 +157,10 @@ def check(call: list[str]) -> None:
     if program == "polygraph_eval":
         check_eval(rest)
     elif program == "polygraph_asmi":
-        given = check_click(main.commands[rest[0]], rest[1:])
+        command, words = main.commands[rest[0]], rest[1:]
+        if isinstance(command, click.Group):
+            command, words = command.get_command(None, words[0]), words[1:]
+        given = check_click(command, words)
         if rest[0] == "doctor":
             check_eval(["--config-name", given["config_name"], *given["overrides"]])
     elif program == "bash":
@@ -204,6 +207,7 @@ def test_commands_in_the_prose_could_start(page, tmp_path):
         ),
         ("for n in 1; do polygraph_asmi score --prompt-files $n; done", click.NoSuchOption),
         ("polygraph_asmi plan --heads many", click.BadParameter),
+        ("polygraph_asmi experiments dose RUN", click.MissingParameter),
         ("python scripts/build_babi.py one two three", click.UsageError),
         ("pip install '.[nothing]'", AssertionError),
     ],
@@ -354,7 +358,10 @@ def shown(docstring: str | None) -> list[doctest.Example]:
     return doctest.DocTestParser().get_examples(docstring or "")
 
 
-@pytest.mark.parametrize("room", ["", ".scoring", ".estimators", ".model", ".maths", ".analysis"])
+@pytest.mark.parametrize(
+    "room",
+    ["", ".scoring", ".estimators", ".model", ".maths", ".analysis", ".experiments.analysis"],
+)
 def test_every_public_name_has_an_example(room):
     """A function has one that calls it; a class stands in one, or such a function returns it."""
     public = importlib.import_module(f"lm_polygraph_asmi{room}")

@@ -1,6 +1,7 @@
 """Which room may know which, that nothing goes in circles, and what a start costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ class Room(NamedTuple):
     """What a folder of the package may import, besides itself, `config` and `validation`.
 
     Attributes:
-        rooms: other folders.
+        rooms: other folders; one within another by its path.
         without: packages it must do without; types may be named.
         why: the reason.
     """
@@ -80,7 +81,36 @@ ROOMS = {
         "maths saved analysis report runs scoring", "torch transformers lm_polygraph datasets",
         "a command is a thin front; help must not wait for torch",
     ),
+    "experiments": Room(
+        "maths model saved analysis host scoring runs commands experiments/analysis",
+        "lm_polygraph datasets",
+        "what tests the paper stands on all that scores and reports, and beside what runs",
+    ),
+    "experiments/analysis": Room(
+        "analysis", "torch transformers lm_polygraph datasets",
+        "statistics of experiments take arrays, too",
+    ),
+    "experiments/exhibits": Room(
+        "experiments experiments/analysis analysis saved report",
+        "torch transformers lm_polygraph datasets",
+        "their tables and figures need finished runs alone, too",
+    ),
 }  # fmt: skip
+ENTRANCES = {"commands/__init__.py", "report/exhibits/__init__.py"}
+"""Where the core finds experiments: their commands, and what they add to the report."""
+
+
+def room_of(*parts: str) -> str:
+    """The innermost room of a path in the package."""
+    found = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    return next((name for name in found if name in ROOMS), parts[0])
+
+
+def files_of(room: str) -> Iterator[Path]:
+    """Its files, but for those of rooms within it."""
+    for file in (ROOT / room).rglob("*.py"):
+        if room_of(*file.relative_to(ROOT).parts) == room:
+            yield file
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -113,24 +143,48 @@ def modules() -> dict[str, Path]:
 def test_every_folder_is_a_room():
     folders = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
     loose = {"__init__.py", "config.py", "validation.py"}
-    assert {name for name in folders if not name.endswith(".py")} == set(ROOMS)
+    assert {name for name in folders if not name.endswith(".py")} == {
+        name for name in ROOMS if "/" not in name
+    }
     assert {name for name in folders if name.endswith(".py")} == loose
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_one_way(room):
     allowed = {room, "validation", *ROOMS[room].rooms.split()}
-    for file in (ROOT / room).rglob("*.py"):
+    for file in files_of(room):
+        entrance = "experiments" if str(file.relative_to(ROOT)) in ENTRANCES else None
         for name in imported(file):
             package, *rest = name.split(".")
             if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
-                assert rest[0] in allowed, f"{file.name} imports {name}, but {ROOMS[room].why}"
+                there = room_of(*rest)
+                assert there in {*allowed, entrance}, (
+                    f"{file.name} imports {name}, but {ROOMS[room].why}"
+                )
+
+
+def test_the_core_finds_experiments_in_two_places_alone():
+    """Names in strings, as `importlib` takes them, are imports too."""
+    for file in ROOT.rglob("*.py*"):
+        own = str(file.relative_to(ROOT))
+        if not own.startswith("experiments/") and file.suffix in (".py", ".pyi"):
+            assert (f"{PACKAGE}.experiments" in file.read_text()) == (own in ENTRANCES), own
+
+
+def test_experiments_use_what_the_core_offers():
+    """No name that begins with an underscore."""
+    for room in (name for name in ROOMS if name.startswith("experiments")):
+        for file in files_of(room):
+            private = [
+                name for name in imported(file) if re.search(rf"^{PACKAGE}\..*\._[a-z]", name)
+            ]
+            assert not private, file.name
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_do_without_what_they_need_not(room):
     """At the top of a file; what a function imports is imported when it is called."""
-    for file in (ROOT / room).rglob("*.py"):
+    for file in files_of(room):
         for node in ast.parse(file.read_text()).body:
             names = []
             if isinstance(node, ast.Import):
@@ -184,6 +238,7 @@ COMMANDS = [
     ("doctor --config-name nosuch", "there is no config 'nosuch'"),
     ("score --model x --prompt-file LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x --prompt-file LICENSE --method raw", "'raw' is not one of"),
+    ("experiments --help", "dose"),
 ]
 WITH_PANDAS = [
     ("plan --heads 32", "p = 0.15, S = 40"),

@@ -16,7 +16,7 @@ from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
-from lm_polygraph_asmi.analysis import normalised_prr, permutation_null
+from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
@@ -366,39 +366,6 @@ def test_promise_from_a_finished_run(tmp_path):
     done = CliRunner().invoke(script.main, ["decide", *given])
     assert done.exit_code == 1
     assert "scope response there, all here" in done.output
-
-
-def test_evidence_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):
-    saved = saved_runs.content(12)
-    saved_runs.dissect(saved)
-    saved["stats"]["asmi_mask_seed_d60"] = list(range(12))
-    run = load_run(saved_runs.save(tmp_path / "run", saved, saved_runs.manifest(12)))
-    run_here("evidence.py", str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
-    kept = pd.read_parquet(tmp_path / "kept.parquet")
-    assert not [name for name in kept if "kl" in name or "masks" in name]
-    kl, masks = (run.stats[f"asmi_{name}_d60"][3] for name in ("kl", "masks"))
-    null = permutation_null(kl, masks, seed=3)
-    for name in ("z", "p", "effective_heads", "null_effective_heads"):
-        np.testing.assert_allclose(kept[f"{name}_d60"][3], getattr(null, name), rtol=1e-6)
-
-
-def test_evidence_keeps_what_was_right_before_a_passage_was_changed(tmp_path):
-    saved, about = saved_runs.content(12), saved_runs.manifest(12)
-    run = load_run(saved_runs.save(tmp_path / "run", saved, about))
-    texts, ids = run.stats["greedy_texts"], run.recorded("rows")["ids"]
-    answers = [text if i % 3 == 0 else "none of it" for i, text in enumerate(texts)]
-    qas = [
-        {"id": own, "question": "?", "answers": [{"text": answer, "answer_start": 0}]}
-        for own, answer in zip(ids, answers, strict=True)
-    ]
-    content = {"data": [{"paragraphs": [{"context": "A passage.", "qas": qas}]}]}
-    (tmp_path / "before.json").write_text(json.dumps(content))
-    given = (str(tmp_path / "run"), str(tmp_path / "kept.parquet"))
-    run_here("evidence.py", *given, "--before", str(tmp_path / "before.json"))
-    kept = pd.read_parquet(tmp_path / "kept.parquet")
-    assert kept["ReferenceBefore"].tolist() == [float(i % 3 == 0) for i in range(12)]
-    run_here("evidence.py", *given)
-    assert "ReferenceBefore" not in pd.read_parquet(tmp_path / "kept.parquet")
 
 
 def test_memory_of_many_rows(capsys):

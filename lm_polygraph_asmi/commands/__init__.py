@@ -9,10 +9,8 @@ import click
 from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
 from lm_polygraph_asmi.commands.doctor import doctor
-from lm_polygraph_asmi.commands.dose import dose
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
-from lm_polygraph_asmi.commands.probe import probe
 from lm_polygraph_asmi.commands.reference import reference
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
@@ -29,7 +27,26 @@ def main() -> None:
     """
 
 
-for command in (
-    calibrate, doctor, dose, merge, plan, probe, reference, report, results, score
-):  # fmt: skip
+class Experiments(click.Group):
+    """Commands of `lm_polygraph_asmi.experiments`, which is imported when one is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._found())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self._found().get(cmd_name)
+
+    @staticmethod
+    def _found() -> dict[str, click.Command]:
+        from lm_polygraph_asmi.experiments.commands import COMMANDS
+
+        return COMMANDS
+
+
+@main.group(cls=Experiments)
+def experiments() -> None:
+    """Test the paper's claims: masks on something else than heads, and the causal probe."""
+
+
+for command in (calibrate, doctor, merge, plan, reference, report, results, score):
     main.add_command(command)

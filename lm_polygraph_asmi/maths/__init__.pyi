@@ -1,8 +1,6 @@
 from .agreement import agreement_on_support as agreement_on_support
 from .agreement import cosines as cosines
 from .agreement import semantic_agreement as semantic_agreement
-from .dose import matching_dose as matching_dose
-from .dose import relative_change as relative_change
 from .gate import adaptive_gate as adaptive_gate
 from .gate import response_diversity as response_diversity
 from .information import Disagreement as Disagreement

@@ -171,9 +171,7 @@ def subnetwork_log_probs(
     scope: str = "all",
     source: str = "all",
     context: Sequence[int] | Sequence[Sequence[int]] | None = None,
-    perturbation: str = "heads",
-    dose: float | None = None,
-    seed: int = 0,
+    change: Perturbation = WITHOUT_HEADS,
     attention: str | None = None,
     memory_budget: int | None = None,
 ) -> Float[Tensor, "S T V"]:
@@ -198,10 +196,7 @@ def subnetwork_log_probs(
             tokens of the "context", or from "elsewhere"; these two in the scope "response".
         context: positions of those tokens, (start, end) with the end behind the last, or several;
             the source "all" takes none and asks for none.
-        perturbation: what a mask changes in the layer: "heads", the method's own, or another arm
-            of the falsifier (`perturbation.ARMS`).
-        dose: multiplies the change of what the layer returns; None leaves it as it is.
-        seed: base seed of what a perturbation draws besides the masks.
+        change: what a mask changes in the layer, see `perturbation`.
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 
@@ -221,9 +216,8 @@ def subnetwork_log_probs(
         >>> torch.allclose(found[0], own, atol=1e-5)  # the first mask keeps every head
         True
     """
-    change = Perturbation(perturbation, dose, seed)
     model = plain_model(model)
-    ASMIConfig(scope=scope, source=source, perturbation=perturbation)  # refuses what is not fit
+    ASMIConfig(scope=scope, source=source, perturbation=change.arm)  # refuses what is not fit
     given = source != "all" or context is not None
     spans = check_spans(context, len(input_ids)) if given else []
     with scoring_session(model, attention):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from os.path import commonprefix
 from typing import Any, Literal
 
 import torch
@@ -223,9 +224,7 @@ class Memory:
         """How many tokens from the first on are the same and known."""
         if self.state != state_in_session(model):
             return 0
-        pairs = enumerate(zip(self.input_ids, input_ids, strict=False))
-        end = min(len(self.input_ids), len(input_ids))
-        return next((i for i, (own, other) in pairs if own != other), end)
+        return len(commonprefix([self.input_ids, list(input_ids)]))
 
     def cache(self, length: int) -> DynamicCache:
         """The first so many positions as a cache of transformers, which keeps all it is given."""

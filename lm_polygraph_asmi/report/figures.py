@@ -13,7 +13,6 @@ from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -45,7 +44,7 @@ STYLE: Any = {
 Drawn = TypeVar("Drawn", bound=Callable[..., Any])
 
 
-def _styled(draw: Drawn) -> Drawn:
+def styled(draw: Drawn) -> Drawn:
     """Texts and legends take the style that holds while they are made."""
 
     @wraps(draw)
@@ -56,7 +55,7 @@ def _styled(draw: Drawn) -> Drawn:
     return cast(Drawn, styled)
 
 
-@_styled
+@styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
     """Write a figure; the kind of file follows from its name.
 
@@ -89,7 +88,7 @@ SMALL: Any = {
 }  # fmt: skip
 
 
-def _grid(
+def grid(
     panels: int, width: float, height: float, columns: int = 3, of_many: int = 4
 ) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, `columns` a row; `of_many` of those that must fit a page."""
@@ -108,13 +107,13 @@ def _grid(
     return figure, list(axes[:panels])
 
 
-def _title(ax: Axes, label: str) -> None:
+def panel_title(ax: Axes, label: str) -> None:
     lines = label.replace(", ", ",\n", 1).splitlines()
     width = 34 if rcParams["font.size"] > SMALL["font.size"] else 38
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
-def _legend(
+def panel_legend(
     figure: Figure, axes: Sequence[Axes], together: bool = False, band: str = "", **settings: Any
 ) -> None:
     """One legend a panel, or one below all of them, `together` or where they are many.
@@ -140,7 +139,7 @@ def _legend(
                   fontsize=6, **settings)  # fmt: skip
 
 
-@_styled
+@styled
 def forest(
     panels: Mapping[str, Mapping[str, Interval | Judged | None]],
     label: str,
@@ -169,7 +168,7 @@ def forest(
         rcParams.update(SMALL)
     # Room for the names, where each panel has its own: inches of a letter, and of a panel.
     columns = 4 if shared else min(4, max(1, int(PAGE[0] / (0.036 * widest + 1))))
-    figure, axes = _grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
+    figure, axes = grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
     for ax in axes[1:]:
         ax.sharex(axes[0])
     if shared or (len(found) > MANY and columns < 4):
@@ -191,7 +190,7 @@ def forest(
         hidden = shared and number % columns
         ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
         ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
-        _title(ax, title)
+        panel_title(ax, title)
         if not crowded:
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
@@ -223,14 +222,14 @@ class DepthCurves(NamedTuple):
     mean: tuple[np.ndarray, np.ndarray]
 
 
-@_styled
+@styled
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
     """PRR over depth, a line per cell and the mean; a panel per variant.
 
     Bands are those of the cells where these are few, else that of the mean alone. Of many cells the
     highest and the lowest are named.
     """
-    figure, axes = _grid(len(curves), 3.4, 2.8)
+    figure, axes = grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for ax, (variant, (at, cells, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
@@ -255,16 +254,16 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
-        _title(ax, variant)
+        panel_title(ax, variant)
         place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)} if crowded else {}
         ax.legend(fontsize=7, **place)
     return figure
 
 
-@_styled
+@styled
 def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
     """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
-    figure, axes = _grid(len(grids), 2.6, 2.5)
+    figure, axes = grid(len(grids), 2.6, 2.5)
     for ax, (title, found) in zip(axes, grids.items(), strict=True):
         ax.imshow(found.error_rate, cmap="Oranges", vmin=0, vmax=1)
         for (i, j), rate in np.ndenumerate(found.error_rate):
@@ -276,7 +275,7 @@ def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
         ax.set_yticks([0, 1], ["confident", "unconfident"])
         ax.set_xlabel("by u_sem")
         ax.set_ylabel("by MSP")
-        _title(ax, f"{title}\nerror rate")
+        panel_title(ax, f"{title}\nerror rate")
     return figure
 
 
@@ -292,7 +291,7 @@ def _error_curves(
     y: str,
 ) -> Figure:
     """Error rates by signal, a panel per cell; `at` gives the positions of a curve's points."""
-    figure, axes = _grid(len(curves), 2.8, 2.4)
+    figure, axes = grid(len(curves), 2.8, 2.4)
     for ax, (title, by) in zip(axes, curves.items(), strict=True):
         highest = 0.0
         for name, (errors, band) in by.items():
@@ -309,19 +308,19 @@ def _error_curves(
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)
-        _title(ax, title)
-    _legend(figure, axes, band="95 % band")
+        panel_title(ax, title)
+    panel_legend(figure, axes, band="95 % band")
     return figure
 
 
-@_styled
+@styled
 def payoff(curves: Mapping[str, Mapping[str, Curve]], abstain: np.ndarray) -> Figure:
     """Retained error among the confident over abstention; figure "payoff" of the paper."""
     x = "abstained, % of the confident"
     return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
 
 
-@_styled
+@styled
 def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     """Risk over coverage for each signal."""
 
@@ -331,12 +330,12 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     return _error_curves(curves, coverages, "{}", "coverage", "error rate of the kept")
 
 
-@_styled
+@styled
 def rejection(
     panels: Mapping[str, tuple[Mapping[str, RejectionCurve], RejectionCurve]],
 ) -> Figure:
     """Mean quality of the kept over the share rejected; the oracle's curve beside the signals'."""
-    figure, axes = _grid(len(panels), 2.8, 2.4)
+    figure, axes = grid(len(panels), 2.8, 2.4)
     for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
         rejected = 100 * (1 - oracle.coverages)
         ax.plot(rejected, oracle.values, color=GREY, linestyle="-.", label="oracle")
@@ -347,15 +346,15 @@ def rejection(
             ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
         ax.set_xlabel("rejected, %")
         ax.set_ylabel("mean quality of the kept")
-        _title(ax, title)
-    _legend(figure, axes, together=True, band="95 % band")
+        panel_title(ax, title)
+    panel_legend(figure, axes, together=True, band="95 % band")
     return figure
 
 
-@_styled
+@styled
 def reliability(panels: Mapping[str, Reliability]) -> Figure:
     """Rate of errors over their probability, with the band of calibrated ones."""
-    figure, axes = _grid(len(panels), 2.5, 2.5)
+    figure, axes = grid(len(panels), 2.5, 2.5)
     for ax, (title, found) in zip(axes, panels.items(), strict=True):
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="calibrated")
         ax.fill_between(found.chance, *found.band, color=SKY, alpha=0.3, linewidth=0,
@@ -368,16 +367,16 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
         ax.set_aspect("equal")
         ax.set_xlabel("probability of error, held out")
         ax.set_ylabel("rate of errors")
-        _title(ax, title)
-    _legend(figure, axes, together=True)
+        panel_title(ax, title)
+    panel_legend(figure, axes, together=True)
     return figure
 
 
-@_styled
+@styled
 def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
     """Mass of the top K by band of MI_t, with pointwise 95 % bands (2, k) by cell and band."""
     labels = list(dict.fromkeys(table["cell"]))
-    figure, axes = _grid(len(labels), 2.8, 2.4)
+    figure, axes = grid(len(labels), 2.8, 2.4)
     styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
               "all": (GREY, "-", "")}  # fmt: skip
     for ax, label in zip(axes, labels, strict=True):
@@ -391,18 +390,18 @@ def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]])
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")
         ax.set_ylim(top=1.02)
-        _title(ax, label)
-    _legend(figure, axes, band="95 % band", title="tokens by MI")
+        panel_title(ax, label)
+    panel_legend(figure, axes, band="95 % band", title="tokens by MI")
     return figure
 
 
-@_styled
+@styled
 def violins(
     panels: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray, Mapping[str, Interval]]],
 ) -> Figure:
     """Scores of right and wrong answers; figure "error-separation" of the paper."""
     each = [(cell, name) for cell, (scores, _, _) in panels.items() for name in scores]
-    figure, axes = _grid(len(each), 2.8, 2.4, columns=2)
+    figure, axes = grid(len(each), 2.8, 2.4, columns=2)
     for ax, (cell, name) in zip(axes, each, strict=True):
         scores, wrong, aurocs = panels[cell]
         positive = scores[name][scores[name] > 0]
@@ -441,14 +440,14 @@ def violins(
         shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
         if not np.isnan(found.low):
             shown += f" [{found.low:.2f}, {found.high:.2f}]"
-        _title(ax, f"{cell}\n{name}: AUROC {shown}")
+        panel_title(ax, f"{cell}\n{name}: AUROC {shown}")
     return figure
 
 
-@_styled
+@styled
 def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     """Joint distribution of MI_t and A_t; figure "mechanism" (a) of the paper."""
-    figure, axes = _grid(len(panels), 2.8, 2.6)
+    figure, axes = grid(len(panels), 2.8, 2.6)
     for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
         found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap=DENSITY,
@@ -466,14 +465,14 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("MI_t, nats")
         ax.set_ylabel("A_t")
-        _title(ax, f"{title}\nPearson r = " + f"{r:.2f}".replace("-", "−"))
+        panel_title(ax, f"{title}\nPearson r = " + f"{r:.2f}".replace("-", "−"))
     return figure
 
 
-@_styled
+@styled
 def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
     """Pairwise cosines of a token's top candidates; figure "mechanism" (b) of the paper."""
-    figure, axes = _grid(len(panels), 3.6, 3.2)
+    figure, axes = grid(len(panels), 3.6, 3.2)
     for ax, (title, (matrix, texts)) in zip(axes, panels.items(), strict=True):
         image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
         names = [repr(text)[1:-1] for text in texts]
@@ -483,11 +482,11 @@ def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
             ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=5,
                     color="white" if abs(value) > 0.6 else BLACK)  # fmt: skip
         figure.colorbar(image, ax=ax, label="cosine")
-        _title(ax, title)
+        panel_title(ax, title)
     return figure
 
 
-@_styled
+@styled
 def operating_point(
     rates: Sequence[float],
     masks: Sequence[int],
@@ -497,7 +496,7 @@ def operating_point(
     chosen: tuple[float, int] | None,
 ) -> Figure:
     """Coverage and fidelity over p; figure "supp_fidelity" of the paper."""
-    figure, (left, right) = _grid(2, 3.6, 3.0)
+    figure, (left, right) = grid(2, 3.6, 3.0)
     left.plot(rates, masks, color=BLUE)
     feasible = [p for p, heads in zip(rates, exact, strict=True) if heads <= tolerated]
     left.fill_between(feasible, masks[: len(feasible)], 10 * max(masks), color=BLUE, alpha=0.15,
@@ -523,11 +522,11 @@ def operating_point(
     return figure
 
 
-@_styled
+@styled
 def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     """Median seconds of an answer by phase, stacked."""
     names = table["cell"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
-    figure, (ax,) = _grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
+    figure, (ax,) = grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
     colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, AMBER, PURPLE, SKY), strict=False))
     for phase in phases:
@@ -541,7 +540,7 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def promises(table: pd.DataFrame) -> Figure:
     """Coverage against promised risk, a line per signal; zero = not attainable.
 
@@ -565,98 +564,4 @@ def promises(table: pd.DataFrame) -> Figure:
     axes.set_xlabel("promised share of errors among accepted answers")
     axes.set_ylabel("answers accepted")
     axes.legend()
-    return figure
-
-
-@_styled
-def coupling(table: pd.DataFrame) -> Figure:
-    """Coupling of MI_t and H_t with concentration by cell, and of MI_t over depth."""
-    main = table[table["read"] == "as in the paper"]
-    labels = list(dict.fromkeys(main["cell"]))
-    depths = sorted(set(main["depth"]), key=lambda depth: float(depth.rstrip("%")))
-    figure = Figure(figsize=(PAGE[0], min(PAGE[1], 1.6 + 0.35 * len(labels))), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    for name, colour, mark, shift in (("MI", BLUE, "o", -0.14), ("H", BLACK, "s", 0.14)):
-        for place, label in enumerate(labels):
-            own = main[main["cell"] == label].iloc[0]
-            _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark)
-    shown = main.drop_duplicates("cell")["depth"].tolist()  # the first of each cell
-    alike = len(set(shown)) == 1
-    names = [
-        label if alike else f"{label}, {depth}" for label, depth in zip(labels, shown, strict=True)
-    ]
-    left.set_yticks(range(len(labels)), [textwrap.fill(name, 30) for name in names])
-    left.set_ylim(len(labels) - 0.5, -0.5)
-    left.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    left.set_xlabel(f"ρ at {shown[0]} of depth" if alike else "ρ at the depth named")
-    signals = [
-        Line2D([], [], color=colour, marker=mark, markersize=4, label=f"ρ({name}, z)")
-        for name, colour, mark in (("MI", BLUE, "o"), ("H", BLACK, "s"))
-    ]
-    left.legend(handles=signals, fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
-    marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
-    for number, label in enumerate(labels):
-        own = main[main["cell"] == label]
-        at = [depths.index(depth) + 0.04 * (number - len(labels) / 2) for depth in own["depth"]]
-        found = list(own["ρ(MI, z)"])
-        colour = colours[number % len(colours)]
-        right.plot(at, [i.value for i in found], marker=marks[number % len(marks)], linewidth=1,
-                   markersize=4, color=colour, label=label)  # fmt: skip
-        for x, i in zip(at, found, strict=True):
-            right.plot([x, x], [i.low, i.high], color=colour, linewidth=0.8)
-            right.plot(x, i.value, marks[number % len(marks)], markersize=4, color=colour,
-                       markerfacecolor=colour if i.excludes(0) else "white")  # fmt: skip
-    right.set_xticks(range(len(depths)), depths)
-    right.set_xlim(-0.5, len(depths) - 0.5)
-    right.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    right.set_xlabel("relative depth of the masked layer")
-    right.set_ylabel("ρ(MI, z)")
-    figure.suptitle("filled: the interval (95 % over examples) excludes 0; open: it holds it",
-                    fontsize=rcParams["axes.labelsize"])  # fmt: skip
-    if len(labels) > 1:
-        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3,
-                      fontsize=6)  # fmt: skip
-    return figure
-
-
-def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str) -> None:
-    """A value with its interval, filled where it excludes zero."""
-    if not np.isfinite(found.value):
-        return
-    if np.isfinite(found.low):
-        ax.plot([found.low, found.high], [place, place], color=colour, linewidth=1.2)
-    ax.plot(found.value, place, mark, markersize=4, color=colour,
-            markerfacecolor=colour if found.excludes(0) else "white")  # fmt: skip
-
-
-FLIPS: Any = {
-    "high MI, critical heads": (BLUE, "-", "o"),
-    "high MI, random heads†": (ORANGE, "--", "s"),
-    "high MI, least critical heads†": (GREY, ":", "v"),
-    "low MI, critical heads": (BLACK, "-.", "^"),
-}
-"""Curves of the probe's figure, of its many rows."""
-
-
-@_styled
-def flips(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interval]]]]) -> Figure:
-    """Share of tokens that flip over the number of ablated heads, a panel per cell."""
-    figure, axes = _grid(len(panels), 3.2, 2.5)
-    for ax, (title, (k, curves)) in zip(axes, panels.items(), strict=True):
-        for name, (colour, style, mark) in FLIPS.items():
-            if name not in curves:
-                continue
-            value, low, high = np.array(curves[name], dtype=float).T
-            ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
-            ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
-            # Bands lie over one another: their edges tell them apart.
-            ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_formatter("{x:.0f}")
-        ax.set_xticks(k)
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel("heads ablated")
-        ax.set_ylabel("predictions that flip, %")
-        _title(ax, title)
-    _legend(figure, axes, together=True)
     return figure

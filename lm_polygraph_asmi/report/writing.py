@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, escape
-from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
+from lm_polygraph_asmi.report.exhibits import every_exhibit, findings
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.latex import latex_tables
 from lm_polygraph_asmi.saved.cells import Cell
@@ -44,7 +44,7 @@ def build_report(
         (out / folder).mkdir(parents=True, exist_ok=True)
     said = findings(cells)
     sections, gaps = [], []
-    for make in progress(EXHIBITS):
+    for make in progress(every_exhibit()):
         for item in make(cells):
             if isinstance(item, Gap):
                 gaps.append(f"- {item.title}: {escape(item.reason, 'markdown')}")

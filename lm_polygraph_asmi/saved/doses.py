@@ -1,4 +1,4 @@
-"""Doses of the falsifier's arms, as `polygraph_asmi dose` writes them."""
+"""Doses of the falsifier's arms, as `polygraph_asmi experiments dose` writes them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def read_doses(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: it is none of `polygraph_asmi dose`.
+        ValueError: it is none of `polygraph_asmi experiments dose`.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -26,11 +26,12 @@ def read_doses(path: str | Path) -> dict[str, Any]:
             raise ValueError("another format")
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path} is neither a number nor a file of doses: `polygraph_asmi dose` writes one"
+            f"{path} is neither a number nor a file of doses: `polygraph_asmi experiments dose` "
+            "writes one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is no file of doses as `polygraph_asmi dose` writes: {error!r}"
+            f"{path} is no file of doses as `polygraph_asmi experiments dose` writes: {error!r}"
         ) from error
     return dict(content)
 
@@ -105,7 +106,7 @@ def matched_dose(
     if other is not None:
         raise ValueError(
             f"the doses in {path} were found for {other}: one number serves one model and data "
-            "set. Run `polygraph_asmi dose` for a run of these"
+            "set. Run `polygraph_asmi experiments dose` for a run of these"
         )
     there = content.get("settings", {})
     for here in used:
@@ -113,7 +114,8 @@ def matched_dose(
             if here.get(name) is not None and here[name] != there.get(name, here[name]):
                 raise ValueError(
                     f"the doses in {path} were matched at {name} {there[name]}, here it is "
-                    f"{here[name]}: run `polygraph_asmi dose` for a run with these settings"
+                    f"{here[name]}: run `polygraph_asmi experiments dose` for a run with these "
+                    "settings"
                 )
     return float(times * found[matching])
 

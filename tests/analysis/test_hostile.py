@@ -125,12 +125,7 @@ OTHERS = {
     "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
     "best_signal", "drifts", "recommendation", "risk_p_value",
     "same_order", "sample_size", "text_clusters", "votes", "wilson_interval",
-    "equivalence_size", "verdicts",
-    # Of masks and what they do to tokens: see the tests of heads, coupling, probe and falsifier.
-    "arm_comparisons", "concentration", "corrected_correlation",
-    "criticality_coupling", "double_dissociation", "flip_contrasts", "flip_differences",
-    "flip_rates", "head_criticality", "high_stratum", "permutation_null", "redrawn_masks",
-    "redrawn_null", "sharpening", "split_half",
+    "equivalence_size",
 }  # fmt: skip
 
 

@@ -44,7 +44,9 @@ def compare(model, projection, down, block, layer, arm, scope, dose) -> None:
     """Through the package, where the check compares with whole passes of its own, and here."""
     how = {"scope": scope, "dose": dose, "seed": 3}
     ids = sequence()
-    fast = subnetwork_log_probs(model, ids, PROMPT, layer, masks(), perturbation=arm, **how)
+    fast = subnetwork_log_probs(
+        model, ids, PROMPT, layer, masks(), change=Perturbation(arm, dose, 3), scope=scope
+    )
     slow = arms.subnetwork_log_probs(
         plain_model(model), projection, down, block, layer, ids, PROMPT, masks(), arm=arm, **how
     )
@@ -179,7 +181,7 @@ def test_layers_without_a_single_mlp_are_refused_by_name(name, said):
     model = tiny_class(name)
     layer = max(structure_of(model).sites)
     with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down.*{said}"):
-        subnetwork_log_probs(model, sequence(), PROMPT, layer, masks(), perturbation="mlp")
+        subnetwork_log_probs(model, sequence(), PROMPT, layer, masks(), change=Perturbation("mlp"))
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -288,7 +290,7 @@ def test_other_positions_are_earlier_ones_of_the_prompt(llama):
 
 def test_a_prompt_of_one_token_is_no_number_over_zero(llama):
     found = subnetwork_log_probs(
-        llama, sequence(), 1, LAYER, masks(), perturbation="foreign", dose=1.0
+        llama, sequence(), 1, LAYER, masks(), change=Perturbation("foreign", 1.0)
     )
     assert torch.isfinite(found).all()
 
@@ -317,14 +319,22 @@ def test_draws_differ_by_seed_layer_and_mask(llama):
 
 def test_what_is_drawn_follows_from_seed_tokens_and_mask(llama):
     kept = masks()
-    first = subnetwork_log_probs(llama, sequence(), PROMPT, LAYER, kept, perturbation="isotropic")
+    first = subnetwork_log_probs(
+        llama, sequence(), PROMPT, LAYER, kept, change=Perturbation("isotropic")
+    )
     torch.manual_seed(5)
     again = subnetwork_log_probs(
-        llama, sequence(), PROMPT, LAYER, kept.flip(0), perturbation="isotropic", memory_budget=1
+        llama,
+        sequence(),
+        PROMPT,
+        LAYER,
+        kept.flip(0),
+        change=Perturbation("isotropic"),
+        memory_budget=1,
     )
     torch.testing.assert_close(again.flip(0), first, atol=1e-5, rtol=0)
     other = subnetwork_log_probs(
-        llama, sequence(), PROMPT, LAYER, kept, perturbation="isotropic", seed=1
+        llama, sequence(), PROMPT, LAYER, kept, change=Perturbation("isotropic", seed=1)
     )
     assert (other - first).abs().max() > 1e-2
 
@@ -341,7 +351,9 @@ def only(model, part: str):
 def test_an_arm_moves_what_its_part_carries_alone(part, arm):
     model = only(tiny_model("llama"), part)
     moved = {
-        name: subnetwork_log_probs(model, sequence(), PROMPT, LAYER, masks(), perturbation=name)
+        name: subnetwork_log_probs(
+            model, sequence(), PROMPT, LAYER, masks(), change=Perturbation(name)
+        )
         for name in ("heads", "mlp")
     }
     apart = {name: (found[0] - found[1]).abs().max() for name, found in moved.items()}
@@ -359,21 +371,23 @@ def test_an_arm_that_is_run_wrong_is_seen(monkeypatch):
     monkeypatch.setattr(check.log, "warning", lambda *said: tried.append(said))
     for arm in PERTURBATIONS:
         tried.clear()
-        found = subnetwork_log_probs(model, sequence(), PROMPT, LAYER, masks(), perturbation=arm)
+        found = subnetwork_log_probs(
+            model, sequence(), PROMPT, LAYER, masks(), change=Perturbation(arm)
+        )
         monkeypatch.undo()
         expected = subnetwork_log_probs(
-            tiny_model("llama"), sequence(), PROMPT, LAYER, masks(), perturbation=arm
+            tiny_model("llama"), sequence(), PROMPT, LAYER, masks(), change=Perturbation(arm)
         )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
 
 
-def test_unknown_arms_are_refused_with_the_list(llama):
+def test_unknown_arms_are_refused_with_the_list():
     with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
-        subnetwork_log_probs(llama, sequence(), PROMPT, LAYER, masks(), perturbation="dropout")
+        Perturbation("dropout")
     for dose in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="dose"):
-            subnetwork_log_probs(llama, sequence(), PROMPT, LAYER, masks(), dose=dose)
+            Perturbation(dose=dose)
 
 
 def test_the_down_projection_is_found_once(llama):

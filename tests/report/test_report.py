@@ -26,16 +26,16 @@ from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.probe_file import write_probe
 from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
 from lm_polygraph_asmi.report.exhibit import Marked
-from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
+from lm_polygraph_asmi.report.exhibits import every_exhibit, findings
 from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, depths, head_to_head
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study, screen
 from lm_polygraph_asmi.report.exhibits.signal import distinct, flags, payoff
 from lm_polygraph_asmi.report.tables import about_run
-from lm_polygraph_asmi.saved.probe import write_probe
 from lm_polygraph_asmi.saved.runs import load_run, manager_files
 from tests.report.runs import (
     BASELINES,
@@ -365,7 +365,7 @@ def test_another_quality_is_named_in_the_first_lines(tmp_path):
 
 def run_all(cells):
     """All items; none may fail."""
-    return [item for make in EXHIBITS for item in make(cells)]
+    return [item for make in every_exhibit() for item in make(cells)]
 
 
 def reasons(items) -> str:

@@ -1,6 +1,8 @@
 """One function per item of the report, and what a reader must see first."""
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 
@@ -19,19 +21,9 @@ from lm_polygraph_asmi.report.exhibits.benchmark import (
     stability,
 )
 from lm_polygraph_asmi.report.exhibits.boundary import boundary, coverage, truncation
-from lm_polygraph_asmi.report.exhibits.claims import head_claims
 from lm_polygraph_asmi.report.exhibits.curves import rejection, reliable
-from lm_polygraph_asmi.report.exhibits.falsifier import (
-    dissociation,
-    falsifier,
-    falsifier_added,
-    falsifier_verdicts,
-    reproduced,
-)
-from lm_polygraph_asmi.report.exhibits.heads import head_concentration, head_coupling, head_errors
 from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length, noise
 from lm_polygraph_asmi.report.exhibits.mechanism import case_study, cosines, cost, mechanism, screen
-from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_probe
 from lm_polygraph_asmi.report.exhibits.signal import (
     confident_fragile,
     distinct,
@@ -42,31 +34,41 @@ from lm_polygraph_asmi.report.exhibits.signal import (
     stacked,
     verdicts_of,
 )
-from lm_polygraph_asmi.report.exhibits.sources import sources
 from lm_polygraph_asmi.saved.cells import (
     FEW,
     Cell,
     one_per_question_set,
 )
 
-EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
+Make = Callable[[Sequence[Cell]], Items]
+
+EXHIBITS: tuple[Make, ...] = (
     benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean,
     flags, confident_fragile, payoff, selector, rejection, reliable, boundary, truncation,
-    coverage, stability, sources, mechanism, cosines, case_study, head_claims,
-    head_concentration, head_coupling, head_errors, causal_probe, causal_differences,
-    falsifier_verdicts, falsifier, falsifier_added, dissociation,
-    judges, noise, length, audit, cost,
+    coverage, stability, mechanism, cosines, case_study, judges, noise, length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or why there are none."""
+MORE = ("lm_polygraph_asmi.experiments.exhibits",)
+"""Modules whose `EXHIBITS` come after these, and whose `findings` before all others."""
+
+
+def _more() -> list[ModuleType]:
+    return [import_module(name) for name in MORE]
+
+
+def every_exhibit() -> list[Make]:
+    """What the report is made of."""
+    return [*EXHIBITS, *(make for module in _more() for make in module.EXHIBITS)]
 
 
 def findings(cells: Sequence[Cell]) -> list[str]:
     """First lines of the report: whether any ASMI score is known to rank errors, and what misleads.
 
-    Before all, grounded cells whose signal something else than heads reproduces; counts, then
-    scores that rank errors the wrong way, then what weakens the rest.
+    Before all, what experiments say; counts, then scores that rank errors the wrong way, then what
+    weakens the rest.
     """
-    parts = (reproduced, _known, _wrong_way, _against_best, _added, _weak, _judges, _others)
+    own = (_known, _wrong_way, _against_best, _added, _weak, _judges, _others)
+    parts = (*(module.findings for module in _more()), *own)
     return [line for part in parts for line in part(cells)]
 
 

@@ -1,0 +1,159 @@
+"""`polygraph_asmi experiments`: doses for the falsifier's arms, and the causal probe.
+
+Imports click alone, as the files of `lm_polygraph_asmi.commands` do.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lm_polygraph_asmi.commands.settings import setting_options
+
+
+def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the model that is loaded again."""
+    for option in (
+        setting_options("depth", "memory_budget"),
+        click.option("--device-map", help="auto for GPUs; default: the CPU."),
+        click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ..."),
+        click.option("--gguf-file", help="Weights in this file of the folder."),
+        click.option(
+            "--model", required=True, help="The run's: folder, name on a hub, or smollm2."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True))
+@click.option(
+    "--held-out",
+    required=True,
+    type=click.Path(exists=True),
+    help="Finished run over other rows: the doses are found on its answers, without a label.",
+)
+@_model_options
+@click.option("--rows", default=20, show_default=True, help="Answers to take, evenly spaced.")
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
+def dose(
+    run: str,
+    held_out: str,
+    model: str,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    depth: float,
+    rows: int,
+    memory_budget: int | None,
+    out: str,
+) -> None:
+    """Find the doses at which the falsifier's arms equal masked heads, for a finished RUN.
+
+    By norm (the change of the layer's output is as large) and by effect (the model's predictions
+    move as far). A run of an arm takes the file as asmi.dose.
+    """
+    from rich.console import Console
+
+    from lm_polygraph_asmi.experiments.dose import doses_for
+
+    console = Console()
+    try:
+        if not Path(out).absolute().parent.is_dir():
+            raise ValueError(f"{out} cannot be written: there is no such folder")
+        with console.status("Matching"):
+            found = doses_for(
+                run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
+            )
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(str(error)) from error
+    Path(out).write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
+    for arm, own in found["arms"].items():
+        if "refused" in own:
+            console.print(f"{arm}: {own['refused']}", highlight=False, markup=False)
+            continue
+        # Without a plain chain of layers the size of a change is not known, nor a dose by it.
+        effect, norm, size = (
+            "none found" if own[name] is None else f"{own[name]:.4g}"
+            for name in ("effect", "norm", "relative_change")
+        )
+        console.print(
+            f"{arm}: by effect {effect}, by norm {norm}; as it is, KL {own['kl']:.3g} nats, "
+            f"relative change {size}",
+            highlight=False,
+        )
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True))
+@_model_options
+@click.option("--tokens", "count", default=200, show_default=True, help="In each group.")
+@click.option("--draws", default=10, show_default=True, help="Of random heads, for each token.")
+@click.option("--control-depth", default=0.3, show_default=True, help="Of random heads elsewhere.")
+@click.option("--seed", default=0, show_default=True, help="Of random heads.")
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False),
+    help="Folder in which examples are kept as they are done; default: beside the file.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False),
+    help="JSON file; default: beside the manager file, where `report` finds it.",
+)
+def probe(
+    run: str,
+    model: str,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    depth: float,
+    journal: str | None,
+    out: str | None,
+    **settings: Any,
+) -> None:
+    """Ablate the heads that RUN calls critical, and say how often predictions flip.
+
+    RUN is one of the config asmi_heads. Killed, it goes on where it stopped.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from lm_polygraph_asmi.experiments.probe_file import probe_path, write_probe
+    from lm_polygraph_asmi.saved.runs import manager_files
+
+    console = Console()
+    try:
+        manager, *others = manager_files(run)
+        if others:
+            raise ValueError(f"{run} holds several seeds: name one of the files in it")
+        path = Path(out) if out else probe_path(manager)
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no such folder")
+        from lm_polygraph_asmi.experiments.probe import probe_of
+
+        kept = journal or str(path.with_suffix(".journal"))
+        how = (manager, model, gguf_file, dtype, device_map, depth)
+        asked, answers = probe_of(*how, journal=kept, **settings)
+        with Progress(console=Console(stderr=True)) as shown:
+            task = shown.add_task("Probing", total=len(asked.rows))
+            found = asked.run(answers, lambda: shown.advance(task))
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(str(error)) from error
+    write_probe({"run": str(manager), "model": model, **found}, manager, path)
+    replayed = [
+        a == b for a, b in zip(found["tokens"]["argmax"], found["tokens"]["replayed"], strict=True)
+    ]
+    console.print(
+        f"{path}: {len(replayed)} tokens of {len(asked.rows)} answers; with no head ablated "
+        f"{len(replayed) - sum(replayed)} of them flip.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+COMMANDS: dict[str, click.Command] = {"dose": dose, "probe": probe}

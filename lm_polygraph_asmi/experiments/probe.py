@@ -1,0 +1,429 @@
+"""The causal probe: does a prediction hang on the heads that its masks call critical?
+
+A finished run names tokens and heads; here these heads are taken away, all others kept, and the
+model's own most likely token is compared with what it becomes. High-MI tokens flip under random
+masks by construction, so random heads are ablated too.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.analysis.choice import (
+    CONFIDENT,
+    COUNT,
+    NUMBERS,
+    ablations,
+    critical_first,
+    critical_last,
+    extremes,
+    matched_pairs,
+)
+from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
+from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
+from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.maths import example_seed
+from lm_polygraph_asmi.model import (
+    Perturbation,
+    UnmaskedPass,
+    layer_at,
+    model_state,
+    num_heads,
+    readout,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+)
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks
+from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
+from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.saved.runs import Run, load_run
+from lm_polygraph_asmi.validation import check_at_least_one, check_whole
+
+DRAWS = 10
+"""Of random heads, for each token and number."""
+CONTROL_DEPTH = 0.3
+"""Where random heads are ablated for comparison."""
+NOT_RUN = -1
+STATES = 2**28
+"""Bytes of final states kept at once."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """All tokens of a run, with what its masks say of them; n tokens.
+
+    Attributes:
+        row, position: example in the run's order, and place in its answer.
+        columns: (n,) each, see `saved.probe.Probe`.
+        criticality: (n, H) of all masks, of the first and of the second half of them.
+        halves: (n,) mean divergence from the ensemble mean over the first and the second half.
+        confident: (n,) whether the model is known to give its most likely token `CONFIDENT` or
+            more; from a run alone where that is the answer's, see `with_confidence`.
+    """
+
+    row: np.ndarray
+    position: np.ndarray
+    columns: dict[str, np.ndarray]
+    criticality: dict[str, np.ndarray]
+    halves: dict[str, np.ndarray]
+    confident: np.ndarray
+
+    @classmethod
+    def of(cls, run: Run, depth: float) -> "Tokens":
+        """Read them from a run.
+
+        Raises:
+            ValueError: a run without masks and their divergences.
+        """
+        per_depth = ("asmi_masks", "asmi_kl", "asmi_mi", "asmi_top_token")
+        names = [at_depth(name, depth) for name in per_depth]
+        names += ["asmi_entropy", "asmi_log_likelihood", "asmi_tokens"]
+        lacking = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
+        if lacking:
+            raise ValueError(
+                f"{run.path} has not saved {', '.join(lacking)}: the probe needs a run of the "
+                "config asmi_heads (asmi.details=true)"
+            )
+        found: dict[str, list[np.ndarray]] = {}
+        for row, values in enumerate(zip(*(run.stats[name] for name in names), strict=True)):
+            masks, kl, mi, top, entropy, likelihood, tokens = map(np.asarray, values)
+            half = len(masks) // 2
+            first, second = slice(None, half), slice(half, None)
+            for name, column in {
+                "row": np.full(len(mi), row),
+                "position": np.arange(len(mi)),
+                "mi": mi,
+                "entropy": entropy,
+                "log_likelihood": likelihood,
+                "token": tokens,
+                "all": head_criticality(kl, masks),
+                "first": head_criticality(kl[first], masks[first]),
+                "second": head_criticality(kl[second], masks[second]),
+                "kl_first": kl[first].mean(0),
+                "kl_second": kl[second].mean(0),
+                "top": top.T,
+            }.items():
+                found.setdefault(name, []).append(column)
+        joined = {name: np.concatenate(columns) for name, columns in found.items()}
+        columns = ("token", "mi", "entropy", "log_likelihood", "top")
+        return cls(
+            joined["row"],
+            joined["position"],
+            {name: joined[name] for name in columns},
+            {name: joined[name] for name in ("all", "first", "second")},
+            {name: joined[f"kl_{name}"] for name in ("first", "second")},
+            joined["log_likelihood"] >= np.log(CONFIDENT),
+        )
+
+    def with_confidence(
+        self, model: PreTrainedModel, used: Mapping[str, Any], answers: Mapping[int, Answer]
+    ) -> "Tokens":
+        """The same, knowing too where the model's most likely token is another than the answer's.
+
+        The model is asked where that can be: the answer's token has no more than `CONFIDENT` leaves
+        it, and the entropy is none that only a flatter distribution has.
+
+        Raises:
+            ValueError: another model than the run's.
+        """
+        left, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
+        flattest = -CONFIDENT * np.log(CONFIDENT) - left * np.log(left / others)
+        possible = self.columns["log_likelihood"] <= np.log(left)
+        possible &= self.columns["entropy"] <= flattest + 1e-3
+        found = self.confident.copy()
+        for row in np.unique(self.row[possible]).tolist():
+            at, answer = np.flatnonzero(possible & (self.row == row)), answers[row]
+            with scoring_session(model, used["attention"]):
+                unmasked = run_unmasked(
+                    model, answer.input_ids, answer.prompt_length, [used["layer"]], used["scope"]
+                )
+                answer.check_model(model, unmasked)
+                log_probs = readout(model, unmasked.final_hidden[self.position[at]])
+            found[at] = log_probs.max(-1).values.cpu().numpy() >= np.log(CONFIDENT)
+        return replace(self, confident=found)
+
+    def groups(self, count: int = COUNT) -> dict[str, np.ndarray]:
+        """Tokens to be probed, by name of the group; see `saved.probe`."""
+        mi, entropy = self.columns["mi"], self.columns["entropy"]
+        chosen = {
+            "": extremes(mi, count),
+            "_matched": matched_pairs(mi, entropy, count),
+            "_confident": extremes(mi, count, self.confident),
+            "_first": extremes(self.halves["first"], count),
+            "_second": extremes(self.halves["second"], count),
+        }
+        return {
+            f"{side}{name}": tokens
+            for name, pair in chosen.items()
+            for side, tokens in zip(("high", "low"), pair, strict=True)
+        }
+
+
+RULES = {
+    "critical": ("", "_matched", "_confident"),
+    "least": ("", "_matched", "_confident"),
+    "random": ("", "_matched", "_confident", "_first", "_second"),
+    "held_first": ("_second",),  # heads of the first half for tokens of the second
+    "held_second": ("_first",),
+    "control_random": ("",),
+}
+"""Which groups, without high and low, each rule is for."""
+REPLAYED = ("replayed", "control_replayed")
+"""What the target layer's passes say where no head is ablated, and what those of the control do."""
+
+
+class CausalProbe:
+    """Ablates heads of a run's tokens and keeps what the model then says.
+
+    Args:
+        model: the run's.
+        used: settings of ASMI in the run; what masks changed there is what is ablated here.
+        tokens: of the run.
+        count, numbers, draws: tokens of each group; heads ablated together; draws of random ones.
+        control_depth: where random heads are ablated for comparison; None: nowhere.
+        seed: of random heads.
+        memory_budget: bytes, as everywhere.
+        journal: folder in which examples are kept as they are done.
+
+    Raises:
+        ValueError: no token or no draw asked for, or no token to choose.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        used: Mapping[str, Any],
+        tokens: Tokens,
+        count: int = COUNT,
+        numbers: Iterable[int] = NUMBERS,
+        draws: int = DRAWS,
+        control_depth: float | None = CONTROL_DEPTH,
+        seed: int = 0,
+        memory_budget: int | None = None,
+        journal: str | Path | None = None,
+    ) -> None:
+        for name, number in (("tokens", count), ("draws", draws)):
+            check_whole(name, number)
+            check_at_least_one(name, number)
+        self.model, self.used, self.tokens = model, used, tokens
+        self.numbers = [k for k in numbers if k <= used["num_heads"]]
+        self.draws, self.seed, self.memory_budget = draws, seed, memory_budget
+        self.control = None if control_depth is None else layer_at(model, control_depth).layer
+        if self.control == used["layer"]:
+            self.control = None
+        self.groups = tokens.groups(count)
+        self.change = Perturbation(
+            used.get("perturbation", "heads"), used.get("dose"), used["seed"]
+        )
+        self.journal, self._keys = Journal(journal), ModelKeys()
+        members = {
+            rule: np.unique(np.concatenate([self.groups[f"{side}{name}"] for name in names
+                                            for side in ("high", "low")]))
+            for rule, names in RULES.items()
+        }  # fmt: skip
+        self.chosen = np.unique(np.concatenate(list(members.values())))
+        self.members = {rule: np.isin(self.chosen, own) for rule, own in members.items()}
+        if not len(self.chosen):
+            raise ValueError("the run has no two tokens of which one has the higher MI_t")
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Examples that hold a chosen token."""
+        return np.unique(self.tokens.row[self.chosen])
+
+    def run(
+        self, answers: Mapping[int, Answer], done: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """What a probe's file holds (`saved.probe`).
+
+        Args:
+            answers: by row.
+            done: called after each example.
+
+        Raises:
+            ValueError: another model than the run's.
+        """
+        found: dict[str, list[Any]] = {}
+        for row in self.rows.tolist():
+            for name, values in self._example(answers[row]).items():
+                found.setdefault(name, []).append(values)
+            done()
+        own = {name: np.concatenate(values) for name, values in found.items()}
+        columns = self.tokens.columns
+        top = columns["top"][self.chosen]
+        place = {token: i for i, token in enumerate(self.chosen.tolist())}
+        criticality = self.tokens.criticality["all"][self.chosen]
+        table = {
+            "row": self.tokens.row[self.chosen],
+            "position": self.tokens.position[self.chosen],
+            **{name: columns[name][self.chosen] for name in columns if name != "top"},
+            **{name: own.pop(name) for name in ("argmax", "probability", *REPLAYED)},
+            "positive": (criticality > 0).sum(1),
+        }
+        table["own_flips"] = (top != table["argmax"][:, None]).mean(1)
+        return {
+            "settings": dict(self.used),
+            "k": self.numbers,
+            "draws": self.draws,
+            "seed": self.seed,
+            "control_layer": self.control,
+            "tokens": {name: column.tolist() for name, column in table.items()},
+            "criticality": [[_known(value) for value in heads] for heads in criticality.tolist()],
+            "groups": {
+                name: [place[token] for token in tokens.tolist()]
+                for name, tokens in self.groups.items()
+            },
+            "predicted": {rule: ids.tolist() for rule, ids in own.items()},
+        }
+
+    def _masks(self, place: int, answer: Answer, layer: int) -> Iterator[tuple[str, np.ndarray]]:
+        """By rule, the masks (..., H) of one chosen token at a layer."""
+        token = self.chosen[place]
+        heads = num_heads(self.model, layer)
+        ids = [layer, *answer.input_ids.tolist(), int(self.tokens.position[token])]
+        drawn = np.random.default_rng(example_seed(self.seed, ids))
+        shuffled = drawn.permuted(np.tile(np.arange(heads), (self.draws, 1)), axis=1)
+        numbers = [min(k, heads) for k in self.numbers]  # another layer may have fewer
+        if layer != self.used["layer"]:
+            yield "control_random", ablations(shuffled, numbers)
+            return
+        known = {name: values[token] for name, values in self.tokens.criticality.items()}
+        yield "critical", ablations(critical_first(known["all"]), numbers)
+        yield "least", ablations(critical_last(known["all"]), numbers)
+        yield "random", ablations(shuffled, numbers)
+        yield "held_first", ablations(critical_first(known["first"]), numbers)
+        yield "held_second", ablations(critical_first(known["second"]), numbers)
+
+    def _example(self, answer: Answer) -> dict[str, np.ndarray]:
+        """Columns of the chosen tokens of one example, in order."""
+        places = np.flatnonzero(self.tokens.row[self.chosen] == answer.row)
+        positions = self.tokens.position[self.chosen[places]]
+        layers = [self.used["layer"], *([] if self.control is None else [self.control])]
+        wanted: dict[int, list[tuple[int, str, np.ndarray]]] = {layer: [] for layer in layers}
+        for layer in layers:
+            for i, place in enumerate(places.tolist()):
+                for rule, masks in self._masks(place, answer, layer):
+                    if self.members[rule][place]:
+                        wanted[layer].append((i, rule, masks))
+        key = self._key(answer, positions, wanted)
+        kept = self.journal.get(key) if key else None
+        if kept is not None:
+            return dict(kept)
+        with scoring_session(self.model, self.used["attention"]):
+            unmasked = run_unmasked(
+                self.model, answer.input_ids, answer.prompt_length, layers, self.used["scope"]
+            )
+            answer.check_model(self.model, unmasked)
+            best = readout(self.model, unmasked.final_hidden[positions]).max(-1)
+            found = {
+                "argmax": best.indices.cpu().numpy(),
+                "probability": best.values.exp().double().cpu().numpy(),
+                **{name: np.full(len(places), NOT_RUN) for name in REPLAYED},
+            }
+            shape = (len(places), len(self.numbers))
+            for rule in RULES:
+                drawn = (self.draws,) if "random" in rule else ()
+                found[rule] = np.full((*shape, *drawn), NOT_RUN)
+            for replayed, (layer, asked) in zip(REPLAYED, wanted.items(), strict=False):
+                if not asked:
+                    continue
+                # Without an ablation too, in the same passes: flips are counted from there, so that
+                # none is a matter of rounding.
+                kept_all = np.ones((len(places), num_heads(self.model, layer)))
+                flat = [kept_all, *(own.reshape(-1, own.shape[-1]) for _, _, own in asked)]
+                asked_at = [positions[i] for i, _, _ in asked]
+                times = [len(own) for own in flat]
+                at = np.concatenate([positions, np.repeat(asked_at, times[1:])])
+                ids = self._predict(unmasked, layer, at, np.concatenate(flat))
+                found[replayed], *parts = np.split(ids, np.cumsum(times)[:-1])
+                for (i, rule, own), said in zip(asked, parts, strict=True):
+                    said = said.reshape(own.shape[:-1])  # (K,) or (draws, K)
+                    found[rule][i] = said.T if said.ndim == 2 else said
+        if key:
+            self.journal.put(key, found)
+        return found
+
+    def _predict(
+        self, unmasked: UnmaskedPass, layer: int, positions: np.ndarray, masks: np.ndarray
+    ) -> np.ndarray:
+        """(M,) most likely tokens at M positions of the answer, each under a mask of its own."""
+        states = unmasked.final_hidden
+        at_once = max(1, STATES // (states.numel() * states.element_size()))
+
+        def predict(part: slice) -> Tensor:
+            subnetworks = run_subnetworks(
+                self.model, unmasked, layer, torch.from_numpy(masks[part]).float(),
+                self.memory_budget, self.change, shortcut=False,
+            )  # fmt: skip
+            rows = subnetworks.hidden[subnetworks.index, torch.from_numpy(positions[part])]
+            vocabulary = self.model.config.get_text_config().vocab_size
+            budget = self.memory_budget or default_budget(rows.device)
+            chunk = int(budget) // (16 * vocabulary)
+            said = in_chunks(lambda i: readout(self.model, rows[i]).argmax(-1), len(rows), chunk)
+            return torch.cat(said).cpu()
+
+        return torch.cat(in_chunks(predict, len(masks), at_once)).numpy()
+
+    def _key(
+        self,
+        answer: Answer,
+        positions: np.ndarray,
+        wanted: Mapping[int, list[tuple[int, str, np.ndarray]]],
+    ) -> dict[str, Any]:
+        """What an example's part of the probe depends on; empty without a journal."""
+        if not self.journal.kept:
+            return {}
+        asked = hashlib.sha256()
+        for layer, parts in wanted.items():
+            for i, rule, masks in parts:
+                asked.update(f"{layer} {i} {rule} {masks.shape} ".encode() + masks.tobytes())
+        return self._keys.of(self.model, model_state(self.model)) | {
+            "probe": asked.hexdigest(),
+            "input_ids": answer.input_ids.tolist(),
+            "prompt_length": answer.prompt_length,
+            "positions": positions.tolist(),
+            "numbers": self.numbers,
+            "settings": dict(self.used),
+        }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def probe_of(
+    run: str | Path,
+    model: str,
+    gguf_file: str | None = None,
+    dtype: str = "auto",
+    device_map: str | None = None,
+    depth: float = ASMIConfig.depth,
+    **settings: Any,
+) -> tuple[CausalProbe, dict[int, Answer]]:
+    """A probe of a finished run, and the answers it is to be run on.
+
+    Args:
+        run: run folder or manager file, of the config asmi_heads.
+        model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
+        depth: relative depth of the masked layer.
+        **settings: of `CausalProbe`.
+
+    Raises:
+        OSError: no such run or model.
+        ValueError: a run without masks and their divergences; another tokenizer than its own.
+    """
+    finished = load_run(run)
+    used, tokens = settings_of(finished, depth), Tokens.of(finished, depth)
+    loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
+    answers = {answer.row: answer for answer in answers_of(finished, tokenizer)}
+    known = tokens.with_confidence(loaded, used, answers)
+    return CausalProbe(loaded, used, known, **settings), answers

@@ -1,0 +1,114 @@
+"""The causal probe's file: which predictions flip when a token's heads are taken away.
+
+Written beside `ue_manager_seed1` as `asmi_probe_seed1.json`. It holds predictions, not rates: what
+flips, and how often, is for `lm_polygraph_asmi.experiments.analysis.probe` to say.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Probed tokens of one run; n tokens, H heads, K numbers of ablated heads.
+
+    Attributes:
+        settings: of ASMI in the run whose masks chose tokens and heads.
+        k: how many heads are ablated.
+        draws: of random heads, for each token and k.
+        control_layer: layer of the rule "control_random"; None without one.
+        tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
+            "entropy", "log_likelihood", "argmax" (of the unmasked model), "probability" (of it),
+            "replayed" and "control_replayed" (argmax of the passes of the layer, or of the control
+            layer, where no head is ablated; older files have the first alone), "positive" (heads of
+            positive criticality), "own_flips" (share of the run's own masks that flip it).
+        criticality: (n, H), NaN where undefined.
+        groups: name -> places in the columns, such as "high" and "low".
+        predicted: rule -> (n, K) or (n, K, draws) most likely token without the heads that the rule
+            names; -1 where that was not run.
+    """
+
+    settings: dict[str, Any]
+    k: tuple[int, ...]
+    draws: int
+    control_layer: int | None
+    tokens: dict[str, np.ndarray]
+    criticality: np.ndarray
+    groups: dict[str, np.ndarray]
+    predicted: dict[str, np.ndarray]
+
+    def flipped(self, rule: str, group: str) -> np.ndarray:
+        """(m, K) whether each token of a group flips, under random heads how often; NaN: not run.
+
+        A flip is another token than these passes say without an ablation.
+
+        Raises:
+            KeyError: no such rule or group.
+        """
+        chosen = self.groups[group]
+        predicted, plain = self.predicted[rule][chosen], self.tokens["replayed"]
+        if rule.startswith("control"):
+            plain = self.tokens.get("control_replayed", plain)
+        own = plain[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
+        flips = np.where(predicted < 0, np.nan, predicted != own)
+        return flips if flips.ndim == 2 else flips.mean(-1)
+
+
+def probe_path(manager: str | Path) -> Path:
+    """Probe of a manager file: `ue_manager_seed1` -> `asmi_probe_seed1.json`."""
+    manager = Path(manager)
+    return manager.with_name(f"{manager.name.replace('ue_manager', 'asmi_probe')}.json")
+
+
+def read_probe(manager: str | Path) -> Probe | None:
+    """The probe beside a manager file; None where there is none.
+
+    Raises:
+        ValueError: a damaged one, or of another format.
+    """
+    path = probe_path(manager)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} is damaged: {error}") from error
+    try:
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, wanted {FORMAT}")
+        return Probe(
+            dict(content["settings"]),
+            tuple(content["k"]),
+            int(content["draws"]),
+            content["control_layer"],
+            {name: np.asarray(values) for name, values in content["tokens"].items()},
+            np.array(content["criticality"], dtype=float),  # null becomes NaN
+            {name: np.asarray(places, dtype=int) for name, places in content["groups"].items()},
+            {rule: np.asarray(ids, dtype=int) for rule, ids in content["predicted"].items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no probe as `polygraph_asmi experiments probe` writes it: {error!r}. "
+            "Remove it and run the command again"
+        ) from error
+
+
+def write_probe(
+    content: Mapping[str, Any], manager: str | Path, path: str | Path | None = None
+) -> Path:
+    """Write a probe, whole or not at all; beside its manager file if no path is named, where
+    `read_probe` finds it. Returns its path."""
+    path = probe_path(manager) if path is None else Path(path)
+    unfinished = path.with_suffix(".tmp")
+    text = json.dumps({"format": FORMAT, **content}, allow_nan=False)
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
+    return path

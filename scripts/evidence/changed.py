@@ -1,0 +1,167 @@
+"""Tables of the pages of evidence: what models do when their passage says something else, or none.
+
+In cells `changed` the reference answer was replaced in the passage by one of its kind, in
+`exchanged` the whole passage by one of another article (scripts/build_counterfactual.py); `closed`
+has no passage.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from cells import (
+    CHANGED,
+    CLOSED,
+    FEWEST,
+    OWN_ANSWERS,
+    Evidence,
+    minus,
+    others,
+    plain,
+    share,
+    signed,
+    table,
+)
+from keep import BEFORE
+
+from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval, prr_intervals
+
+RESAMPLES = 2000
+
+
+def signals_of(e: Evidence) -> dict[str, np.ndarray]:
+    """What could tell whether an answer followed its passage, as it comes."""
+    return {**e.signals, "Sem-ASMI, passage": e.score("Sem-ASMI", "context"), **e.owed}
+
+
+def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each answer holds what its passage says now; and whether what it said before."""
+    return e.quality("stands") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
+
+
+def changed_cells(cells: list[Evidence]) -> list[Evidence]:
+    return [e for e in cells if e.cell in CHANGED and BEFORE in e.answers and e.run == "sources"]
+
+
+def followed_table(cells: list[Evidence]) -> str:
+    """How often models follow the passage; beside it how often they are right where it is true."""
+    rows = []
+    for e in changed_cells(cells):
+        now, before = followed(e)
+        was = [o for o in others_of(e, cells) if o.has("stands")]
+        rows.append(
+            [e.label, e.size, share(now & ~before), share(before & ~now), share(now & before),
+             share(~now & ~before), share(~was[0].wrong("stands")) if was else "not measured"]
+        )  # fmt: skip
+    columns = [
+        "cell", "answers / clusters", "as the passage says", "as it said before", "both",
+        "neither", "right with the passage as it was",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def others_of(e: Evidence, cells: list[Evidence]) -> list[Evidence]:
+    """The same questions with the passage as it was."""
+    like = Evidence(e.model, CHANGED[e.cell], e.run, e.answers)
+    return others(like, cells, ("sources",))
+
+
+def telling_table(cells: list[Evidence]) -> str:
+    """Which signal tells answers that follow the passage from those that do not."""
+    rows = []
+    for e in changed_cells(cells):
+        now, before = followed(e)
+        one_of_them = now != before
+        for name, score in signals_of(e).items():
+            shown = []
+            for rows_in, missed in ((np.ones(len(now), bool), ~now), (one_of_them, before)):
+                target = missed[rows_in]
+                if min(target.sum(), (~target).sum()) < FEWEST:
+                    shown.append("too few")
+                    continue
+                clusters = [c for c, inside in zip(e.clusters, rows_in, strict=True) if inside]
+                shown.append(plain(auroc_interval(score[rows_in], target, clusters, RESAMPLES)))
+            rows.append([e.label, name, *shown])
+    columns = [
+        "cell", "signal", "AUROC, higher where the passage was not followed",
+        "as it said before, against as it says now",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def exchanged_table(cells: list[Evidence]) -> str:
+    """What the answers to the same questions owe to their passage, and to one of another article.
+
+    Medians over answers; the difference is that of the medians, over the same resamples.
+    """
+    rows = []
+    for e in cells:
+        if not e.cell.startswith("exchanged") or e.run != "sources":
+            continue
+        for own in others_of(e, cells):
+            own = own.among(own.answers["id"].isin(e.answers["id"]).to_numpy())
+            place = {name: i for i, name in enumerate(e.answers["id"])}
+            order = [place[name] for name in own.answers["id"]]
+            there, here = signals_of(e), signals_of(own)
+            for name in (name for name in (*own.owed, "ASMI", "MSP") if name in there):
+                first, second = here[name], there[name][order]
+
+                def fall(
+                    rows: np.ndarray, first: np.ndarray = first, second: np.ndarray = second
+                ) -> float:
+                    return float(np.median(second[rows]) - np.median(first[rows]))
+
+                gap = cluster_interval(fall, own.clusters, RESAMPLES)
+                rows.append(
+                    [own.label, own.size, name,
+                     f"{np.median(first):.3g}", f"{np.median(second):.3g}",
+                     minus(f"{gap.value:+.3g} [{gap.low:+.3g}, {gap.high:+.3g}]")]
+                )  # fmt: skip
+    columns = [
+        "cell", "answers / clusters", "median of", "own passage", "another's", "difference",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def _mean(values: np.ndarray, rows: np.ndarray) -> float:
+    return float(values[rows].mean())
+
+
+def closed_table(cells: list[Evidence]) -> str:
+    """What models know without the passage, and whether scores rise where it is taken away."""
+    rows = []
+    for e in cells:
+        if e.cell not in CLOSED or e.run not in OWN_ANSWERS:
+            continue
+        prr = ["too few right"] * 2
+        if e.ranked("rouge"):
+            scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
+            found, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
+            prr = [signed(found[name]) for name in scores]
+        like = Evidence(e.model, CLOSED[e.cell], e.run, e.answers)
+        higher = [""] * (1 + len(e.signals))
+        for own in others(like, cells, OWN_ANSWERS):
+            there = {name: i for i, name in enumerate(own.answers["id"])}
+            both = e.answers["id"].isin(list(there)).to_numpy()
+            alone, places = e.among(both), [there[name] for name in e.answers["id"][both]]
+            higher = [str(len(places))]
+            for name, score in alone.signals.items():
+                rises = (score > own.signals[name][places]).astype(float)
+                share_of = partial(_mean, rises)
+                higher.append(plain(cluster_interval(share_of, alone.clusters, RESAMPLES)))
+        judges = [share(~e.wrong(judge)) for judge in ("stands", "rouge")]
+        rows.append([e.label, e.size, *judges, *prr, *higher])
+    columns = [
+        "cell", "answers / clusters", "right", "by ROUGE-L", "PRR by ROUGE-L: MSP", "Sem-ASMI",
+        "asked with the passage, too", "higher without it: MSP", "Perplexity", "ASMI", "Sem-ASMI",
+        "Sem-ASMI, sum",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+TABLES: dict[str, Callable[[list[Evidence]], str]] = {
+    "changed followed": followed_table,
+    "changed telling": telling_table,
+    "exchanged": exchanged_table,
+    "closed": closed_table,
+}

@@ -1,0 +1,185 @@
+"""Tables of the page on heads: which carry the disagreement, and whether other parts would do."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from cells import (
+    ARMS,
+    CELLS,
+    MODELS,
+    Evidence,
+    judged,
+    others,
+    p_text,
+    signed,
+    table,
+)
+
+from lm_polygraph_asmi.analysis import cluster_interval
+from lm_polygraph_asmi.experiments.analysis import (
+    ArmComparison,
+    arm_comparisons,
+    criticality_coupling,
+    high_stratum,
+    verdicts,
+)
+
+EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
+OWN_MASKS = ("run's own masks†",)
+RESAMPLES = 10_000
+"""As in the report: the rule's own."""
+FREE = ("MSP", "Perplexity")
+
+
+@dataclass(frozen=True)
+class Falsified:
+    """The answers of a cell that were scored with other parts than heads perturbed.
+
+    Attributes:
+        heads: the answers, scored with heads.
+        arms: name -> the same answers in the same order.
+    """
+
+    heads: Evidence
+    arms: Mapping[str, Evidence]
+
+    @classmethod
+    def of(cls, own: Evidence, cells: list[Evidence]) -> "Falsified | None":
+        """None where no arm was run.
+
+        Raises:
+            ValueError: arms have different answers.
+        """
+        arms = {arm.run: arm for arm in others(own, cells, ARMS)}
+        if not arms:
+            return None
+        shared = [own.shared_with(arm) for arm in arms.values()]
+        if any(list(one.answers["id"]) != list(shared[0].answers["id"]) for one in shared):
+            raise ValueError(f"{own.label}: arms have different answers: {', '.join(arms)}")
+        return cls(shared[0], arms)
+
+    def against(self, judge: str, method: str, *free: str) -> dict[str, ArmComparison]:
+        """Heads against each arm, and against signals that are free, where they are named."""
+        scores = {name: arm.score(method) for name, arm in self.arms.items()}
+        scores |= {name: self.heads.signals[name] for name in free}
+        quality, clusters = self.heads.quality(judge), self.heads.clusters
+        return arm_comparisons(self.heads.score(method), scores, quality, clusters, RESAMPLES)
+
+
+def falsified(cells: list[Evidence], judge: str) -> list[Falsified]:
+    found = (Falsified.of(own, cells) for own in judged(cells, judge))
+    return [one for one in found if one is not None]
+
+
+def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
+    """PRR of heads minus that of each arm at matched effect, and what the rule says of it."""
+    found = falsified(cells, judge)
+    compared = [one.against(judge, method) for one in found]
+    rows = []
+    for one, arms, said in zip(found, compared, verdicts(compared), strict=True):
+        gaps = [signed(arms[name].difference) if name in arms else "" for name in ARMS]
+        outcome = f"{said.outcome} ({said.arm})" if said.arm else said.outcome
+        rows.append(
+            [
+                one.heads.label,
+                one.heads.size,
+                str(int(one.heads.wrong(judge).sum())),
+                signed(next(iter(arms.values())).heads),
+                *gaps,
+                outcome,
+                p_text(said.p_special),
+                p_text(said.p_reproduced),
+                "" if said.questions is None else f"{said.questions:,}",
+            ]
+        )
+    columns = [
+        "cell", "answers / clusters", "wrong", "PRR: heads", *(f"heads − {name}" for name in ARMS),
+        "verdict", "p special, Holm", "p reproduced, Holm", "questions to decide",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def arms_table(cells: list[Evidence], judge: str) -> str:
+    """PRR of every arm, beside what is free."""
+    rows = []
+    for one in falsified(cells, judge):
+        for method in ("ASMI", "Sem-ASMI"):
+            found = one.against(judge, method, *FREE)
+            heads = next(iter(found.values())).heads
+            alone = [signed(found[name].arm) if name in found else "" for name in (*ARMS, *FREE)]
+            rows.append([one.heads.label, method, signed(heads), *alone])
+    return table(["cell", "score", "PRR: heads", *ARMS, *FREE], rows)
+
+
+def arms_added_table(cells: list[Evidence], judge: str) -> str:
+    """Whether heads, and every arm, add to what is free."""
+    rows = []
+    for one in falsified(cells, judge):
+        for method in ("ASMI", "Sem-ASMI"):
+            runs = {"heads": one.heads, **one.arms}
+            shown = [
+                one.heads.beyond_free(runs[name].score(method), judge) if name in runs else ""
+                for name in ("heads", *ARMS)
+            ]
+            rows.append([one.heads.label, method, *shown])
+    return table(["cell", "score", "z (p): heads", *ARMS], rows)
+
+
+def concentration_table(cells: list[Evidence]) -> str:
+    """Effective heads beside those of noise, and how MI and entropy go with concentration."""
+    rows = []
+    for e in [e for e in cells if e.run == "heads"]:
+        keys = np.repeat(np.asarray(e.clusters), e.length)
+        entropy = np.concatenate(e.column("asmi_entropy"))
+        depths = [depth for depth in (60, 90) if f"z_d{depth}" in e.answers]
+        for depth in depths:
+            z, mi, own, null = (
+                np.concatenate(e.column(f"{name}_d{depth}"))
+                for name in ("z", "asmi_mi", "effective_heads", "null_effective_heads")
+            )
+            known = np.isfinite(z)
+            high = np.flatnonzero(known)[high_stratum(mi[known])]
+            excess = (own - null)[high]
+            fewer = cluster_interval(
+                lambda chosen, excess=excess: float(excess[chosen].mean()), list(keys[high])
+            )
+            coupled = criticality_coupling(mi[known], entropy[known], z[known], list(keys[known]))
+            rows.append(
+                [e.label, f"{depth} %", f"{len(e.answers)} / {known.sum()}",
+                 f"{own[high].mean():.2f}", f"{null[high].mean():.2f}", signed(fewer),
+                 *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
+            )  # fmt: skip
+    columns = [
+        "cell", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
+        "ρ(H, z)", "difference",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> str:
+    """What the causal probe found, in percent of tokens, from the report's own tables.
+
+    Args:
+        kept: which of them, kept beside the evidence as MODEL/CELL.KEPT.csv.
+        sign: "+" for differences.
+    """
+    rows, columns = [], [""]
+    for file in sorted(EVIDENCE.glob(f"*/*.{kept}.csv")):
+        found = pd.read_csv(file).drop(columns="cell")
+        numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
+        named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
+        label = f"{MODELS[file.parent.name].name}, {CELLS[file.name.split('.')[0]]}"
+        columns = ["cell", *named, *numbers]
+        for row in found.to_dict("records"):
+            shown = (
+                "{:{s}.0f} [{:{s}.0f}, {:{s}.0f}]".format(
+                    *(row[name + end] for end in ("", " low", " high")), s=sign
+                ).replace("-", "−")
+                for name in numbers
+            )
+            rows.append([label, *(str(row[name]).rstrip("†") for name in named), *shown])
+    return table(columns, rows)

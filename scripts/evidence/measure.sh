@@ -1,0 +1,218 @@
+#!/usr/bin/env bash
+# Measures real models, cell by cell and shard by shard, and keeps a small table of each shard.
+#
+#   scripts/evidence/measure.sh MODEL DATA OUT [CELL ...] [-- OVERRIDE ...]     # one model in a folder
+#   scripts/evidence/measure.sh --paper OUT [BACKBONE/BENCHMARK ...] [-- OVERRIDE ...]
+#
+# MODEL is a folder that transformers loads (with a single .gguf file in it, that file), or
+# `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
+# OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
+# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence/keep.py). A
+# finished shard is not run again, a cut off one goes on where its journal ends. ROWS=200 asks fewer
+# rows of every cell, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
+# its own, or as a part of the rows where hours are few.
+# RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
+# run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
+# `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
+# (masks that take every head as often), `heads` (300 masks, two depths), and the arms of the
+# falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
+# doses are found on other rows and kept in CELL.doses.json. Two answer anew: `deeper` (70 and 90 %,
+# docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
+# `sources` keeps that as well, but did not always). `exhibits` comes last: all shards joined, the
+# causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
+# CELL.exhibits/.
+#
+# --paper runs the shipped configs of the paper's 16 cells, or those named, on a machine with a GPU
+# and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
+# first cell that fails, such as a gated model; name the others to go on without it.
+#
+# What stands behind -- goes to every run, as Hydra has it: -- nli_path=FOLDER.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+hub=
+if [ "${1:-}" = --paper ]; then
+  hub=yes
+  shift
+else
+  model=$1 data=$(realpath "$2")
+  shift 2
+fi
+out=$(realpath -m "$1")
+shift
+asked=() more=() before=()
+while [ $# -gt 0 ]; do
+  [ "$1" = -- ] && shift && more=("$@") && break
+  asked+=("$1") && shift
+done
+
+# One shard of one run of a cell: run SHARD CELL RUN OVERRIDE ...
+run() {
+  local shard=$1 name=$2 kind=$3 folder
+  shift 3
+  folder=$out/runs/$name/$kind/$shard
+  local kept=$out/shards/$name/$kind/$shard.parquet
+  [ -e "$kept" ] && return
+  polygraph_eval "$@" \
+    data.num_shards="${SHARDS:-10}" data.shard="$shard" \
+    asmi.journal="$out/journal" hydra.run.dir="$folder" "${more[@]}"
+  python "$here/keep.py" "$folder" "$kept" "${before[@]}"
+}
+
+# The shards of a run of a cell together: join CELL RUN
+join() {
+  python "$here/keep.py" "$out/shards/$1/$2" "$out/$1.$2.parquet"
+}
+
+if [ -n "$hub" ]; then
+  cells=()
+  for backbone in qwen3_4b_base qwen3_8b_base llama2_7b mistral_7b; do
+    for benchmark in coqa squad babiqa triviaqa; do
+      cells+=("$backbone/$benchmark")
+    done
+  done
+  for name in "${asked[@]}"; do
+    [[ " ${cells[*]} " == *" $name "* ]] || {
+      echo "no cell $name: ${cells[*]}" >&2
+      exit 1
+    }
+  done
+  all=$out
+  for name in "${asked[@]:-${cells[@]}}"; do
+    out=$all/${name%/*} benchmark=${name#*/}
+    for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
+      run "$shard" "$benchmark" benchmark --config-name asmi_cell \
+        "model=asmi_${name%/*}" "benchmark=asmi_$benchmark" ${ROWS:+data.limit="$ROWS"}
+    done
+    join "$benchmark" benchmark
+  done
+  exit
+fi
+
+export HF_HUB_OFFLINE=1
+case $model in
+  smollm2) options=(model=asmi_smollm2) named=(--model smollm2) ;;
+  *)
+    options=(model=asmi_local "model.path=$(realpath "$model")") named=(--model "$(realpath "$model")")
+    for file in "$model"/*.gguf; do
+      [ -e "$file" ] && options+=("model.gguf_file=$(basename "$file")") named+=(--gguf-file "$(basename "$file")")
+    done
+    ;;
+esac
+[ -d "$out/babi" ] || python "$here/../build_babi.py" "$data/babi_qa1_test.txt" "$out/babi"
+unseen="data.except_limit=150" # rows of docs/evidence/source-plan.md
+squad="data.source=$data/xquad.en.json $unseen"
+worked="data.prompt_style=demo" # four worked questions first
+# Through the model's chat template, where answers are sentences: more room for them.
+chat="instruct=true max_new_tokens=40"
+
+# Overrides of a cell: data set and prompt.
+cell() {
+  case $1 in
+    open) echo "benchmark=asmi_squad $squad data.limit=${ROWS:-500}" ;;
+    open-worked) echo "benchmark=asmi_squad $squad $worked data.limit=${ROWS:-500}" ;;
+    open-chat) echo "benchmark=asmi_squad $squad $chat data.limit=${ROWS:-500}" ;;
+    closed) echo "benchmark=asmi_squad_closed_book $squad data.limit=${ROWS:-250}" ;;
+    closed-worked) echo "benchmark=asmi_squad_closed_book $squad $worked data.limit=${ROWS:-250}" ;;
+    closed-chat) echo "benchmark=asmi_squad_closed_book $squad $chat data.limit=${ROWS:-250}" ;;
+    changed | changed-worked | exchanged | exchanged-worked)
+      echo "benchmark=asmi_squad data.source=$out/$1 data.limit=${ROWS:-250}"
+      ;;
+    babi) echo "benchmark=asmi_babiqa data.source=$out/babi data.limit=${ROWS:-300}" ;;
+    babi-chat) echo "benchmark=asmi_babiqa data.source=$out/babi $chat data.limit=${ROWS:-300}" ;;
+    *)
+      echo "no cell $1: open, closed, open-worked, closed-worked, open-chat, closed-chat, babi," \
+        "babi-chat, changed, changed-worked, exchanged, exchanged-worked" >&2 && return 1
+      ;;
+  esac
+}
+
+# The same questions with passages that say something else (scripts/build_counterfactual.py).
+passages() {
+  local style=paper change=answer
+  [[ $1 == *-worked ]] && style=demo
+  [[ $1 == exchanged* ]] && change=passage
+  [ -d "$out/$1" ] || python "$here/../build_counterfactual.py" "$data/xquad.en.json" "$out/$1" \
+    --change "$change" --prompt-style "$style" --except-limit 150
+}
+
+# Doses of a cell's arms, found once, on rows that no shard asks.
+doses() {
+  local spare=$out/runs/$1/held-out rest
+  [ -e "$out/$1.doses.json" ] && return
+  case $1 in # the 150 that `unseen` leaves out; those that a cell's own limit does
+    open* | closed*) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
+    *) rest=("data.except_limit=$(cell "$1" | sed 's/.*limit=//')" data.limit=20) ;;
+  esac
+  # shellcheck disable=SC2046
+  [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
+    $(cell "$1") "${rest[@]}" asmi.scope=response estimators=asmi_only \
+    output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare" "${more[@]}"
+  polygraph_asmi experiments dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
+}
+
+# Joined shards of a cell, probed and reported.
+exhibits() {
+  local joined=$out/runs/$1/joined kind runs=()
+  rm -rf "$joined" # made of finished shards alone, and of more of them each time
+  for kind in sources pseudo_heads foreign isotropic mlp mlp_noise heads; do
+    compgen -G "$out/runs/$1/$kind/*/ue_manager_seed1" >/dev/null || continue
+    polygraph_asmi merge "$out/runs/$1/$kind"/*/ --out "$joined/$kind"
+    runs+=("$joined/$kind")
+  done
+  if [ -e "$joined/heads" ]; then
+    polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --journal "$out/journal"
+  fi
+  polygraph_asmi report "${runs[@]}" --out "$out/$1.exhibits"
+  for kind in causal_probe causal_differences; do # what the page on heads is made of
+    [ ! -e "$out/$1.exhibits/tables/$kind.csv" ] || cp "$out/$1.exhibits/tables/$kind.csv" "$out/$1.$kind.csv"
+  done
+}
+
+for name in "${asked[@]:-open}"; do
+  cell "$name" >/dev/null
+  before=()
+  [[ $name == *changed* ]] && passages "$name" # "exchanged" too
+  [[ $name == changed* ]] && before=(--before "$data/xquad.en.json")
+  if [[ ${RUNS:-} == exhibits ]]; then
+    exhibits "$name"
+    continue
+  fi
+  for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
+    for kind in ${RUNS:-sources}; do
+      again=asmi.answers=$out/runs/$name/sources/$shard
+      lean=(estimators=asmi_only output_attentions=false)
+      case $kind in
+        sources) options_of_run=(estimators=asmi_context output_attentions=false
+          "asmi.sources=[all,context]" asmi.without_context=true) ;;
+        baselines) options_of_run=() ;; # RAUQ reads attention as the answer is made: made again
+        sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
+        whole) options_of_run=("$again" "${lean[@]}" asmi.scope=all) ;;
+        paper) options_of_run=("$again" "${lean[@]}" asmi.{mask_rate=0.15,num_masks=40}) ;;
+        heads) options_of_run=("$again" "${lean[@]}" asmi.{num_masks=300,details=true}
+          "asmi.depths=[0.6,0.9]") ;;
+        pseudo_heads | foreign | isotropic | mlp | mlp_noise)
+          doses "$name" "${again#*=}"
+          options_of_run=("$again" "${lean[@]}" "asmi.perturbation=$kind"
+            "asmi.dose=$out/$name.doses.json") ;;
+        depths) options_of_run=("$again" "${lean[@]}"
+          "asmi.depths=[0.6,0.7,0.8,0.9]") ;;
+        deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.depths=[0.7,0.9]") ;;
+        copied) options_of_run=("${lean[@]}" asmi.num_masks=2) ;;
+        balanced) options_of_run=("$again" "${lean[@]}" asmi.mask_sampler=balanced) ;;
+        *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \
+          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, exhibits" >&2
+          exit 1 ;;
+      esac
+      [[ $name == closed* && $kind == sources ]] && # no passage, no source
+        options_of_run=(estimators=asmi_free output_attentions=false)
+      # shellcheck disable=SC2046
+      run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(cell "$name") \
+        asmi.scope=response "${options_of_run[@]}"
+    done
+  done
+  for kind in ${RUNS:-sources}; do
+    join "$name" "$kind"
+  done
+done

@@ -1,0 +1,448 @@
+"""Does a profile of fragility, learned from labels, add to free baselines?
+
+    python scripts/evidence/profiles.py keep OUT.jsonl docs/evidence/profile/MODEL/SETTING.parquet
+    python scripts/evidence/profiles.py tables  # writes the tables of the pages, from docs/evidence
+
+The plan, with data, features, tests and controls: docs/evidence/profile-plan.md. Answers are made
+by profiles_collect.py; no prompt, answer or gold answer is kept.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import numpy as np
+import pandas as pd
+from cells import MODELS, p_text, signed, table
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import QuantileTransformer, StandardScaler
+from statsmodels.stats.multitest import multipletests
+
+from lm_polygraph_asmi.analysis import Interval, auroc, cluster_draws
+from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
+from lm_polygraph_asmi.analysis.comparison import Detection, drawn_prr
+
+DOCS = Path(__file__).parents[2] / "docs"
+EVIDENCE = DOCS / "evidence"
+LABELS = {"contains": "ReferenceInAnswer", "ROUGE-L": "Rouge_rougeL"}
+RESAMPLES, SEED, REPEATS, FOLDS = 10_000, 20260711, 10, 5
+STRENGTH, PROBE_STRENGTH = 0.05, 0.01
+COMPONENTS = 32
+SHUFFLES = 20
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+"""Of bAbI task 1."""
+
+
+class Fresh(NamedTuple):
+    """A setting: its name, the training answers' files, and the depths that these have."""
+
+    model: str
+    name: str
+    prompt: str
+    trained_on: str
+    depths: tuple[int, ...] = (60, 70, 90)
+
+
+SETTINGS = (
+    Fresh("qwen05", "babi", "BabiQA", "babi"),
+    Fresh("smollm2", "babi", "BabiQA", "babi"),
+    Fresh("qwen15", "babi", "BabiQA", "babi"),
+    Fresh("gemma", "babi", "BabiQA", "babi"),
+    Fresh("qwen05", "open", "SQuAD, zero-shot", "open"),
+    Fresh("smollm2", "open-worked", "SQuAD, few-shot", "open-worked"),
+    Fresh("qwen15", "open", "SQuAD, zero-shot", "open", (60,)),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Features and labels of a setting's answers, a row each."""
+
+    rows: pd.DataFrame
+    depths: tuple[int, ...]
+
+    def tokens(self, name: str) -> list[np.ndarray]:
+        return [np.asarray(own, dtype=float) for own in self.rows[name]]
+
+    def wrong(self, label: str) -> np.ndarray:
+        column = LABELS[label]
+        column = column if column in self.rows else f"quality {column}"
+        return self.rows[column].to_numpy(float) < 0.5
+
+    @property
+    def clusters(self) -> list[str]:
+        return list(self.rows["cluster"])
+
+    @cached_property
+    def free(self) -> np.ndarray:
+        pairs = zip(self.tokens("asmi_log_likelihood"), self.tokens("asmi_entropy"), strict=True)
+        rows = [
+            [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], len(h)]
+            for ll, h in pairs
+        ]
+        return np.column_stack([rows, self.rows["prompt_tokens"].to_numpy(float)])
+
+    def fragility(self, prefix: str = "") -> np.ndarray:
+        """13 features a depth; `prefix` "mlp " for those of masked MLP inputs."""
+        return np.hstack([self._at_depth(depth, prefix) for depth in self.depths])
+
+    def _at_depth(self, depth: int, prefix: str) -> np.ndarray:
+        names = ("mi", "agreement", "majority")
+        columns = [self.tokens(f"{prefix}asmi_{name}_d{depth}") for name in names]
+        rows = []
+        for mi, agreement, majority in zip(*columns, strict=True):
+            summaries = [
+                f for v in (mi, agreement, majority) for f in (v.mean(), v.max(), v.sum(), v[0])
+            ]
+            rows.append([(mi * (1 - agreement)).mean(), *summaries])
+        return np.array(rows)
+
+    @cached_property
+    def early(self) -> np.ndarray:
+        """Log-likelihood and entropy as the masked layers would have it, 8 a depth."""
+        parts = []
+        for depth in self.depths:
+            chosen = self.tokens(f"early_log_likelihood_d{depth}")
+            entropy = self.tokens(f"early_entropy_d{depth}")
+            parts.append(
+                [
+                    [ll.mean(), ll.min(), ll.sum(), ll[0], h.mean(), h.max(), h.sum(), h[0]]
+                    for ll, h in zip(chosen, entropy, strict=True)
+                ]
+            )
+        return np.hstack(parts)
+
+    @property
+    def said(self) -> np.ndarray:
+        """Which of the places was said, one column each; the last is anything else."""
+        return np.eye(len(PLACES) + 1)[self.rows["place"]]
+
+    @property
+    def hidden(self) -> np.ndarray:
+        return np.vstack(self.rows["hidden"])
+
+    @property
+    def heads(self) -> np.ndarray:
+        """What a mask of each head changes in the answer's log-probability, head by head."""
+        return np.hstack(
+            [np.vstack(self.rows[f"asmi_head_effects_d{depth}"]) for depth in self.depths]
+        )
+
+
+def fresh(setting: Fresh) -> Answers | None:
+    file = EVIDENCE / "profile" / setting.model / f"{setting.name}.parquet"
+    return Answers(pd.read_parquet(file), setting.depths) if file.exists() else None
+
+
+def trained(setting: Fresh) -> Answers:
+    """The training answers; on bAbI, questions on one story share a cluster."""
+    rows = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.sources.parquet")
+    if len(setting.depths) > 1:
+        more = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.deeper.parquet")
+        new = [name for name in more if "_d70" in name or "_d90" in name]
+        rows = rows.merge(more[["id", *new]], on="id")
+    if setting.name == "babi":
+        rows["cluster"] = [f"story {int(own.split(':')[1]) // 5}" for own in rows["id"]]
+    return Answers(rows, setting.depths)
+
+
+def fitted(features: np.ndarray, wrong: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Logit of an error, learned from labelled answers."""
+    scale = QuantileTransformer(
+        n_quantiles=min(100, len(features)), output_distribution="normal", random_state=0
+    )
+    model = make_pipeline(scale, LogisticRegression(C=STRENGTH, max_iter=5000))
+    return model.fit(features, wrong).decision_function
+
+
+def probe(hidden: np.ndarray, wrong: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=PROBE_STRENGTH, max_iter=5000))
+    return model.fit(hidden, wrong).decision_function
+
+
+def sparse(features: np.ndarray, wrong: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    scale = QuantileTransformer(
+        n_quantiles=min(100, len(features)), output_distribution="normal", random_state=0
+    )
+    lasso = LogisticRegression(C=0.1, l1_ratio=1.0, solver="liblinear", max_iter=5000)
+    return make_pipeline(scale, lasso).fit(features, wrong).decision_function
+
+
+Learner = Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], np.ndarray]]
+
+
+def folds_of(clusters: list[str], repeats: int, seed: int) -> Iterator[np.ndarray]:
+    codes = np.unique(clusters, return_inverse=True)[1]
+    rng = np.random.default_rng(seed)
+    for _ in range(repeats):
+        yield (rng.permutation(codes.max() + 1) % FOLDS)[codes]
+
+
+def out_of_fold(
+    features: np.ndarray,
+    wrong: np.ndarray,
+    clusters: list[str],
+    hidden: np.ndarray | None = None,
+    repeats: int = REPEATS,
+    learner: Learner = fitted,
+    seed: int = SEED,
+) -> np.ndarray:
+    """(n,) mean logit of models that did not see a row's cluster.
+
+    Args:
+        hidden: adds the logit of a probe on these states as one feature, itself out of fold.
+    """
+    found = np.zeros(len(wrong))
+    for folds in folds_of(clusters, repeats, seed):
+        for fold in range(FOLDS):
+            train, test = folds != fold, folds == fold
+            own, other = features[train], features[test]
+            if hidden is not None:
+                inner = [c for c, chosen in zip(clusters, train, strict=True) if chosen]
+                known = out_of_fold(
+                    hidden[train], wrong[train], inner, repeats=1, learner=probe, seed=seed
+                )
+                own = np.column_stack([own, known])
+                other = np.column_stack([other, probe(hidden[train], wrong[train])(hidden[test])])
+            found[test] += learner(own, wrong[train])(other)
+    return found / repeats
+
+
+class Gain(NamedTuple):
+    """A second model against a first one, on the same answers.
+
+    Attributes:
+        first, second: AUROC.
+        auroc, prr, log_loss: second minus first; of log loss first minus second, so that higher is
+            better everywhere.
+        p: two-sided, of `auroc`.
+    """
+
+    first: float
+    second: float
+    auroc: Interval
+    prr: Interval
+    log_loss: Interval
+    p: float
+
+
+def gain(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: list[str]) -> Gain:
+    """Paired over resampled clusters."""
+    losses = [np.logaddexp(0, np.where(wrong, -score, score)) for score in (first, second)]
+    areas = [Detection(score, wrong) for score in (first, second)]
+    drawn_area, drawn_loss = [], []
+    for counts in cluster_draws(clusters, RESAMPLES, SEED):
+        drawn_area.append(areas[1](counts) - areas[0](counts))
+        drawn_loss.append(counts @ (losses[0] - losses[1]) / counts.sum(1))
+    value = {name: auroc(s, wrong) for name, s in (("a", first), ("b", second))}
+    n, area = len(set(clusters)), np.concatenate(drawn_area)
+    ranks, draws = drawn_prr({"a": first, "b": second}, 1.0 - wrong, clusters, 2000, SEED)
+    return Gain(
+        value["a"],
+        value["b"],
+        percentile_interval(value["b"] - value["a"], area, n),
+        percentile_interval(ranks["b"] - ranks["a"], draws["b"] - draws["a"], n),
+        percentile_interval(float((losses[0] - losses[1]).mean()), np.concatenate(drawn_loss), n),
+        two_sided(area, n),
+    )
+
+
+def primary(train: Answers, test: Answers, label: str) -> Gain:
+    """Trained on answers whose labels were seen, tested on fresh ones."""
+    wrong = train.wrong(label)
+    logits = [
+        fitted(own, wrong)(other)
+        for own, other in (
+            (train.free, test.free),
+            (
+                np.hstack([train.free, train.fragility()]),
+                np.hstack([test.free, test.fragility()]),
+            ),
+        )
+    ]
+    return gain(*logits, test.wrong(label), test.clusters)
+
+
+def _pairs() -> list[tuple[Fresh, Answers]]:
+    found = [(setting, fresh(setting)) for setting in SETTINGS]
+    return [(setting, answers) for setting, answers in found if answers is not None]
+
+
+def _name(setting: Fresh) -> str:
+    return f"{MODELS[setting.model].name}, {setting.prompt}"
+
+
+def primary_table() -> str:
+    rows, found = [], {}
+    for setting, test in _pairs():
+        for label in LABELS:
+            found[setting, label] = primary(trained(setting), test, label)
+    adjusted = {}
+    for label in LABELS:
+        keys = [key for key in found if key[1] == label]
+        values = multipletests([found[key].p for key in keys], method="holm")[1]
+        adjusted |= dict(zip(keys, values, strict=True))
+    for setting, test in _pairs():
+        for label in LABELS:
+            own, wrong = found[setting, label], test.wrong(label)
+            rows.append(
+                [_name(setting), label, f"{len(wrong)} / {len(set(test.clusters))}",
+                 str(int(wrong.sum())), f"{own.first:.3f}", f"{own.second:.3f}",
+                 signed(own.auroc), p_text(adjusted[setting, label]), signed(own.log_loss),
+                 signed(own.prr)]
+            )  # fmt: skip
+    columns = [
+        "setting", "label", "answers / clusters", "wrong", "AUROC, free", "free + fragility",
+        "gain", "p, Holm", "gain of log loss", "gain of PRR",
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def transfer_table() -> str:
+    """Trained on the same model's other data set."""
+    rows = []
+    for setting, test in _pairs():
+        for other in SETTINGS:
+            if other.model == setting.model and other.name != setting.name:
+                depths = min(setting.depths, other.depths, key=len)
+                train = Answers(trained(other).rows, depths)
+                own = primary(train, Answers(test.rows, depths), "contains")
+                rows.append(
+                    [_name(setting), other.prompt, f"{own.first:.3f}", f"{own.second:.3f}",
+                     signed(own.auroc)]
+                )  # fmt: skip
+    return table(["tested on", "trained on", "AUROC, free", "free + fragility", "gain"], rows)
+
+
+def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[str, Gain]]:
+    """Gains within the fresh answers, out of fold."""
+    wrong, clusters = test.wrong(label), test.clusters
+    free, fragility, hidden = test.free, test.fragility(), test.hidden
+
+    def score(*parts: np.ndarray, states: np.ndarray | None = None) -> np.ndarray:
+        return out_of_fold(np.hstack(parts), wrong, clusters, states)
+
+    def against(first: np.ndarray, second: np.ndarray) -> Gain:
+        return gain(first, second, wrong, clusters)
+
+    base, both = score(free), score(free, fragility)
+    yield "fragility beyond free", against(base, both)
+    if "place" in test.rows:
+        said = test.said
+        yield (
+            "fragility beyond free and the answer itself (a)",
+            against(score(free, said), score(free, said, fragility)),
+        )
+    probed = score(free, states=hidden)
+    everything = score(free, fragility, states=hidden)
+    yield "probe beyond free (b)", against(base, probed)
+    yield "fragility beyond free and probe (b)", against(probed, everything)
+    yield "probe beyond free and fragility (b)", against(both, everything)
+    yield "early read-outs beyond free (e)", against(base, score(free, test.early))
+    rng = np.random.default_rng(SEED)
+    shuffled = [
+        auroc(
+            out_of_fold(
+                np.hstack([free, fragility[rng.permutation(len(free))]]), wrong, clusters, None, 1
+            ),
+            wrong,
+        )
+        for _ in range(SHUFFLES)
+    ]
+    value, spread = float(np.mean(shuffled)), np.percentile(shuffled, [2.5, 97.5])
+    first = auroc(base, wrong)
+    none = Interval(float("nan"), float("nan"), float("nan"))
+    yield (
+        "shuffled fragility beyond free (d)",
+        Gain(first, value, Interval(value - first, *(spread - first)), none, none, float("nan")),
+    )
+    if mlp is not None:
+        same = Answers(test.rows.set_index("id").loc[mlp.rows["id"]].reset_index(), test.depths)
+        errors, own = same.wrong(label), same.clusters
+        models = [
+            out_of_fold(np.hstack(parts), errors, own)
+            for parts in (
+                [same.free],
+                [same.free, same.fragility()],
+                [same.free, mlp.fragility("mlp ")],
+            )
+        ]
+        rows = f"on {len(errors)} answers"
+        yield f"fragility beyond free, {rows} (c)", gain(models[0], models[1], errors, own)
+        yield f"MLP inputs beyond free, {rows} (c)", gain(models[0], models[2], errors, own)
+    yield "single heads beyond free, sparse", gain(
+        base, out_of_fold(np.hstack([free, test.heads]), wrong, clusters, learner=sparse),
+        wrong, clusters,
+    )  # fmt: skip
+
+
+def controls_table() -> str:
+    rows = []
+    for setting, test in _pairs():
+        file = EVIDENCE / "profile" / setting.model / f"{setting.name}.mlp.parquet"
+        mlp = Answers(pd.read_parquet(file), setting.depths) if file.exists() else None
+        for name, own in controls(test, "contains", mlp):
+            rows.append(
+                [_name(setting), name, f"{own.first:.3f}", f"{own.second:.3f}", signed(own.auroc)]
+            )
+    return table(["setting", "what is added", "AUROC before", "after", "gain"], rows)
+
+
+TABLES = {"primary": primary_table, "transfer": transfer_table, "controls": controls_table}
+_PLACE = re.compile(r"(<!-- profile (\w+) -->\n).*?(<!-- end profile -->)", re.DOTALL)
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.argument("lines", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def keep(lines: Path, out: Path) -> None:
+    """A small table of collected answers."""
+    rows = pd.DataFrame([json.loads(line) for line in lines.open()])
+    if lines.suffixes[-2:] == [".mlp", ".jsonl"]:
+        rows = rows[["id", *(c for c in rows if c.startswith("mlp asmi_") and "settings" not in c)]]
+    else:
+        if out.stem == "babi":  # six places, and anything else
+            common = rows["answer"].value_counts().index[:6].sort_values()
+            rows["place"] = [
+                dict(zip(common, range(6), strict=True)).get(a, 6) for a in rows.answer
+            ]
+        parts = [np.vstack(rows[f"hidden_{part}_d60"]) for part in ("mean", "last")]
+        size = min(COMPONENTS, len(rows))
+        reduced = np.hstack([PCA(size, random_state=0).fit_transform(part) for part in parts])
+        rows["hidden"] = list(reduced.astype(np.float32))
+        settings = [name for name in rows if "settings" in name]
+        rows = rows.drop(columns=["answer", *settings, *rows.filter(like="hidden_").columns])
+    for name in rows.columns[[isinstance(own, list) for own in rows.iloc[0]]]:
+        rows[name] = [np.asarray(own, dtype=np.float32) for own in rows[name]]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(out, compression="zstd", compression_level=19)
+    click.echo(f"{out}: {len(rows)} answers, {out.stat().st_size / 1e3:.0f} kB")
+
+
+@main.command()
+def tables() -> None:
+    """Compute every table and write it into the pages that have a place for it."""
+    pages = [page for page in DOCS.glob("*.md") if _PLACE.search(page.read_text(encoding="utf-8"))]
+    made = {name: compute() for name, compute in TABLES.items()}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        filled = _PLACE.sub(lambda m: f"{m[1]}{made[m[2]]}\n{m[3]}", text)
+        page.write_text(filled, encoding="utf-8")
+    for name, found in made.items():
+        click.echo(f"\n{name}\n\n{found}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Answer and score the fresh questions of docs/evidence/profile-plan.md.
+
+    python scripts/evidence/profiles_collect.py MODEL DATA_FILE OUT.jsonl --limit 300
+
+MODEL is a folder, or `smollm2`; DATA_FILE a bAbI task file (.txt) or questions in SQuAD's layout
+(.json). A line is appended per answer; a file that exists is resumed. `profiles.py keep`
+makes a small table of it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from build_babi import read_babi
+from keep import JUDGES
+from keep import _majority as majority
+from lm_polygraph.generation_metrics import RougeMetric
+from rich.progress import track
+
+from lm_polygraph_asmi.host.quality import words
+from lm_polygraph_asmi.maths import example_masks
+from lm_polygraph_asmi.model import Memory, readout, scoring_session
+from lm_polygraph_asmi.runs.rows import Row, cluster_key, read_rows, spread
+from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.scoring import Scorer
+from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.text import prompt_tokens, spans
+
+DEPTHS = (0.6, 0.7, 0.9)
+QUESTIONS = 5
+"""On each story of bAbI task 1."""
+RIDGE = 1.0
+"""Of the regression of a token's log-probability on which heads are masked."""
+
+
+def read_questions(file: Path, few_shot: bool, skip: int) -> list[Row]:
+    """All questions of a file; those of one story or passage share a cluster."""
+    if file.suffix == ".json":
+        return read_rows(str(file), "", "", None, "demo" if few_shot else "paper")[skip:]
+    split = file.stem.rpartition("_")[2]
+    rows = [
+        Row(f"{split}:{index}", cluster_key(f"story {index // QUESTIONS}"), prompt, answer)
+        for index, (prompt, answer) in enumerate(read_babi(file))
+    ]
+    return rows[skip:]
+
+
+class _Recording(Engine):
+    """Also keeps each mask's log-probability of the answer's tokens."""
+
+    def _reduce(self, log_probs: Any, *rest: Any) -> dict[str, Any]:
+        begun = sum(len(part) for part in self.recorded)
+        tokens = self.tokens[begun : begun + log_probs.shape[1]]
+        subnetworks = rest[1]
+        chosen = log_probs.gather(-1, tokens.expand(len(log_probs), -1)[..., None])[..., 0]
+        self.recorded.append(chosen[subnetworks.index].T.double().numpy())
+        return super()._reduce(log_probs, *rest)
+
+    def _score_part(self, model: Any, unmasked: Any, used: Any, *rest: Any) -> dict[str, Any]:
+        self.recorded: list[np.ndarray] = []
+        self.tokens = unmasked.input_ids[unmasked.prompt_length :]
+        found = super()._score_part(model, unmasked, used, *rest)
+        _, masks = example_masks(
+            used.num_masks, used.num_heads, used.mask_rate, used.mask_sampler, used.seed,
+            used.layer, unmasked.input_ids.tolist(),
+        )  # fmt: skip
+        change = np.concatenate(self.recorded).sum(0)
+        off = 1 - masks.double().numpy()
+        off, change = off - off.mean(0), change - change.mean()
+        gram = off.T @ off + RIDGE * np.eye(off.shape[1])
+        return found | {"asmi_head_effects": np.linalg.solve(gram, off.T @ change)}
+
+
+def unmasked_features(scorer: Scorer, ids: torch.Tensor, prompt: int, memory: Memory) -> dict:
+    """Hidden states behind the masked layers, and what the model would say there already."""
+    model: Any = scorer.model
+    layers = [scorer.engine.settings(model, depth).layer for depth in DEPTHS]
+    found: dict[str, Any] = {}
+    with torch.no_grad(), scoring_session(model):
+        # `generate` leaves keys of all but the last token: what is behind the prompt runs again.
+        cache = memory.cache(prompt - 1) if memory.layers else None
+        begun = prompt - 1 if cache is not None else 0
+        out = model(ids[None, begun:], past_key_values=cache, output_hidden_states=True)
+        hidden = [state[0, prompt - 1 - begun :] for state in out.hidden_states]
+        norm = model.model.norm  # Llama, Qwen and Gemma alike
+        tokens = ids[prompt:]
+        for depth, layer in zip(DEPTHS, layers, strict=True):
+            states = hidden[layer + 1]
+            found[at_depth("hidden_mean", depth)] = states[1:].mean(0).tolist()
+            found[at_depth("hidden_last", depth)] = states[-1].tolist()
+            early = readout(model, norm(states[:-1])).double()
+            chosen = early.gather(-1, tokens[:, None])[:, 0]
+            found[at_depth("early_log_likelihood", depth)] = chosen.tolist()
+            found[at_depth("early_entropy", depth)] = (-(early.exp() * early).sum(-1)).tolist()
+    return found
+
+
+def one_answer(
+    scorer: Scorer, row: Row, mlp: Engine | None, raw: bool, memory: Memory
+) -> dict[str, Any]:
+    """All that is kept of an answer; lists and numbers."""
+    prompt = prompt_tokens(scorer.tokenizer, row.input)
+    response = scorer._greedy(prompt, memory)
+    ids = torch.cat([prompt, torch.tensor(response)])
+    features = unmasked_features(scorer, ids, len(prompt), memory)
+    stats = scorer.engine.score(scorer.model, prompt, response, memory=memory)
+    if mlp is not None:
+        own = mlp.score(scorer.model, prompt, response)
+        stats |= {f"mlp {name}": value for name, value in own.items() if "_d" in name}
+    text, places = spans(scorer.tokenizer, prompt.tolist(), response)
+    answer = scorer.endings.without(text, places, response)
+    accepted = [row.output] if isinstance(row.output, str) else row.output
+    kept: dict[str, Any] = {"id": row.id, "cluster": row.cluster, "answer": answer.strip()}
+    kept["ReferenceInAnswer"] = max(JUDGES["ReferenceInAnswer"](answer, gold) for gold in accepted)
+    said, gold = (t if raw else " ".join(words(t)) for t in (answer, accepted[0]))
+    kept["Rouge_rougeL"] = float(RougeMetric("rougeL")({"greedy_texts": [said]}, [gold])[0])
+    kept |= {"words": len(words(answer)), "prompt_tokens": len(prompt)} | features
+    for name, value in stats.items():
+        if "asmi_top_token" in name:
+            kept[name.replace("top_token", "majority")] = majority(value).tolist()
+        elif name.endswith(("_entropy", "log_likelihood")) or any(
+            part in name for part in ("asmi_mi_", "asmi_agreement_", "asmi_head_effects")
+        ):
+            kept[name] = np.asarray(value, dtype=np.float32).tolist()
+        elif "asmi_settings" in name:
+            kept[name] = value
+    return kept
+
+
+@click.command(help=__doc__)
+@click.argument("model")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--limit", type=int, required=True, help="Questions, evenly spaced over the file.")
+@click.option("--few-shot", is_flag=True, help="The demo's four worked questions first.")
+@click.option("--skip", default=0, help="Leave out the file's first questions.")
+@click.option("--mlp/--no-mlp", default=True, help="Also mask inputs of the MLP (control c).")
+def main(
+    model: str, file: Path, out: Path, limit: int, few_shot: bool, skip: int, mlp: bool
+) -> None:
+    rows = spread(read_questions(file, few_shot, skip), limit)
+    known = {json.loads(line)["id"] for line in out.open()} if out.exists() else set()
+    babi = file.suffix == ".txt"
+    scorer = Scorer(model, scope="response", stop="\n", max_new_tokens=3 if babi else 20)
+    scorer.engine = _Recording(depths=DEPTHS, scope="response", attention="sdpa")
+    other = (
+        Engine(depths=DEPTHS, scope="response", perturbation="mlp", attention="sdpa")
+        if mlp
+        else None
+    )
+    memory = Memory()  # prompts begin alike
+    in_thirds = [row for part in range(3) for row in rows[part::3]]  # each evenly spaced
+    with out.open("a") as lines:
+        for row in track([row for row in in_thirds if row.id not in known]):
+            kept = one_answer(scorer, row, other, babi, memory)
+            lines.write(json.dumps(kept) + "\n")
+            lines.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,651 @@
+"""Pages of evidence: made of small files by one command, held to them, and never ahead of them."""
+
+import json
+import re
+import subprocess
+import sys
+
+import cells as evidence_cells
+import changed as evidence_changed
+import heads as evidence_heads
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tables as evidence_tables
+from click.testing import CliRunner
+from lm_polygraph.utils.common import load_external_module
+from PIL import Image
+from scipy.stats import spearmanr
+
+from lm_polygraph_asmi.analysis import adds_information, adds_over_cells, auroc, normalised_prr
+from tests.test_scripts import SCRIPTS
+
+REPOSITORY = SCRIPTS.parent
+HERE = SCRIPTS / "evidence"
+
+N = 80
+RESAMPLES = 20
+
+
+@pytest.fixture(scope="module")
+def pages():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence_tables, "RESAMPLES", RESAMPLES)
+        patch.setattr(evidence_tables, "REFITS", 5)
+        patch.setattr(evidence_heads, "RESAMPLES", 10 * RESAMPLES)
+        yield load_external_module(str(HERE / "pages.py"))
+
+
+def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL") -> pd.DataFrame:
+    """Answers whose MI knows of errors, with the columns that scripts/evidence/keep.py keeps."""
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(N) < 0.4
+    lengths = rng.integers(1, 9, N)
+    columns = {
+        "id": [f"q{i}" for i in range(N)],
+        "cluster": [f"passage {i // 2}" for i in range(N)],
+        "ReferenceInAnswer": (~wrong).astype(float),
+        judge: np.clip(0.8 - 0.6 * wrong + rng.normal(0, 0.2, N), 0, 1),
+        "words": np.where(rng.random(N) < 0.1, 0, lengths),
+        "asmi_log_likelihood": [-rng.exponential(0.5, t) for t in lengths],
+        "asmi_entropy": [rng.exponential(0.5, t) for t in lengths],
+    }
+    depths = (60, 70, 80, 90) if run == "depths" else (60,)
+    sources = ("", "_context", "_elsewhere") if run == "sources" else ("",)
+    for ending in (f"_d{depth}{source}" for depth in depths for source in sources):
+        pairs = [*zip(lengths, wrong, strict=True)]
+        columns[f"asmi_mi{ending}"] = [rng.exponential(0.02 + 0.02 * w, t) for t, w in pairs]
+        columns[f"asmi_agreement{ending}"] = [rng.random(t) for t in lengths]
+    if run in ("sources", "benchmark", "baselines"):
+        surprisals = [-own for own in columns["asmi_log_likelihood"]]
+        columns["score MaximumSequenceProbability"] = [own.sum() for own in surprisals]
+        columns["score Perplexity"] = [own.mean() for own in surprisals]
+        columns["score MeanTokenEntropy"] = [own.mean() for own in columns["asmi_entropy"]]
+    if run == "baselines":
+        columns["score RAUQ (0.2)"] = rng.random(N)
+    columns["closing"] = rng.random(N) < 0.9
+    if run == "copied":
+        columns["copied"] = [rng.random(t) < 0.6 for t in lengths]
+    return pd.DataFrame(columns)
+
+
+def put(folder, model, cell, run, asked=N, seed=0, **settings):
+    file = folder / "evidence" / model / f"{cell}.{run}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pandas(answers(seed, run, **settings), preserve_index=False)
+    about = {"data": {"limit": asked}}
+    pq.write_table(table.replace_schema_metadata({"run": json.dumps(about)}), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory):
+    """Evidence of every kind: three models, cells of two commands, runs with other settings."""
+    folder = tmp_path_factory.mktemp("docs")
+    put(folder, "smollm2", "open-worked", "sources", asked=100)
+    put(folder, "smollm2", "open-worked", "depths")
+    put(folder, "smollm2", "open-worked", "copied")
+    put(folder, "smollm2", "open-worked", "baselines", seed=3)
+    put(folder, "qwen05", "open", "sources", seed=1)
+    put(folder, "llama2_7b", "coqa", "benchmark", seed=2, judge="quality AlignScore")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(pages):
+    """The command over some documentation."""
+
+    def started(docs, *arguments):
+        pages.DOCS = docs
+        return CliRunner().invoke(pages.main, list(arguments))
+
+    return started
+
+
+VERDICT = "On these made-up answers MI knows of errors. No model was asked. Nothing follows."
+
+
+@pytest.fixture(scope="module")
+def published(start, docs):
+    """The pages “What it is worth”, their verdicts taken out, made of other evidence."""
+    pages = [docs / "worth.md", docs / "worth-tables.md"]
+    for page in pages:
+        own = (REPOSITORY / "docs" / page.name).read_text()
+        own = re.sub(r"(<!-- verdict -->\n).*?(?=<!-- end -->)", r"\1", own, flags=re.DOTALL)
+        page.write_text(own)
+    made = start(docs)
+    assert made.exit_code == 0, made.output
+    assert "without a verdict, so not to be published: worth-tables.md, worth.md" in made.output
+    return "".join(page.read_text() for page in pages)
+
+
+def rows_of(text: str, name: str) -> list[list[str]]:
+    """A table of a page, its two lines of columns first."""
+    (body,) = re.findall(rf"<!-- table {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    return split(body)
+
+
+def lines_of(table: str) -> list[list[str]]:
+    """A table as it is made, without its columns."""
+    return split(table)[2:]
+
+
+def split(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+
+
+def number(text: str) -> float:
+    return float(text.split()[0].replace("−", "-"))
+
+
+def test_the_page_is_whole(start, published, docs):
+    """All its places are filled but the verdict, which the quick check asks for as well."""
+    assert not re.search(r"-->\n<!-- end -->", published.replace("verdict -->\n<!-- end", ""))
+    refused = start(docs, "--check", "--quick")
+    assert (refused.exit_code, refused.output.splitlines()) == (
+        1,
+        [
+            "to be made anew: nothing",
+            "without a verdict, so not to be published: worth-tables.md, worth.md",
+        ],
+    )
+
+
+PAGE = """A page. <!-- made from nothing -->
+<!-- verdict -->
+<!-- end -->
+![The sign](evidence/coupling-stands.png)
+<!-- table judges -->
+<!-- end -->
+"""
+
+
+def test_a_page_is_held_to_its_evidence(start, tmp_path):
+    """Refused without a verdict, where somebody typed a number, and when evidence came later."""
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace("<!-- verdict -->\n", f"<!-- verdict -->\n{VERDICT}\n"))
+    put(tmp_path, "qwen05", "open", "sources")
+    assert start(tmp_path).output == "made anew: coupling-stands.png, page.md\n"
+    for how in ((), ("--quick",)):
+        done = start(tmp_path, "--check", *how)
+        assert (done.exit_code, done.output) == (0, "to be made anew: nothing\n")
+    good = page.read_text()
+    typed = good.replace(" 0.", " 1.", 1)
+    assert typed != good
+    page.write_text(typed)
+    wrong = start(tmp_path, "--check")
+    assert (wrong.exit_code, wrong.output) == (1, "to be made anew: page.md\n")
+    page.write_text(good.replace(VERDICT, ""))
+    silent = start(tmp_path, "--check", "--quick")
+    assert (silent.exit_code, "without a verdict" in silent.output) == (1, True)
+    page.write_text(good)
+    put(tmp_path, "gemma", "open", "sources", seed=5)
+    late = start(tmp_path, "--check")
+    assert (late.exit_code, late.output) == (1, "to be made anew: coupling-stands.png, page.md\n")
+    late = start(tmp_path, "--check", "--quick")
+    assert (late.exit_code, late.output) == (1, "to be made anew: page.md\n")
+    page.write_text(good.replace("table judges", "table judgement"))
+    assert "there is no table 'judgement'" in start(tmp_path, "--check").output
+
+
+def test_numbers_are_those_of_the_statistics(published, docs):
+    """Each table's first row against a call of one's own."""
+    text = published
+    one = pd.read_parquet(docs / "evidence/smollm2/open-worked.sources.parquet")
+    wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
+    mi, agreement = one["asmi_mi_d60"], one["asmi_agreement_d60"]
+    u = [m * (1 - a) for m, a in zip(mi, agreement, strict=True)]
+    sem, total = (np.array([how(own) for own in u]) for how in (np.mean, np.sum))
+    lengths = one["asmi_entropy"].map(len)
+    free = np.column_stack(
+        [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"], lengths]
+    )
+    worth = rows_of(text, "worth stands")
+    assert worth[0][:4] == ["cell", "answers / clusters", "right", "PRR: MSP"]
+    assert [row[0] for row in worth[2:]] == [
+        "SmolLM2 0.13B, XQuAD, worked questions",
+        "Qwen2.5-Coder 0.5B, XQuAD, bare prompt",
+        "Llama-2-7B, CoQA",
+    ]
+    first = worth[2]
+    assert first[1:3] == ["80 of 100 / 40", f"{1 - wrong.mean():.0%}"]
+    quality = 1.0 - wrong
+    for place, score in ((6, sem), (7, total)):
+        assert number(first[place]) == pytest.approx(normalised_prr(score, quality), abs=0.0051)
+    msp = normalised_prr(one["score MaximumSequenceProbability"], quality)
+    assert number(first[8]) == pytest.approx(normalised_prr(sem, quality) - msp, abs=0.0051)
+    added = adds_information(sem, free, wrong, list(one["cluster"]))
+    assert number(first[-2]) == pytest.approx(added.statistic, abs=0.051)
+    assert rows_of(text, "worth rouge")[2][0] == first[0]  # the paper's cell has no ROUGE-L
+    assert len(rows_of(text, "worth rouge")) == 4
+    aggregated = rows_of(text, "aggregation stands")
+    assert [row[1] for row in aggregated[2:6]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
+    ways = [np.mean, np.sum, np.max, lambda own: own[0]]
+    for row, tokens in ((aggregated[2], mi), (aggregated[4], -one["asmi_log_likelihood"])):
+        expected = [normalised_prr([how(own) for own in tokens], quality) for how in ways]
+        assert [number(cell) for cell in row[2:6]] == pytest.approx(expected, abs=0.0051)
+    asmi = np.array([own.mean() for own in mi])
+    coupled = rows_of(text, "coupling stands")[2]
+    assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
+    assert number(coupled[4]) > number(coupled[3])  # as it was planted
+    inside = one["closing"] & (lengths >= 3)
+    between = np.array([own[1:-1].mean() for own in mi[inside]])
+    placed = rows_of(text, "places stands")[3]
+    assert placed[1:3] == ["between", f"{inside.sum()} / {wrong[inside].sum()}"]
+    assert number(placed[3]) == pytest.approx(auroc(between, wrong[inside]), abs=0.0051)
+    again = pd.read_parquet(docs / "evidence/smollm2/open-worked.copied.parquet")["copied"]
+    there = [
+        (m, w)
+        for tokens, marks, w, closes in zip(mi, again, wrong, one["closing"], strict=True)
+        for m, mark in list(zip(tokens, marks, strict=True))[1:-1]
+        if mark and closes
+    ]
+    row = rows_of(text, "copying stands")[2]
+    assert row[1:4] == [
+        "as in the passage",
+        str(len(there)),
+        f"{np.mean([w for _, w in there]):.0%}",
+    ]
+    assert number(row[7]) == pytest.approx(auroc(*zip(*there, strict=True)), abs=0.0051)
+    halves = rows_of(text, "quadrants stands")[2]
+    assert sum(int(cell.split()[-1]) for cell in halves[2:6]) == N
+    within = rows_of(text, "strata stands")[2:]
+    own = [row for row in within if row[0] == first[0]]
+    assert sum(int(row[2]) for row in own if "tokens" in row[1]) == N
+    assert int(own[-1][2]) == (one["words"] == 0).sum()
+    judged = [row for row in rows_of(text, "judges")[2:] if row[0] == first[0]]
+    assert [row[2] for row in judged] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
+    swept = rows_of(text, "settings stands")[2:]
+    assert {row[0] for row in swept} == {first[0]}  # the others have no other settings
+    assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
+    deep, whole = answers(0, "depths"), answers(0)
+    deepest, usual = (
+        [mi @ (1 - agreement) / len(mi) for mi, agreement in zip(*columns, strict=True)]
+        for columns in (
+            (deep["asmi_mi_d90"], deep["asmi_agreement_d90"]),
+            (whole["asmi_mi_d60"], whole["asmi_agreement_d60"]),
+        )
+    )
+    prr = [normalised_prr(scores, one["ReferenceInAnswer"]) for scores in (deepest, usual)]
+    assert number(swept[4][5]) == pytest.approx(prr[0], abs=0.0051)
+    assert number(swept[4][8]) == pytest.approx(prr[0] - prr[1], abs=0.0051)
+    added = adds_information(deepest, free, wrong, list(one["cluster"]))
+    assert number(swept[4][10]) == pytest.approx(added.statistic, abs=0.051)
+    assert swept[0][8:10] == ["", ""]
+    methods = {row[2] for row in rows_of(text, "baselines stands")[2:] if row[0] == first[0]}
+    assert {"RAUQ (0.2)", "MaximumSequenceProbability"} <= methods
+
+
+def test_cells_together_are_those_of_the_statistics(published, docs):
+    found = []
+    for cell in ("smollm2/open-worked.sources", "qwen05/open.sources", "llama2_7b/coqa.benchmark"):
+        one = pd.read_parquet(docs / f"evidence/{cell}.parquet")
+        pairs = zip(one["asmi_mi_d60"], one["asmi_agreement_d60"], strict=True)
+        free = [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"]]
+        free.append(one["asmi_entropy"].map(len))
+        wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
+        sem = [np.mean(mi * (1 - agreement)) for mi, agreement in pairs]
+        found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
+    whole, z = adds_over_cells(found), [one.statistic for one in found]
+    rows = {row[0]: row for row in rows_of(published, "together stands")}
+    row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD alone"]
+    assert row[1:3] == ["3", "240 / 40"]
+    assert [number(own) for own in row[3].split(" to ")] == pytest.approx(
+        [min(z), max(z)], abs=0.051
+    )
+    assert row[4] == str(sum(own < 0 for own in z))
+    assert number(row[5]) == pytest.approx(whole.statistic, abs=0.051)
+    assert alone[1:3] == ["2", "160 / 40"]
+    assert number(alone[5]) == pytest.approx(adds_over_cells(found[:2]).statistic, abs=0.051)
+    others = ["without empty answers", "sum", "first token"]  # no other depths were planned
+    names = ["ASMI", "Sem-ASMI", *(f"Sem-ASMI, {one}" for one in ["XQuAD alone", *others])]
+    assert [row[0] for row in rows_of(published, "together rouge")[2:]] == names
+
+
+def test_the_figure_says_what_it_was_drawn_from(published, docs):
+    drawn = Image.open(docs / "evidence/coupling-stands.png")
+    said = "\n".join(f"| {' | '.join(row)} |" for row in rows_of(published, "coupling stands"))
+    assert drawn.info["Description"] == said
+
+
+def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
+    """Shards are not read, whatever they hold."""
+    shard = tmp_path / "evidence/smollm2/shards/open/sources/0.parquet"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"not read")
+    (tmp_path / "page.md").write_text(PAGE)
+    start(tmp_path)
+    assert "Not measured yet on a complete cell." in (tmp_path / "page.md").read_text()
+    (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
+    assert "is named as no model, cell and run" in start(tmp_path).output
+
+
+ARMS = """<!-- made from nothing -->
+<!-- table arms stands -->
+<!-- end -->
+<!-- table arms added stands -->
+<!-- end -->
+<!-- table falsifier stands -->
+<!-- end -->
+<!-- table falsifier raw stands -->
+<!-- end -->
+<!-- table concentration -->
+<!-- end -->
+"""
+
+
+def put_arms(folder, arms, rows=slice(None, None, 2)):
+    """Runs of some of a cell's answers, in another order, whose scores are the given ones."""
+    own = pd.read_parquet(put(folder, "smollm2", "babi", "sources"))
+    for run, tokens in arms.items():
+        again = own.iloc[rows][::-1].copy()
+        again["asmi_mi_d60"] = [
+            np.full(len(mi), value)
+            for mi, value in zip(again["asmi_mi_d60"], tokens(again), strict=True)
+        ]
+        again["asmi_agreement_d60"] = [np.zeros(len(mi)) for mi in again["asmi_mi_d60"]]
+        again.to_parquet(folder / f"evidence/smollm2/babi.{run}.parquet")
+    return own
+
+
+def wrong_first(answers):
+    return 1 - answers["ReferenceInAnswer"]
+
+
+def test_heads_against_arms(start, tmp_path):
+    """An arm that knows every error reproduces what heads know, and the twin says by how much."""
+    mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
+    own = put_arms(tmp_path, mi)
+    page = tmp_path / "page.md"
+    page.write_text(ARMS)
+    assert start(tmp_path).exit_code == 0
+    text = page.read_text()
+    half = own.iloc[::2]
+    heads = [np.mean(m) for m in half["asmi_mi_d60"]]
+    value = normalised_prr(heads, half["ReferenceInAnswer"])
+    _, _, raw, sem = rows_of(text, "arms stands")
+    assert (raw[1], sem[1]) == ("ASMI", "Sem-ASMI")
+    assert [number(raw[place]) for place in (2, 6)] == pytest.approx([value, 1], abs=0.0051)
+    assert number(raw[4]) < -0.5  # the wrong way round
+    assert raw[3] == raw[5] == raw[7] == ""  # not run
+    (said,) = rows_of(text, "falsifier raw stands")[2:]
+    assert said[1:3] == ["40 / 40", str(int(wrong_first(half).sum()))]
+    assert number(said[3]) == pytest.approx(value, abs=0.0051)
+    assert number(said[7]) == pytest.approx(value - 1, abs=0.0051)
+    assert said[9] == "reproduced (mlp)"
+    assert said[10] == ""  # of "special" nothing is known: pseudo_heads was not run
+    assert "Not measured yet" in text[text.index("table concentration") :]
+
+
+def test_arms_are_of_the_same_answers(start, tmp_path):
+    (tmp_path / "page.md").write_text(ARMS)
+    put_arms(tmp_path, {"mlp": wrong_first})
+    put(tmp_path, "smollm2", "babi", "foreign", seed=7)
+    assert "foreign.parquet holds other answers" in start(tmp_path).output
+    put_arms(tmp_path, {"foreign": wrong_first}, rows=slice(40))
+    assert "arms have different answers: foreign, mlp" in start(tmp_path).output
+
+
+def test_concentration_is_beside_that_of_noise(start, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(ARMS)
+    own = pd.read_parquet(put(tmp_path, "smollm2", "babi", "sources"))
+    rng = np.random.default_rng(0)
+    own["z_d60"] = [np.where(np.arange(len(m)) == 1, np.nan, m * 9) for m in own["asmi_mi_d60"]]
+    own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
+    own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
+    own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
+    assert start(tmp_path).exit_code == 0
+    (row,) = rows_of(page.read_text(), "concentration")[2:]
+    tokens = sum(map(len, own["z_d60"]))
+    without = sum(len(z) > 1 for z in own["z_d60"])
+    assert row[1:3] == ["60 %", f"{N} / {tokens - without}"]
+    assert number(row[3]) == pytest.approx(2, abs=0.2)
+    assert (row[4], number(row[5]) < -0.8, number(row[6])) == ("3.00", True, 1)
+
+
+def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
+    put(tmp_path, "smollm2", "open-worked", "sources")
+    put(tmp_path, "smollm2", "open-worked", "copied", seed=7)
+    assert "copied.parquet holds other answers than the run beside it" in start(tmp_path).output
+
+
+def changed_answers(seed: int, less: float) -> pd.DataFrame:
+    """Half of them follow the passage, and owe more to it; a fifth answer as before."""
+    made = answers(seed)
+    now = np.arange(N) % 2 == 0
+    made["ReferenceInAnswer"] = now.astype(float)
+    made["ReferenceBefore"] = (np.arange(N) % 5 == 1).astype(float)
+    made["asmi_mi_d60"] = [np.full(len(own), 0.1) for own in made["asmi_mi_d60"]]
+    owed = np.where(now, 0.05, 0.01) * less
+    pairs = zip(owed, made["asmi_mi_d60"], strict=True)
+    made["asmi_mi_d60_context"] = [np.full(len(own), part) for part, own in pairs]
+    return made
+
+
+def test_changed_passages(start, tmp_path):
+    """Their cells are in tables of their own, beside the same questions as they were."""
+    put(tmp_path, "smollm2", "open", "sources")
+    for cell, less in (("changed", 1.0), ("exchanged", 0.5), ("open", 1.0)):
+        file = tmp_path / f"evidence/smollm2/{cell}.sources.parquet"
+        made = changed_answers(1, less)
+        if cell != "changed":
+            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if cell == "exchanged" else 1]
+        pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
+    names = ("changed followed", "changed telling", "exchanged", "worth stands")
+    page = tmp_path / "own.md"
+    page.write_text("".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in names))
+    assert start(tmp_path).exit_code == 0
+    text = page.read_text()
+    assert len(rows_of(text, "worth stands")) == 3  # the cell as it was, alone
+    (row,) = rows_of(text, "changed followed")[2:]
+    # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
+    assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
+    telling = {row[1]: row[2:] for row in rows_of(text, "changed telling")[2:]}
+    assert telling["share of MI"][0].startswith("0.00 [")
+    assert telling["share of MI"][1] == "too few"  # 8 answered as before alone
+    made = changed_answers(1, 1.0)
+    wrong = made["ReferenceInAnswer"] < 0.5
+    expected = auroc(made["score MaximumSequenceProbability"], wrong)
+    assert number(telling["MSP"][0]) == pytest.approx(expected, abs=0.005)
+    exchanged = {row[2]: row[3:] for row in rows_of(text, "exchanged")[2:]}
+    own, other, fall = map(number, exchanged["share of MI"])
+    assert (own, other, fall) == pytest.approx((0.3, 0.15, -0.15))  # medians of 0.5 and 0.1
+    assert number(exchanged["MSP"][2]) == 0  # the same answers, in another order
+
+
+def test_no_complete_cell_is_no_table():
+    made = {name: make([]) for name, make in evidence_tables.TABLES.items()}
+    # What the report found of a probe is kept as it was.
+    kept = [made.pop(name) for name in ("probe", "probe differences")]
+    assert set(made.values()) == {evidence_cells.NOTHING}
+    assert "| high MI | random heads | 100 | +14 [+7, +20] |" in kept[1]
+    assert all(line.startswith("| ") for table in kept for line in table.splitlines())
+
+
+def test_committed_pages_are_those_of_the_committed_evidence(request):
+    """What was measured and what is said of it go into one commit; all numbers with --slow."""
+    script = HERE / "pages.py"
+    if request.config.getoption("--slow"):
+        done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    quick = CliRunner().invoke(load_external_module(str(script)).main, ["--check", "--quick"])
+    assert quick.exit_code == 0, quick.output
+
+
+def sem_asmi(found: pd.DataFrame, depth: int) -> np.ndarray:
+    pairs = zip(found[f"asmi_mi_d{depth}"], found[f"asmi_agreement_d{depth}"], strict=True)
+    return np.array([mi @ (1 - agreement) / len(mi) for mi, agreement in pairs])
+
+
+def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
+    return normalised_prr(sem_asmi(found, depth), found["ReferenceInAnswer"])
+
+
+def test_depths_asked_again():
+    """Of the answers that had been looked at, none is among those asked again."""
+    seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:29])
+    again = evidence_cells.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
+    rows = lines_of(evidence_tables.depths_again_table([seen, again], "stands"))
+    assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"] * 2
+    fresh = answers(0, "depths")[29:]
+    assert [rows[0][2], rows[0][3]] == ["51 / 26", str(int(wrong_first(fresh).sum()))]
+    assert rows[3][2] == "50 / 25"  # without the other question on the last passage
+    prr = {depth: sem_asmi_prr(fresh, depth) for depth in (60, 90)}
+    assert number(rows[2][6]) == pytest.approx(prr[60], abs=0.0051)
+    assert number(rows[2][7]) == pytest.approx(prr[90], abs=0.0051)
+    assert number(rows[2][10]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
+    assert number(rows[5][7]) == pytest.approx(sem_asmi_prr(fresh[1:], 90), abs=0.0051)
+    perplexity = [-own.mean() for own in fresh["asmi_log_likelihood"]]
+    value = normalised_prr(perplexity, fresh["ReferenceInAnswer"])
+    assert number(rows[2][9]) == pytest.approx(value, abs=0.0051)
+    assert number(rows[2][13]) == pytest.approx(prr[90] - value, abs=0.0101)
+    planned = [True, False, True, False, False, False]
+    assert [bool(row[11]) for row in rows] == [bool(row[15]) for row in rows] == planned
+
+
+def test_empty_answers_apart():
+    """What a cell's tables say without them, where there are enough to matter."""
+    own = answers(0)
+    few = evidence_cells.Evidence("gemma", "open", "sources", own.assign(words=1))
+    some = evidence_cells.Evidence("smollm2", "open", "sources", own.assign(words=np.arange(N) % 4))
+    (row,) = lines_of(evidence_tables.answered_table([few, some], "stands"))
+    left = own[np.arange(N) % 4 > 0]
+    assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
+    assert number(row[5]) == pytest.approx(sem_asmi_prr(left, 60), abs=0.0051)
+    firsts = zip(left["asmi_mi_d60"], left["asmi_agreement_d60"], strict=True)
+    first = [mi[0] * (1 - agreement[0]) for mi, agreement in firsts]
+    value = normalised_prr(first, left["ReferenceInAnswer"])
+    assert number(row[7]) == pytest.approx(value, abs=0.0051)
+    mi = [mi.mean() for mi in left["asmi_mi_d60"]]
+    assert number(row[9]) == pytest.approx(auroc(mi, wrong_first(left) == 1), abs=0.0051)
+
+
+def test_answers_cut_at_their_first_sentence():
+    """Tokens and judges of the first sentence; what was scored of the whole answer is left out."""
+    own = answers(0)
+    reach = np.minimum(own["asmi_entropy"].map(len), 3)
+    kept = own.assign(first_sentence=reach)
+    kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
+    cell = evidence_cells.Evidence("smollm2", "open", "sources", kept)
+    whole = evidence_cells.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
+    rows = lines_of(evidence_tables.sentences_table([cell, whole], "stands"))
+    assert [row[0] for row in rows] == [cell.label, f"{cell.label}, first sentences"]
+    assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
+    right = np.arange(N) % 2.0
+    assert rows[1][3] == "50%"
+    msp = [-own[:3].sum() for own in own["asmi_log_likelihood"]]
+    assert number(rows[1][4]) == pytest.approx(normalised_prr(msp, right), abs=0.0051)
+    pairs = zip(own["asmi_mi_d60"], own["asmi_agreement_d60"], strict=True)
+    total = [(mi * (1 - agreement))[:3].sum() for mi, agreement in pairs]
+    assert number(rows[1][8]) == pytest.approx(normalised_prr(total, right), abs=0.0051)
+    assert number(rows[0][7]) == pytest.approx(sem_asmi_prr(own, 60), abs=0.0051)
+    assert number(rows[0][9]) == pytest.approx(number(rows[0][7]) - number(rows[0][5]), abs=0.0101)
+
+
+def test_questions_of_the_trial_apart():
+    trial = pd.read_csv(evidence_tables.TRIAL)["id"]
+    own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
+    cell = evidence_cells.Evidence("qwen15", "open-worked", "sources", own)
+    rows = lines_of(evidence_tables.trial_table([cell], "stands"))
+    assert [row[0].split(", ")[-1] for row in rows] == [
+        "asked in the trial", "not asked in the trial",
+    ]  # fmt: skip
+    assert [row[1].split(" / ")[0] for row in rows] == ["30", str(N - 30)]
+    for row, part in zip(rows, (own[:30], own[30:]), strict=True):
+        assert number(row[5]) == pytest.approx(sem_asmi_prr(part, 60), abs=0.0051)
+
+
+def test_a_cell_without_the_passages_part():
+    """It stands in tables of tokens, with nothing where that part would stand."""
+    marks = answers(0, "copied")["copied"]
+    whole = answers(0).assign(copied=marks)
+    lean = whole.drop(columns=whole.filter(like="_context").columns)
+    cells = [evidence_cells.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
+    for make, missing in (
+        (evidence_tables.copying_table, (5, 8)),
+        (evidence_tables.places_table, (5, 7)),
+    ):
+        full, bare = (lines_of(make([cell], "stands")) for cell in cells)
+        for one, other in zip(full, bare, strict=True):
+            assert "" not in one
+            assert other == ["" if i in missing else own for i, own in enumerate(one)]
+
+
+def knowing(found: pd.DataFrame, depth: int) -> None:
+    """Plant MI that knows all errors, at one depth."""
+    pairs = zip(found["asmi_mi_d60"], 1 - found["ReferenceInAnswer"], strict=True)
+    found[f"asmi_mi_d{depth}"] = [np.full(len(mi), 0.01 + wrong) for mi, wrong in pairs]
+    found[f"asmi_agreement_d{depth}"] = [np.zeros(len(mi)) for mi in found["asmi_mi_d60"]]
+
+
+def test_depths_elsewhere(monkeypatch):
+    """Joined with the same answers at 60 %, in another order; adjusted over cells and depths."""
+    monkeypatch.setattr(evidence_tables, "RESAMPLES", 99)
+    cells = []
+    for model, seed in (("smollm2", 0), ("qwen05", 1)):
+        usual = answers(seed).assign(words=np.arange(N) % 4 if model == "qwen05" else 1)
+        deeper = usual[::-1].reset_index(drop=True)
+        for depth in (70, 90):
+            knowing(deeper, depth)
+        if model == "qwen05":  # nothing but what is known at 60 %
+            for part in ("mi", "agreement"):
+                deeper[f"asmi_{part}_d70"] = deeper[f"asmi_{part}_d60"]
+        deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
+        cells += [
+            evidence_cells.Evidence(model, "babi", "sources", usual, N),
+            evidence_cells.Evidence(model, "babi", "deeper", deeper[:50], 60),
+        ]
+    rows = lines_of(evidence_tables.depths_elsewhere_table(cells, "stands"))
+    assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
+    *rows, some, _ = rows
+    assert some[0].endswith("without empty answers")
+    assert (some[2].split()[0], some[11]) == (str(50 - 12), "")  # found afterwards, not adjusted
+    assert rows[0][2] == f"50 of 60 / {len(set(answers(0)['cluster'][N - 50 :]))}"
+    value = sem_asmi_prr(answers(0)[N - 50 :], 60)
+    assert number(rows[0][6]) == pytest.approx(value, abs=0.0051)
+    assert [number(rows[0][place]) for place in (7, 10)] == pytest.approx(
+        [1, 1 - value], abs=0.0051
+    )
+    assert [number(rows[2][10]), number(rows[2][11])] == [0, 1]  # the same scores
+    # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
+    assert [number(row[11]) for row in rows] == [0.08, 0.08, 1, 0.08]
+    free = lines_of(evidence_tables.depths_free_table(cells))
+    assert [row[1] for row in free] == ["60 %", "70 %", "90 %"] * 2
+    usual = answers(0)[N - 50 :]
+    asmi = [mi.mean() for mi in usual["asmi_mi_d60"]]
+    for place, other in ((3, "asmi_entropy"), (5, "asmi_log_likelihood")):
+        rho = spearmanr(asmi, [abs(own).mean() for own in usual[other]]).statistic
+        assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
+    assert free[1][3] != free[0][3]
+    assert free[1][2].startswith("50 of 60")
+    last = cells[3].answers
+    sem = sem_asmi(last, 90)
+    above = np.mean(sem[last["words"] == 0] > np.median(sem))
+    assert [row[7] for row in free[2::3]] == ["", f"{above:.0%}"]
+    with pytest.raises(ValueError, match="own answers are missing"):
+        evidence_tables.depths_free_table(cells[1:])
+    cells[0].answers["asmi_log_likelihood"] += 1
+    with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
+        evidence_tables.depths_elsewhere_table(cells, "stands")
+
+
+def test_scores_with_the_passage_and_without():
+    """Question by question; and nothing is ranked where hardly any answer is right."""
+    with_it, without = answers(0), answers(5)[10:].reset_index(drop=True)
+    own = evidence_cells.Evidence("smollm2", "open-worked", "sources", with_it)
+    shut = evidence_cells.Evidence("smollm2", "closed-worked", "sources", without)
+    column = "score MaximumSequenceProbability"
+    rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
+    text = evidence_changed.closed_table([own, shut])
+    row = lines_of(text)[0]
+    assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
+    assert row[6] == str(N - 10)
+    assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)
+    assert evidence_cells.judged([own, shut], "rouge") == [own, shut]
+    low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
+    few = evidence_cells.Evidence("smollm2", "closed-worked", "sources", low)
+    assert evidence_cells.judged([own, few], "rouge") == [own]
+    assert evidence_changed.closed_table([own, few]).count("too few right") == 2

@@ -1,0 +1,271 @@
+"""Criticality, its concentration, and what pure noise gives."""
+
+import numpy as np
+import pytest
+import torch
+
+from lm_polygraph_asmi.experiments.analysis import (
+    concentration,
+    head_criticality,
+    permutation_null,
+    redrawn_masks,
+    redrawn_null,
+    split_half,
+)
+from lm_polygraph_asmi.maths.masks import sample_head_masks
+
+S, T, H = 40, 5, 6
+
+
+def drawn(seed=0, masks=S, tokens=T, heads=H, rate=0.3):
+    """Divergences that know nothing of their masks."""
+    rng = np.random.default_rng(seed)
+    return rng.exponential(size=(masks, tokens)), rng.random((masks, heads)) >= rate
+
+
+def slow_criticality(kl, masks):
+    """From the definition, one mask at a time."""
+    found = np.full((len(kl[0]), len(masks[0])), np.nan)
+    for t in range(len(kl[0])):
+        for h in range(len(masks[0])):
+            ablated = [kl[s][t] for s in range(len(masks)) if not masks[s][h]]
+            kept = [kl[s][t] for s in range(len(masks)) if masks[s][h]]
+            if ablated and kept:
+                found[t, h] = sum(ablated) / len(ablated) - sum(kept) / len(kept)
+    return found
+
+
+def slow_concentration(profile):
+    positive = [max(b, 0.0) for b in profile if not np.isnan(b)]
+    total = sum(positive)
+    return sum((b / total) ** 2 for b in positive) if total > 0 else float("nan")
+
+
+def slow_null(kl, masks, shuffles, seed):
+    """Mean, standard deviation, p and effective heads of every token, one shuffle at a time."""
+    rng = np.random.default_rng(seed)
+    order = rng.permuted(np.tile(np.arange(len(masks)), (shuffles, 1)), axis=1)
+    rows = []
+    for t in range(kl.shape[1]):
+        own, null = slow_concentration(slow_criticality(kl[:, [t]], masks)[0]), []
+        for one in order:
+            shuffled = [[kl[one[s]][t]] for s in range(len(masks))]
+            null.append(slow_concentration(slow_criticality(shuffled, masks)[0]))
+        above = sum(not x < own for x in null)
+        p, null = (1 + above) / (1 + shuffles), [index for index in null if not np.isnan(index)]
+        mean = sum(null) / len(null)
+        spread = (sum((x - mean) ** 2 for x in null) / (len(null) - 1)) ** 0.5
+        heads = sum(1 / x for x in null) / len(null)
+        rows.append([own, (own - mean) / spread, p, mean, spread, heads])
+    return np.array(rows).T
+
+
+def test_criticality_is_the_definition():
+    kl, masks = drawn()
+    np.testing.assert_allclose(head_criticality(kl, masks), slow_criticality(kl, masks))
+    found = concentration(head_criticality(kl, masks))
+    np.testing.assert_allclose(found, [slow_concentration(p) for p in slow_criticality(kl, masks)])
+
+
+def test_the_null_is_the_definition():
+    kl, masks = drawn(tokens=2)
+    kl[:, 1], masks[0, 0] = 0, False
+    kl[0, 1] = 9  # that in some draws lands on a mask which keeps all
+    found = permutation_null(kl, masks, shuffles=30, seed=3)
+    assert found.undefined_draws[0] == 0 < found.undefined_draws[1]
+    own = found.hhi, found.z, found.p, found.null_mean, found.null_sd, found.null_effective_heads
+    np.testing.assert_allclose(own, slow_null(kl, masks, 30, 3))
+    np.testing.assert_allclose(found.effective_heads, 1 / found.hhi)
+    assert found.undefined == found.unknown_pairs == 0
+
+
+def test_planted_heads_are_found():
+    """Divergence is a sum of what each head's absence costs, and a constant."""
+    rng = np.random.default_rng(1)
+    masks = rng.random((4000, H)) >= 0.15
+    cost = np.array([0.5, 0.2, 0, 0, -0.1, 0])
+    kl = 1 + (1 - masks) @ cost[:, None]
+    np.testing.assert_allclose(head_criticality(kl, masks)[0], cost, atol=0.03)
+    one = 0.3 + 0.5 * (1 - masks[:, :1])
+    found = head_criticality(one, masks)[0]
+    assert found[0] == pytest.approx(0.5)
+    assert concentration(found) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [("normal", 10.5), ("exponential", 9.9), ("lognormal, 2", 7.9), ("lognormal, 3", 7.0)],
+)
+def test_noise_has_about_ten_effective_heads(noise, expected):
+    """32 heads and 300 masks: the paper's 9.1 to 9.7 are nothing to marvel at."""
+    rng = np.random.default_rng(2)
+    masks = rng.random((300, 32)) >= 0.15
+    draw = {
+        "normal": lambda: rng.normal(size=(300, 60)),
+        "exponential": lambda: rng.exponential(size=(300, 60)),
+        "lognormal, 2": lambda: rng.lognormal(sigma=2, size=(300, 60)),
+        "lognormal, 3": lambda: rng.lognormal(sigma=3, size=(300, 60)),
+    }[noise]
+    found = permutation_null(draw(), masks, shuffles=100)
+    assert found.null_effective_heads.mean() == pytest.approx(expected, abs=0.5)
+    assert found.effective_heads.mean() == pytest.approx(expected, abs=1)
+    assert abs(found.z.mean()) < 3 / np.sqrt(60)
+    assert found.z.std() == pytest.approx(1, abs=0.3)
+    assert (found.p < 0.05).mean() < 0.15
+
+
+def test_few_heads_have_few_effective_heads_in_noise():
+    for heads, expected in ((9, 3.2), (4, 1.7)):
+        kl, masks = drawn(3, masks=300, tokens=40, heads=heads, rate=0.15)
+        found = permutation_null(kl, masks, shuffles=100)
+        assert found.null_effective_heads.mean() == pytest.approx(expected, abs=0.3)
+
+
+def test_a_strong_head_stands_out_of_the_null_and_ten_equal_ones_do_not():
+    rng = np.random.default_rng(4)
+    masks = rng.random((300, 32)) >= 0.15
+    noise = rng.normal(size=(300, 30))
+    gone = 1 - masks
+    one = noise + 2 * gone[:, :1]
+    many = noise + gone[:, :10].sum(1, keepdims=True)
+    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, many))
+    assert found.effective_heads.mean() == pytest.approx(4.2, abs=0.7)
+    weak = rng.normal(size=(300, 300)) + gone[:, :1] / 2
+    heads = 1 / concentration(head_criticality(weak, masks))
+    assert heads.mean() == pytest.approx(9.1, abs=0.7)
+    assert equal.effective_heads.mean() == pytest.approx(13, abs=1.5)
+    assert found.z.mean() > 5
+    assert (found.p < 0.05).mean() > 0.8
+    assert equal.effective_heads.mean() > found.null_effective_heads.mean()
+    assert equal.z.mean() < 0
+
+
+def test_scale_and_order_of_heads_do_not_matter():
+    kl, masks = drawn(5)
+    own = permutation_null(kl, masks, shuffles=50)
+    other = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
+    for name in ("hhi", "z", "p", "null_effective_heads"):
+        np.testing.assert_allclose(getattr(own, name), getattr(other, name), rtol=1e-6)
+    order = np.random.default_rng(0).permutation(H)
+    np.testing.assert_allclose(
+        head_criticality(kl, masks[:, order]), head_criticality(kl, masks)[:, order]
+    )
+    np.testing.assert_allclose(permutation_null(kl, masks[:, order], 50).hhi, own.hhi)
+
+
+def test_a_head_that_no_mask_ablates_or_none_keeps_is_unknown():
+    kl, masks = drawn(6)
+    masks[:, 1], masks[:, 4] = True, False
+    found = head_criticality(kl, masks)
+    assert np.isnan(found[:, [1, 4]]).all()
+    assert np.isfinite(found[:, [0, 2, 3, 5]]).all()
+    np.testing.assert_allclose(found, slow_criticality(kl, masks))
+    null = permutation_null(kl, masks, shuffles=20)
+    assert null.unknown_pairs == 2 * T
+    others = permutation_null(kl, masks[:, [0, 2, 3, 5]], shuffles=20)
+    np.testing.assert_allclose(null.z, others.z)
+
+
+def test_without_a_positive_head_concentration_is_undefined_and_counted():
+    """One huge divergence on a mask that keeps all heads makes every head negative."""
+    kl, masks = drawn(7, heads=12)
+    masks[0] = True
+    kl[:, 0] = 0
+    kl[0, 0] = 9
+    assert (head_criticality(kl, masks)[0] < 0).all()
+    found = permutation_null(kl, masks, shuffles=200)
+    assert np.isnan([found.hhi[0], found.z[0], found.p[0], found.effective_heads[0]]).all()
+    assert np.isfinite(found.z[1:]).all()
+    assert found.undefined == 1
+    # The null of that token meets the same case where the divergence lands on such a mask.
+    full = int(masks.all(1).sum())
+    assert 0 < found.undefined_draws[0] < 200 * 3 * full / S
+    assert np.isfinite(found.null_effective_heads).all()
+
+
+def test_tokens_that_masking_does_not_move_have_no_z():
+    kl, masks = drawn(8, heads=12)
+    kl[:, 0], kl[:, 2] = 0, 0.1
+    found = permutation_null(kl, masks, shuffles=20)
+    assert np.isnan(found.z[[0, 2]]).all()
+    assert np.isnan(found.p[[0, 2]]).all()
+    assert found.undefined == 2
+    assert (found.undefined_draws == [20, 0, 20, 0, 0]).all()
+    # One head has all there is, in every draw: the null does not vary.
+    assert np.isnan(permutation_null(kl[:, 1:2], masks[:, :1], shuffles=20).z).all()
+
+
+def test_an_answer_without_tokens_has_no_profile():
+    found = permutation_null(np.empty((S, 0)), drawn()[1])
+    assert found.z.shape == found.hhi.shape == (0,)
+
+
+def test_redrawn_masks_are_a_null_too():
+    kl, masks = drawn(9, masks=100, tokens=60, heads=20)
+    others = redrawn_masks(200, 100, 20, 0.3, "bernoulli")
+    found = redrawn_null(kl, masks, others)
+    twin = [slow_concentration(slow_criticality(kl[:, [0]], other)[0]) for other in others]
+    assert found.null_mean[0] == pytest.approx(np.nanmean(twin))
+    assert found.null_sd[0] == pytest.approx(np.nanstd(twin, ddof=1))
+    assert abs(found.z.mean()) < 3 / np.sqrt(60)
+    one = kl + 20 * (1 - masks[:, :1])
+    assert redrawn_null(one, masks, others).z.min() > 2
+
+
+@pytest.mark.parametrize("sampler", ["bernoulli", "balanced"])
+def test_redrawn_masks_follow_their_sampler(sampler):
+    """Rate of every head, and how often it is masked, as the passes draw them."""
+    ours = redrawn_masks(300, 20, 4, 0.12, sampler)
+    generator = torch.Generator().manual_seed(0)
+    theirs = np.stack(
+        [sample_head_masks(20, 4, 0.12, generator, sampler).numpy() for _ in range(300)]
+    )
+    assert ours.shape == theirs.shape
+    counts = [(1 - masks).sum(1).ravel() for masks in (ours, theirs)]
+    for times in range(6):
+        shares = [(count == times).mean() for count in counts]
+        assert shares[0] == pytest.approx(shares[1], abs=4 * 0.5 / np.sqrt(1200))
+    assert (1 - ours).mean() == pytest.approx(0.12, abs=0.01)
+
+
+def test_balanced_masks_leave_heads_independent():
+    masks = redrawn_masks(1, 300, 20, 0.15, "balanced", seed=5)[0]
+    assert set((1 - masks).sum(0)) == {45}
+    kl = np.random.default_rng(0).exponential(size=(300, 40))
+    assert abs(permutation_null(kl, masks, shuffles=100).z.mean()) < 3 / np.sqrt(40)
+
+
+def test_halves_share_no_mask():
+    kl, masks = drawn(10)
+    disagreement, found = split_half(kl, masks, shuffles=20, seed=1)
+    np.testing.assert_allclose(disagreement, kl[: S // 2].mean(0))
+    other = permutation_null(kl[S // 2 :], masks[S // 2 :], shuffles=20, seed=1)
+    np.testing.assert_array_equal(found.z, other.z)
+    with pytest.raises(ValueError, match="at least four"):
+        split_half(kl[:3], masks[:3])
+
+
+@pytest.mark.parametrize(
+    ("kl", "masks", "said"),
+    [
+        (np.zeros((4, 2)), np.ones((5, 3)), "as many rows"),
+        (np.zeros(4), np.ones((4, 3)), "as many rows"),
+        (np.full((4, 2), np.nan), np.ones((4, 3)), "not finite"),
+        (np.zeros((4, 2)), np.full((4, 3), 0.5), "0 .ablated. and 1"),
+        (np.zeros((0, 2)), np.ones((0, 3)), "no mask"),
+    ],
+)
+def test_what_is_no_run_is_refused(kl, masks, said):
+    for wrong in (head_criticality, permutation_null):
+        with pytest.raises(ValueError, match=said):
+            wrong(kl, masks)
+
+
+def test_too_few_draws_and_other_shapes_are_refused():
+    kl, masks = drawn()
+    with pytest.raises(ValueError, match="two draws"):
+        permutation_null(kl, masks, shuffles=1)
+    with pytest.raises(ValueError, match="redrawn must have shape"):
+        redrawn_null(kl, masks, redrawn_masks(3, S, H + 1, 0.1, "bernoulli"))
+    with pytest.raises(ValueError, match="mask_sampler"):
+        redrawn_masks(2, S, H, 0.1, "other")

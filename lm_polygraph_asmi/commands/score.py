@@ -275,7 +275,7 @@ def _streamed(scorer: Any, content: Mapping[str, Any], console: Any) -> Any:
     from rich.text import Text
 
     from lm_polygraph_asmi.scoring.page import visible
-    from lm_polygraph_asmi.scoring.result import ink
+    from lm_polygraph_asmi.scoring.terminal import ink
 
     if "error" in content:
         raise ValueError(content["error"])

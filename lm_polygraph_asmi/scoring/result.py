@@ -8,26 +8,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
+from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.saved.aggregation import aggregate
-from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
+from lm_polygraph_asmi.saved.names import at_depth, passage
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
-from lm_polygraph_asmi.scoring.page import (
-    FULL_SHADE,
-    SOURCES_SAY,
-    probability,
-    render,
-    render_part,
-    visible,
-)
+from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part
 from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.terminal import in_terminal
+from lm_polygraph_asmi.scoring.verdict import verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,10 +31,6 @@ DERIVED = (
 """What `Score.to_dict` holds besides the fields."""
 NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
 BARS = " ▁▂▃▄▅▆▇█"
-BOUNDARY = (
-    "A check of faithfulness for answers that should come from the given context. For closed-book "
-    "recall it is of no use: take a sequence probability there."
-)
 
 
 @dataclass(frozen=True)
@@ -99,18 +87,6 @@ class Token:
     def bar(self) -> str:
         """The same as a bar, for eyes and devices without colour."""
         return BARS[round(self.shade * (len(BARS) - 1))]
-
-
-def ink(token: Token) -> str:
-    """Colours of a token in a terminal, as rich has them: the darker the more fragile."""
-    if token.shade <= 0.05:
-        return ""
-    red, rest = round(255 - 100 * token.shade), round(235 - 200 * token.shade)
-    return f"{'white' if token.shade > 0.5 else 'black'} on rgb({red},{rest},{rest})"
-
-
-def _start_of(text: str, longest: int = 60) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def tokens_of(
@@ -362,7 +338,7 @@ class Score:
             content = self.scored_text[: self.content_end]
             places = tuple(divide(content))
         judge = self.span_reference
-        if judge is not None and judge.other_settings(self._compared):
+        if judge is not None and judge.other_settings(self.compared_settings):
             judge = None
         return tuple(
             span_of(self.scored_text, *place, self.tokens, judge, self.aggregation)
@@ -374,7 +350,7 @@ class Score:
         """What the numbers of `spans` are worth, and on what ground."""
         if self.span_reference is None:
             return NOT_VALIDATED
-        refusal = self.span_reference.refusal(self._compared)
+        refusal = self.span_reference.refusal(self.compared_settings)
         if refusal is not None:
             return f"Not validated: {refusal}"
         run = self.span_reference
@@ -403,16 +379,17 @@ class Score:
         return self.spans if self.offsets is not None or len(self.spans) > 1 else ()
 
     @property
-    def _compared(self) -> dict[str, Any]:
+    def compared_settings(self) -> dict[str, Any]:
+        """What a reference must share with this answer: settings and model."""
         return self.settings | {"model": self.model}
 
     @property
-    def _yardstick(self) -> Reference | None:
+    def applied_reference(self) -> Reference | None:
         """The reference run, unless it is of another score, or there is no answer to judge."""
         if (
             not self.answered
             or self.reference is None
-            or self.reference.other_settings(self._compared)
+            or self.reference.other_settings(self.compared_settings)
         ):
             return None
         return self.reference
@@ -420,19 +397,19 @@ class Score:
     @property
     def percentile(self) -> float | None:
         """Share of the reference run's answers with a lower score, in %; None without a verdict."""
-        run = self._yardstick
+        run = self.applied_reference
         return None if run is None else run.percentile(self.score)
 
     @property
     def error_probability(self) -> float | None:
         """Calibrated on the reference run; None without a verdict."""
-        run = self._yardstick
+        run = self.applied_reference
         return None if run is None else run.error_probability(self.score)
 
     @property
     def probability_of_error(self) -> Interval | None:
         """The same with Wilson's interval of its step of the calibration, 95 %."""
-        run = self._yardstick
+        run = self.applied_reference
         return None if run is None else run.probability_of_error(self.score)
 
     @cached_property
@@ -458,7 +435,7 @@ class Score:
 
         What the threshold promises, or why nothing is decided, says `accept_reason`.
         """
-        run = self._yardstick
+        run = self.applied_reference
         if run is None or run.decision is None:
             return None
         return run.decision.accepts(self.signals)
@@ -470,7 +447,7 @@ class Score:
             return "No decision: the model answered nothing."
         if self.reference is None:
             return "No decision: without a reference nothing is known of such answers."
-        other = self.reference.other_settings(self._compared)
+        other = self.reference.other_settings(self.compared_settings)
         if other:
             return f"No decision: the reference is of another score ({'; '.join(other)})."
         if self.reference.decision is None:
@@ -483,7 +460,7 @@ class Score:
     @property
     def confident_but_fragile(self) -> bool | None:
         """MSP below and score above the reference run's medians; None without a verdict."""
-        run = self._yardstick
+        run = self.applied_reference
         if run is None or not run.ranks:
             return None
         return self.msp <= run.msp_median and self.score > run.median
@@ -491,63 +468,7 @@ class Score:
     @property
     def verdict(self) -> list[str]:
         """What the number means and on what ground, in sentences."""
-        times = f"{self._times} " if self._times > 1 else ""
-        named = {"max": "maximum"}.get(self.aggregation, self.aggregation)
-        said = [
-            f"{self.label}: {self.score:.4f} nats (0 to {times}ln S = {self.highest:.2f}; higher "
-            f"= more fragile), the {named} over {self.counted} token{'s' * (self.counted != 1)}"
-            f"{'; masks at the answer alone' * (self.config.scope == 'response')}."
-        ]
-        if self.config.is_control:
-            said.append(
-                f"Not the method: masks change {', '.join(perturbed_by(self.settings))} in the "
-                "layer, an arm of the falsifier in the place of heads. A control, no score to use."
-            )
-        if not self.answered:
-            said.append(
-                "No verdict: the model answered nothing. The number is that of the token that ends "
-                "an answer, where an answer should stand."
-            )
-        elif self.reference is None:
-            said.append(
-                "No verdict: without a reference run of this model on such questions, nobody "
-                "knows which way this number points. On the small models measured so far Sem-ASMI "
-                "was not found to tell more of errors than probability, entropy and length do, and "
-                "how well it ranks them hangs on the prompt and on the masked layer."
-            )
-        else:
-            of_run = self.reference.verdict(self.score, self._compared)
-            if self._yardstick is None or self._yardstick.decision is None:
-                said += of_run
-            else:  # which may be by another signal, and stands whatever this one is worth
-                said.insert(1, self.accept_reason)
-                said += [one.replace("No verdict:", f"Of {self.symbol}:", 1) for one in of_run]
-                seen = {"prompt_tokens": self.prompt_tokens, "msp": self.msp}
-                said += self._yardstick.unlike(seen)
-            if self.confident_but_fragile:
-                run = self.reference
-                said.append(
-                    f"Confident but fragile: the answer's probability {probability(self.msp)} is "
-                    f"above that of the reference run's median answer "
-                    f"({probability(run.msp_median)}), and its score above the median score "
-                    f"({run.median:.4f}), too. This is a mark of the whole answer: the paper finds "
-                    "no such effect among single tokens."
-                )
-        screened = None if self.reference is None else self.reference.masking_response
-        if screened is not None and screened < OVER_ROBUST:
-            said.append(
-                f"Masking heads hardly moved the model on the reference run (mean MI "
-                f"{screened:.4f} nats, below {OVER_ROBUST}): there may be nothing to read. A "
-                "candidate screen, not a validated one."
-            )
-        elif screened is None and self.masking_response < OVER_ROBUST:
-            said.append(
-                f"Masking heads hardly moved the model here (mean MI {self.masking_response:.4f} "
-                f"nats, below {OVER_ROBUST}): a robust answer, or, if all answers are like this, a "
-                "model too robust for the score to read anything. A candidate screen, not a "
-                "validated one."
-            )
-        return [*said, *self.warnings, BOUNDARY]
+        return verdict(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, fit for JSON."""
@@ -584,55 +505,4 @@ class Score:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Heat map for a terminal: shades, and bars for terminals without colour."""
-        shaded, bars = Text(), Text(style="red")
-        for token in self.tokens:
-            # Line breaks would part the two lines, and other control characters steer a terminal.
-            text = Text(visible(token.text), style=ink(token))
-            shaded.append_text(text)
-            bars.append(token.bar * text.cell_len)
-        # Cut by hand, so that a line of a long answer and its bars stay together.
-        cuts: list[tuple[int, int]] = []  # characters and cells before each cut
-        cells = start = 0  # cells so far, and of them those of finished lines
-        for position, character in enumerate(shaded.plain):
-            width = cell_len(character)
-            if cells - start + width > options.max_width:
-                cuts.append((position, cells))
-                start = cells
-            cells += width
-        lines = shaded.divide([position for position, _ in cuts])
-        for line, bar in zip(lines, bars.divide([cell for _, cell in cuts]), strict=True):
-            yield from (line, bar)
-        yield from (Text(line) for line in self.verdict)
-        table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")
-        for token in sorted(self.tokens, key=lambda token: -token.u)[:5]:
-            other = "" if token.alternative is None else repr(token.alternative)
-            share = f" {token.alternative_share:.0%}" if other else ""
-            table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
-                          f"{token.vote:.0%}", Text(other + share))  # fmt: skip
-        yield table
-        if self.sources:
-            yield Text(f"What the answer hangs on. {SOURCES_SAY}")
-            table = Table("source", "share of MI", "attention", "KL without", "", box=None,
-                          header_style="dim")  # fmt: skip
-            for name, source in self.sources.items():
-                shown = "" if source.text is None else _start_of(visible(source.text))
-                table.add_row(name, f"{source.share:.0%}", f"{source.attention:.0%}",
-                              f"{source.kl:.4f}", Text(shown))  # fmt: skip
-            yield table
-        if self.parts:
-            yield Text(f"Parts of the answer. {self.about_spans}")
-            validated = self.parts[0].validated
-            table = Table("part", *["P(error)"] * validated, "u", "MI", "entropy", "perplexity",
-                          "else", box=None, header_style="dim")  # fmt: skip
-            for span in self.parts:
-                other = (
-                    ""
-                    if span.alternative is None
-                    else f"{visible(span.alternative)} for {visible(span.instead_of or '·')} "
-                    f"{span.alternative_share:.0%}"
-                )
-                chance = [f"{span.error_probability:.2f}"] if validated else []
-                table.add_row(Text(visible(span.text)), *chance, f"{span.u:.4f}", f"{span.mi:.4f}",
-                              f"{span.entropy:.3f}", f"{span.perplexity:.2f}",
-                              Text(other))  # fmt: skip
-            yield table
+        return in_terminal(self, options.max_width)

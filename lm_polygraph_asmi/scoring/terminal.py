@@ -1,0 +1,85 @@
+"""A scored answer in a terminal: a heat map, the verdict, and tables of what is most fragile."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from lm_polygraph_asmi.scoring.page import SOURCES_SAY, visible
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.result import Score, Token
+
+
+def ink(token: "Token") -> str:
+    """Colours of a token in a terminal, as rich has them: the darker the more fragile."""
+    if token.shade <= 0.05:
+        return ""
+    red, rest = round(255 - 100 * token.shade), round(235 - 200 * token.shade)
+    return f"{'white' if token.shade > 0.5 else 'black'} on rgb({red},{rest},{rest})"
+
+
+def _start_of(text: str, longest: int = 60) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def in_terminal(score: "Score", width: int) -> Iterator[Text | Table]:
+    """Lines and tables of a scored answer.
+
+    Args:
+        width: columns of the terminal.
+    """
+    shaded, bars = Text(), Text(style="red")
+    for token in score.tokens:
+        # Line breaks would part the two lines, and other control characters steer a terminal.
+        text = Text(visible(token.text), style=ink(token))
+        shaded.append_text(text)
+        bars.append(token.bar * text.cell_len)
+    # Cut by hand, so that a line of a long answer and its bars stay together.
+    cuts: list[tuple[int, int]] = []  # characters and cells before each cut
+    cells = start = 0  # cells so far, and of them those of finished lines
+    for position, character in enumerate(shaded.plain):
+        wide = cell_len(character)
+        if cells - start + wide > width:
+            cuts.append((position, cells))
+            start = cells
+        cells += wide
+    lines = shaded.divide([position for position, _ in cuts])
+    for line, bar in zip(lines, bars.divide([cell for _, cell in cuts]), strict=True):
+        yield from (line, bar)
+    yield from (Text(line) for line in score.verdict)
+    table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")
+    for token in sorted(score.tokens, key=lambda token: -token.u)[:5]:
+        other = "" if token.alternative is None else repr(token.alternative)
+        share = f" {token.alternative_share:.0%}" if other else ""
+        table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
+                      f"{token.vote:.0%}", Text(other + share))  # fmt: skip
+    yield table
+    if score.sources:
+        yield Text(f"What the answer hangs on. {SOURCES_SAY}")
+        table = Table("source", "share of MI", "attention", "KL without", "", box=None,
+                      header_style="dim")  # fmt: skip
+        for name, source in score.sources.items():
+            shown = "" if source.text is None else _start_of(visible(source.text))
+            table.add_row(name, f"{source.share:.0%}", f"{source.attention:.0%}",
+                          f"{source.kl:.4f}", Text(shown))  # fmt: skip
+        yield table
+    if score.parts:
+        yield Text(f"Parts of the answer. {score.about_spans}")
+        validated = score.parts[0].validated
+        table = Table("part", *["P(error)"] * validated, "u", "MI", "entropy", "perplexity",
+                      "else", box=None, header_style="dim")  # fmt: skip
+        for span in score.parts:
+            other = (
+                ""
+                if span.alternative is None
+                else f"{visible(span.alternative)} for {visible(span.instead_of or '·')} "
+                f"{span.alternative_share:.0%}"
+            )
+            chance = [f"{span.error_probability:.2f}"] if validated else []
+            table.add_row(Text(visible(span.text)), *chance, f"{span.u:.4f}", f"{span.mi:.4f}",
+                          f"{span.entropy:.3f}", f"{span.perplexity:.2f}",
+                          Text(other))  # fmt: skip
+        yield table

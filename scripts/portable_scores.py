@@ -16,7 +16,7 @@ import torch
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.runs.rows import spread
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, prompt_of, read_squad
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PATH = click.Path(path_type=Path)
 

@@ -15,8 +15,8 @@ from lm_polygraph_asmi._hydra.configs import configs_path, store_settings
 from lm_polygraph_asmi.commands.settings import said, setting_options
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
 from lm_polygraph_asmi.saved.runs import load_run
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.reference import settled
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import check_number
 from tests.report import runs
 from tests.tiny_lm import whitebox

@@ -1,8 +1,5 @@
 from .calibration import calibrate_rows as calibrate_rows
 from .calibration import calibrate_run as calibrate_run
-from .call import Scorer as Scorer
-from .call import Stream as Stream
-from .call import Streamer as Streamer
 from .call import score as score
 from .call import stream as stream
 from .decision import Decision as Decision
@@ -12,3 +9,6 @@ from .many import score_batch as score_batch
 from .reference import Reference as Reference
 from .result import Score as Score
 from .result import Token as Token
+from .scorer import Scorer as Scorer
+from .streaming import Stream as Stream
+from .streaming import Streamer as Streamer

@@ -21,7 +21,7 @@ from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.validation import TOKENS, check_at_least_one, check_one_of
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.call import Scorer
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PLAN = ".blocks.json"
 """Which input and settings a folder of blocks is of. Hidden, so that the folder can be read as one

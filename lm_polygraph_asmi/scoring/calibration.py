@@ -33,7 +33,7 @@ from lm_polygraph_asmi.validation import came, check_number
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.saved.cells import Cell
-    from lm_polygraph_asmi.scoring.call import Scorer
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 RISKS = (0.05, 0.1, 0.2)
 """Promises of the table for people."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 
 
 def load(

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.validation import TOKENS, came, check_one_of
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.call import Scorer
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
 """What a bad row raises. Templates and tokenizers raise whatever they like."""

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.scoring.result import DERIVED, Score
 from lm_polygraph_asmi.validation import came
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.call import Scorer
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 ROW_START = b'{"row": '
 """How a line of the output begins, and that of no other file should it be cut off."""

@@ -43,6 +43,25 @@ class Asked(NamedTuple):
     notes: tuple[str, ...]
 
 
+class Query(NamedTuple):
+    """What was asked to be scored.
+
+    Attributes:
+        prompt: without the answer, where it was a chat's last message.
+        said: the answer; None for the model's own.
+        notes: what is odd about them.
+        prompt_ids: (P,) tokens of the prompt.
+        answer, samples: as they were given.
+    """
+
+    prompt: Prompt
+    said: Answer | None
+    notes: tuple[str, ...]
+    prompt_ids: Tensor
+    answer: Answer | None = None
+    samples: Sequence[Answer] | None = None
+
+
 def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
     """What is to be scored: of a chat that ends in the assistant's message, that message.
 

@@ -103,7 +103,7 @@ def one_answer(
 ) -> dict[str, Any]:
     """All that is kept of an answer; lists and numbers."""
     prompt = prompt_tokens(scorer.tokenizer, row.input)
-    response = scorer._greedy(prompt, memory)
+    response = scorer.generation.greedy(prompt, scorer.config.max_new_tokens, scorer.engine, memory)
     ids = torch.cat([prompt, torch.tensor(response)])
     features = unmasked_features(scorer, ids, len(prompt), memory)
     stats = scorer.engine.score(scorer.model, prompt, response, memory=memory)

@@ -25,8 +25,8 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.saved.doses import matched_dose
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox

@@ -13,7 +13,7 @@ from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
 from lm_polygraph_asmi.commands.reference import reference as reference_command
 from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
 from lm_polygraph_asmi.scoring import Reference, Score
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import reference
 from tests.report import runs
 from tests.scoring.conftest import PROMPT

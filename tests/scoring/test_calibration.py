@@ -23,10 +23,10 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wrong
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.page import render, standing
 from lm_polygraph_asmi.scoring.reference import FORMAT
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.report import runs
 from tests.scoring.conftest import PROMPT

@@ -12,8 +12,8 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.scoring import Reference
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.reference import calibrate, of_answers_and_parts, probability_at
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_page import Elements
 from tests.scoring.test_result import printed, reference_for

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM
 from lm_polygraph_asmi import __version__, score, stream
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 

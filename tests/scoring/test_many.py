@@ -12,8 +12,8 @@ from datasets import load_dataset
 
 from lm_polygraph_asmi import score_batch
 from lm_polygraph_asmi.scoring import blocks
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.many import OUTPUT
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_reuse import SETTINGS, columns, known_to, passes  # noqa: F401
 

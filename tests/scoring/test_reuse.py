@@ -11,8 +11,8 @@ from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import Memory, run_unmasked, scoring_session, states_seen
 from lm_polygraph_asmi.model.layer_call import KeyValueTap
 from lm_polygraph_asmi.scoring import engine as engine_module
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.families import CONFIGS, tiny_model
 from tests.model.test_kinds import KINDS, sequence
 from tests.registry import tiny_class

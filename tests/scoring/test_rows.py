@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import Reference
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT
 from lm_polygraph_asmi.scoring.page import visible
@@ -26,6 +25,7 @@ from lm_polygraph_asmi.scoring.rows import (
     rows_left,
     score_rows,
 )
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.report import runs
 from tests.scoring.conftest import PROMPT

@@ -16,7 +16,7 @@ from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculato
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.saved.names import saved_stats
 from lm_polygraph_asmi.scoring import engine
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.model.test_device_map import on_disk, state
 from tests.scoring.conftest import PROMPT, ending_model
 from tests.test_manager import TEXTS, manager

@@ -9,9 +9,9 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import asked, border_warning, stop_warning
 from tests import tiny_lm
 from tests.families import tiny_model

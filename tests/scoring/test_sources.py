@@ -11,9 +11,9 @@ from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.model import run_unmasked, scoring_session, subnetwork_log_probs
 from lm_polygraph_asmi.model.sources import head_parts
 from lm_polygraph_asmi.saved.names import masked_head_stats
-from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.context import passages_of
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import reference
 from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox

@@ -15,8 +15,9 @@ from lm_polygraph_asmi.model import (
     steps_of,
     stepwise,
 )
-from lm_polygraph_asmi.scoring.call import Scorer, Streamer
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.streaming import Streamer
 from tests import reference
 from tests.families import CONFIGS
 from tests.model.test_device_map import state

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.call import Scorer
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, behind_answer, prompt_tokens, spans
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import TEXT, whitebox

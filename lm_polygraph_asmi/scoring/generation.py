@@ -1,0 +1,153 @@
+"""How a model writes answers of its own: one greedy answer, or several sampled ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import (
+    Cache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.maths import example_seed
+from lm_polygraph_asmi.model import Memory, model_lock, scoring_session, states_seen
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layers import context_window
+from lm_polygraph_asmi.scoring.engine import Engine
+
+
+class Generation:
+    """Answers of a model, each up to and with what ends it.
+
+    Args:
+        model: answers.
+        endings: what ends an answer.
+        stopping: asked before each token whether to go on; None: the stop strings of `endings`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        endings: Endings,
+        stopping: StoppingCriteriaList | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.endings = model, tokenizer, endings
+        self._given = stopping
+
+    def greedy(
+        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, engine: Engine, memory: Memory
+    ) -> list[int]:
+        """The most likely answer; what its generation knows is remembered for the engine."""
+        if not engine.remembers(self.model):
+            return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
+        with scoring_session(self.model):
+            common = memory.common(self.model, prompt_ids[:-1].tolist())
+            cache = memory.cache(common)
+            layers = engine.layers(self.model)
+        try:
+            with states_seen(self.model, layers) as seen:
+                (ids,) = self._generate(
+                    prompt_ids, max_new_tokens, do_sample=False, past_key_values=cache
+                )
+        except (torch.OutOfMemoryError, ValueError):
+            raise
+        except Exception:  # a model without a cache refuses one in any way
+            (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False)
+            Memory.refuse(self.model)
+            return ids
+        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
+        return ids
+
+    def sampled(
+        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, count: int, seed: int
+    ) -> list[list[int]]:
+        """`count` answers at temperature 0.5, which follow from prompt and seed."""
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(example_seed(seed, prompt_ids.tolist()))
+            return self._generate(
+                prompt_ids, max_new_tokens, do_sample=True, temperature=0.5, top_k=50, top_p=1.0,
+                num_return_sequences=count,
+            )  # fmt: skip
+
+    @cached_property
+    def _stopping(self) -> StoppingCriteriaList:
+        """Made once: it reads the whole vocabulary, which takes longer than a short answer."""
+        if self._given is not None:
+            return self._given
+        stops = self.endings.stop_strings
+        if not stops:
+            return StoppingCriteriaList()
+        return StoppingCriteriaList([StopStringCriteria(self.tokenizer, stops)])
+
+    def room(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
+        """How many tokens an answer may have."""
+        window = context_window(self.model)
+        if window is None:
+            return max_new_tokens
+        if window <= len(prompt_ids):
+            raise ValueError(
+                f"the prompt is {len(prompt_ids)} tokens long and the model's context window "
+                f"{window}: there is no room for an answer"
+            )
+        return min(max_new_tokens, window - len(prompt_ids))
+
+    def _generate(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        max_new_tokens: int,
+        past_key_values: Cache | None = None,
+        **how: Any,
+    ) -> list[list[int]]:
+        """Answers of the model, each up to and with what ended it."""
+        max_new_tokens = self.room(prompt_ids, max_new_tokens)
+        ends = sorted(self.endings.end_ids)
+        pad = self.tokenizer.pad_token_id
+        # All that governs generation is said here; what a model ships may sample.
+        config = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            num_beams=1,
+            repetition_penalty=1.0,
+            eos_token_id=ends or None,
+            pad_token_id=pad if pad is not None else (ends or [0])[0],
+            **how,
+        )
+        known = {} if past_key_values is None else {"past_key_values": past_key_values}
+        model: Any = self.model
+        model.generation_config = config  # else transformers takes what is unset from the model's
+        ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
+        with scoring_session(self.model):
+            found = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                stopping_criteria=self._stopping,
+                **known,
+            )
+        rows = found[:, len(prompt_ids) :].tolist()
+        return [self.endings.response(row, batch_size=2) for row in rows]
+
+
+@contextmanager
+def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Put back what generation may set: the generation config, the use of a cache.
+
+    Other threads wait meanwhile.
+    """
+    with model_lock(model):
+        generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
+        try:
+            yield
+        finally:
+            model.generation_config = generation
+            if use_cache is not None:
+                model.config.use_cache = use_cache

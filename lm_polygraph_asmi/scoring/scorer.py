@@ -1,0 +1,450 @@
+"""`Scorer`: a model made ready to score answers by the masked passes of the benchmark."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lm_polygraph_asmi.config import SOURCES, ASMIConfig
+from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.model import (
+    Memory,
+    model_state,
+    plain_model,
+    structure_of,
+)
+from lm_polygraph_asmi.saved.aggregation import aggregate
+from lm_polygraph_asmi.saved.doses import with_dose
+from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
+from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.scoring.context import Passage, passages_of
+from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
+from lm_polygraph_asmi.scoring.generation import Generation, undisturbed
+from lm_polygraph_asmi.scoring.many import Outcome, outcome
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
+from lm_polygraph_asmi.scoring.reference import Given, settled
+from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
+from lm_polygraph_asmi.scoring.streaming import Stream
+from lm_polygraph_asmi.scoring.text import (
+    Answer,
+    Prompt,
+    Query,
+    answer_tokens,
+    asked,
+    behind_answer,
+    border_warning,
+    prompt_tokens,
+    prompt_warning,
+    repeated_prompt,
+    spans,
+    stop_warning,
+    token_ids,
+)
+from lm_polygraph_asmi.validation import check_one_of
+
+if TYPE_CHECKING:
+    from lm_polygraph.utils.model import Model
+
+
+class Scorer:
+    """A model made ready to score many answers; arguments as for `score`.
+
+    The check that the model's layers can be replayed runs once.
+
+    Raises:
+        OSError, TypeError, ValueError: as `score`, but for what is wrong with an answer.
+
+    Example:
+        >>> scorer = Scorer("smollm2", scope="response")
+        >>> for answer in (" Edda Holm", " Brask"):
+        ...     found = scorer.score(prompt, answer)
+        ...     assert 0 <= found.score <= found.highest  # nats
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel | Model | str | Path",
+        config: ASMIConfig | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        reference: Given = None,
+        **settings: Any,
+    ) -> None:
+        self._asked, self.reference, self.span_reference = settled(reference, config, settings)
+        self.config = with_dose(self._asked)
+        sourced = {"scope": "response", "source": "all", "perturbation": "heads", "dose": None}
+        self.engine = Engine(self.config)
+        self.by_source = Engine(self.config.replace(**sourced), sources=SOURCES)
+        # So far nothing heavy: what is refused is refused at once.
+        self.instruct = False
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("a model given by name brings its tokenizer: leave it out")
+            model, tokenizer = load_named(str(model))
+        if is_host_model(model):
+            tokenizer = tokenizer or model.tokenizer
+            if self.config.stop is None:
+                stops = model.generation_parameters.stop_strings or ()
+                self.config = self.config.replace(stop=stops)
+            self.instruct = bool(getattr(model, "instruct", False))
+            model = causal_model(model)
+        model = plain_model(model)
+        structure_of(model)  # refuses what cannot be masked
+        if not hasattr(model, "generation_config"):
+            raise TypeError(
+                f"{type(model).__name__} writes no answers: ASMI scores decoder-only models, as "
+                "AutoModelForCausalLM loads them"
+            )
+        if tokenizer is None or not hasattr(tokenizer, "decode"):
+            got = "" if tokenizer is None else f", got {tokenizer!r:.60}"
+            raise ValueError(
+                f"a transformers model needs its tokenizer: score(model, prompt, answer, "
+                f"tokenizer=tokenizer){got}"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.stop = list(self.config.stop or ())
+        self._keys = ModelKeys()
+        self._tokenizer_key: str | None = None
+        self.notes = check_tokenizer(model, tokenizer)
+        self.endings = Endings(model, tokenizer, self.stop)
+        self.generation = Generation(model, tokenizer, self.endings)
+
+    @cached_property
+    def while_written(self) -> Engine:
+        """Scores an answer that is not there yet; made when it is wanted, since a dose matched in
+        another scope is refused."""
+        return Engine(self._asked.replace(scope="response", seeded_by="prompt", source="all"))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a score depends on but prompt, answer and samples."""
+        references = (self.reference, self.span_reference)
+        return {
+            "model": self.model.config.name_or_path,
+            "dtype": str(self.model.dtype),
+            "reference": [run.identity for run in references if run] or None,
+            **self.config.to_dict(),
+            "memory_budget": None,  # of no matter
+        }
+
+    def score(
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        samples: Sequence[Answer] | None = None,
+        context: Any = None,
+    ) -> Score:
+        """Score one answer; see `lm_polygraph_asmi.score`.
+
+        Example:
+            >>> scorer.score(prompt, " Edda Holm").answer
+            ' Edda Holm'
+        """
+        return self._score(prompt, answer, samples, context, Memory())
+
+    def _score(
+        self,
+        prompt: Prompt,
+        answer: Answer | None,
+        samples: Sequence[Answer] | None,
+        context: Any,
+        memory: Memory,
+    ) -> Score:
+        """`score`, over what is known of the row before."""
+        given = self._given(prompt)
+        before, said, notes = asked(given, answer)
+        prompt_ids = prompt_tokens(self.tokenizer, before)
+        passages = None
+        if context is not None:
+            passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
+        elif self.config.source != "all":
+            raise ValueError(
+                f"source {self.config.source!r} needs to know the context: give context="
+            )
+        with undisturbed(self.model):
+            ids = self._answer(before, prompt_ids, said, memory)
+            stats, sourced = self._stats(prompt_ids, ids, passages, memory)
+            gate = self._gate(before, prompt_ids, samples)
+        query = Query(before, said, notes, prompt_ids, answer, samples)
+        return self._result(query, ids, stats, gate, passages, sourced, self.config.source)
+
+    def _given(self, prompt: Prompt) -> Prompt:
+        """A prompt as LM-Polygraph gives it to an instruction-tuned model: as a user's message."""
+        if self.instruct and isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
+        return prompt
+
+    def stream(self, prompt: Prompt) -> Stream:
+        """Score the model's own answer while it is written; see `lm_polygraph_asmi.stream`.
+
+        Whatever the scorer's own settings, this is the scope "response", with masks that follow
+        from the prompt alone.
+
+        Example:
+            >>> with scorer.stream(prompt) as tokens:
+            ...     first = next(tokens)
+            >>> tokens.result.tokens == (first,)
+            True
+        """
+        return Stream(self, prompt)
+
+    def score_many(
+        self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
+    ) -> Iterator[Outcome]:
+        """Score rows as they come, one after the other; none is kept.
+
+        In the scope "response" the tokens that a row has in common with the one before, from the
+        first on, are not run again: put questions on one passage, and answers to one prompt, next
+        to each other. Scores differ from those of single calls by rounding alone.
+
+        Args:
+            rows: texts, or mappings with `prompt` and, if wanted, `answer`, `samples`, `context`
+                and `offsets`, as `score` and `Score.with_spans` take them. They are not changed.
+            on_error: "return" has a bad row be an outcome with an error; "raise" stops at it.
+            id_field: name of the field that holds a row's own id.
+
+        Yields:
+            An `Outcome` for each row, in order.
+
+        Example:
+            >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
+            >>> for outcome in scorer.score_many(rows):
+            ...     print(outcome.id, outcome.score is not None, outcome.error)
+            q1 True None
+            q2 False wanted a text, or an object with a "prompt", got the fields id
+        """
+        check_one_of("on_error", on_error, ("return", "raise"))
+        return self._outcomes(rows, on_error, id_field)
+
+    def _outcomes(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
+        memory = Memory()
+        for index, row in enumerate(rows):
+            yield outcome(self, index, row, memory, on_error, id_field)
+
+    def _result(
+        self,
+        query: Query,
+        ids: list[int],
+        stats: Mapping[str, Any],
+        gated: tuple[float, float | None, int],
+        passages: Sequence[Passage] | None = None,
+        sourced: Mapping[str, Any] | None = None,
+        source: str = "all",
+    ) -> Score:
+        """What statistics mean."""
+        before, said, notes, prompt_ids, answer, samples = query
+        gate, diversity, responses = gated
+        text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
+        closes = self.endings.closes(ids)
+        counted = slice(
+            None, -1 if closes and not self.config.closing_token and len(ids) > 1 else None
+        )
+        tokens = tokens_of(self._at_depth(stats, source), ids, text, places, gate, self.tokenizer)
+        sources = None
+        if passages is not None and sourced is not None:
+            tokens = with_context(tokens, sourced, self.config.depth)
+            texts = [passage.text for passage in passages]
+            sources = sources_from(sourced, self.config.depth, texts, counted)
+        used = stats[at_depth("asmi_settings", self.config.depth, source)]
+        content = self.endings.without(text, places, ids)
+        warnings = [*notes, *self.notes]
+        if isinstance(before, str) and not before.strip():
+            warnings.append("The prompt is blank: the answer hangs on nothing that was asked.")
+        if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
+            warnings.append(odd)
+        if said is None and not closes:
+            stop = "" if self.stop else ", or name a `stop` such as '\\n' if it goes on without end"
+            warnings.append(
+                f"The model's answer was cut off after {len(ids)} tokens, since nothing ended it: "
+                f"raise max_new_tokens{stop}."
+            )
+        elif said is not None and (odd := repeated_prompt(before, prompt_ids.tolist(), said, ids)):
+            warnings.append(odd)
+        if isinstance(said, str):
+            if not text.startswith(said):
+                warnings.append(
+                    f"The tokenizer reads the answer as {text!r}: offsets are those of that text."
+                )
+            if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, said)):
+                warnings.append(odd)
+            if odd := stop_warning(said, self.stop):
+                warnings.append(odd)
+        if samples is not None and self.config.method != "adapt":
+            warnings.append(
+                f'Samples are for the method "adapt": "{self.config.method}" needs none.'
+            )
+        if self.config.method == "adapt" and responses < 2:
+            warnings.append(
+                "Fewer than two sampled answers have a token: the semantic discount is left out."
+            )
+        return Score(
+            score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
+            prompt=before if isinstance(before, str) else [dict(m) for m in before],
+            answer=content if said is None else said if isinstance(said, str) else list(ids),
+            scored_text=text,
+            tokens=tuple(tokens),
+            counted=len(tokens[counted]),
+            msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
+            diversity=diversity,
+            gate=gate if self.config.method == "adapt" else None,
+            settings={
+                name: value.item() if isinstance(value, np.generic) else value
+                for name, value in (used | self._own_settings(answer, samples)).items()
+            },
+            model=str(self.model.config.name_or_path or ""),
+            seconds=float(stats["asmi_seconds"]),
+            warnings=tuple(warnings),
+            reference=self.reference,
+            content_end=len(content),
+            answered=bool(content.strip()),
+            prompt_tokens=len(prompt_ids),
+            span_reference=self.span_reference,
+            sources=sources,
+        )
+
+    def fingerprints(self) -> dict[str, str]:
+        """What tells weights and tokenizer from others, as they are now.
+
+        All weights are read, once and again when they change. The template of chats counts as part
+        of the tokenizer.
+
+        Raises:
+            ValueError: a model with hooks of others, which cannot be told.
+        """
+        weights = self._keys.of(self.model, model_state(self.model))["model"]
+        if weights is None:
+            raise ValueError(
+                "the model has forward hooks, or a forward method set on a module: what they "
+                "compute cannot be told, so neither can what a reference is of. Remove them"
+            )
+        if self._tokenizer_key is None:
+            template = str(getattr(self.tokenizer, "chat_template", None))
+            own = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+            self._tokenizer_key = hashlib.sha256(own.encode()).hexdigest()[:16]
+        return {"weights": weights[:16], "tokenizer": self._tokenizer_key}
+
+    def _stats(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        ids: list[int],
+        passages: Sequence[Passage] | None,
+        memory: Memory,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Statistics of the score, and those by source, which there are with a context alone.
+
+        Sources are told apart in the scope "response", whatever the score's own.
+        """
+        if passages is None:
+            return self.engine.score(self.model, prompt_ids, ids, memory=memory), {}
+        spans = [passage.tokens for passage in passages]
+        by_source = self.by_source.score(
+            self.model, prompt_ids, ids, spans, passages=len(spans) > 1
+        )
+        if not self.config.is_control and self.config.scope == "response":
+            return by_source, by_source
+        own = self.engine.score(self.model, prompt_ids, ids)
+        seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
+        return own | {"asmi_seconds": seconds}, by_source
+
+    def _own_settings(
+        self, answer: Answer | None, samples: Sequence[Answer] | None
+    ) -> dict[str, Any]:
+        """What made this score besides the masks."""
+        found = self.config.besides_masks()
+        if self.reference is not None and "weights" in self.reference.settings:
+            found |= self.fingerprints()
+        if not (answer is None or isinstance(answer, str)):  # token ids are scored as they are
+            del found["stop"]
+        else:
+            found["stop"] = list(self.stop)
+        if samples is not None and "num_samples" in found:
+            found["num_samples"] = len(samples)
+        return found
+
+    def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """Token-level statistics under their plain names."""
+        names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
+        plain = ("asmi_entropy", "asmi_log_likelihood")
+        found = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
+        return found | {name: stats[name] for name in plain}
+
+    def _answer(
+        self,
+        prompt: Prompt,
+        prompt_ids: Int[Tensor, " P"],
+        answer: Answer | None,
+        memory: Memory,
+    ) -> list[int]:
+        if answer is None:
+            return self.generation.greedy(
+                prompt_ids, self.config.max_new_tokens, self.engine, memory
+            )
+        if not isinstance(answer, str):
+            return token_ids(answer)
+        ids = answer_tokens(self.tokenizer, prompt, answer)
+        if not self.config.closing_token or (ids and self.endings.closes(ids)):
+            return ids
+        if self.stop:
+            return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
+        return [*ids, *self._end_token(prompt)]
+
+    def _end_token(self, prompt: Prompt) -> list[int]:
+        """What ends an answer without a stop string: a template's end of turn, else EOS; or none.
+
+        Models of chats often name several end tokens, and the tokenizer's may not be the one that
+        ends their turns.
+        """
+        ends = self.endings.end_ids
+        if not isinstance(prompt, str):
+            turn = next((i for i in behind_answer(self.tokenizer, prompt) if i in ends), None)
+            if turn is not None:
+                return [turn]
+        own = self.tokenizer.eos_token_id
+        return sorted(ends)[:1] if own is None else [own]
+
+    def _gate(
+        self,
+        prompt: Prompt,
+        prompt_ids: Int[Tensor, " P"],
+        samples: Sequence[Answer] | None,
+    ) -> tuple[float, float | None, int]:
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and how many responses it is from."""
+        if samples is not None and (
+            isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
+        ):
+            raise ValueError(f"samples are a list of answers, got {samples!r:.60}")
+        if self.config.method != "adapt":
+            return float(self.config.method == "sem"), None, 0
+        if samples is None:
+            drawn = self.generation.sampled(
+                prompt_ids, self.config.max_new_tokens, self.config.num_samples, self.config.seed
+            )
+        else:
+            drawn = [
+                answer_tokens(self.tokenizer, prompt, sample)
+                if isinstance(sample, str)
+                else token_ids(sample)
+                for sample in samples
+            ]
+        # As in a benchmark, where sampled answers come without their end token.
+        ends = self.endings.end_ids
+        drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
+        responses = [ids for ids in drawn if ids]
+        diversity = diversity_of(self.model, prompt_ids, responses, self.config.attention)
+        return (
+            adaptive_gate(diversity, self.config.tau, self.config.beta),
+            diversity,
+            len(responses),
+        )

@@ -1,0 +1,164 @@
+"""Tokens of an answer as they are written, each scored."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from lm_polygraph_asmi.model import scoring_session
+from lm_polygraph_asmi.scoring.engine import Writing
+from lm_polygraph_asmi.scoring.generation import undisturbed
+from lm_polygraph_asmi.scoring.result import Score, Token, tokens_of
+from lm_polygraph_asmi.scoring.text import UNFINISHED, Prompt, Query, asked, prompt_tokens, spans
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+
+class Stream(Iterator[Token]):
+    """Tokens of an answer as they are written, each scored; see `lm_polygraph_asmi.stream`.
+
+    Between two tokens the model is as it was found and free for others. Leaving off is enough to
+    stop; `close`, or the end of a `with` block, lets go of what is kept of the answer.
+
+    Example:
+        >>> tokens = scorer.stream(prompt)
+        >>> isinstance(tokens, Stream)
+        True
+        >>> written = [token.text for token in tokens]
+        >>> "".join(written) == tokens.text == tokens.result.scored_text
+        True
+    """
+
+    def __init__(self, scorer: "Scorer", prompt: Prompt, ids: Tensor | None = None) -> None:
+        """`ids`: of a prompt that somebody else goes on with; length and end are then theirs."""
+        before, said, notes = asked(prompt if ids is not None else scorer._given(prompt))
+        if said is not None:
+            raise ValueError(
+                "the chat ends in the assistant's message, but only an answer that the model "
+                "writes can be scored while it is written: leave the message out"
+            )
+        if scorer.config.source != "all":
+            raise ValueError(
+                f"source={scorer.config.source!r}: while an answer is written it is scored with "
+                "source='all'. Score the finished answer for anything else"
+            )
+        self.scorer, self._engine = scorer, scorer.while_written
+        self._others = ids is not None
+        ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids
+        self._query = Query(before, None, notes, ids)
+        self._room = scorer.generation.room(ids, scorer.config.max_new_tokens)
+        self._gate: tuple[float, float | None, int] | None = None
+        self._writing: Writing | None = None
+        self._closed = self._ended = False
+        self._place = 0
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write no further; `result` is then the score of what has been written."""
+        self._closed = True
+        if self._writing is not None:
+            self._writing.forget()
+
+    def __next__(self) -> Token:
+        return self._written()
+
+    def _written(self, chosen: int | None = None) -> Token:
+        if self._closed or self._ended:
+            self.close()
+            raise StopIteration
+        scorer, prompt_ids = self.scorer, self._query.prompt_ids
+        try:
+            with scoring_session(scorer.model, scorer.config.attention):
+                if self._writing is None:
+                    with undisturbed(scorer.model):
+                        self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
+                    self._writing = self._engine.write(scorer.model, prompt_ids)
+                found = self._writing.step(chosen)
+        except BaseException:
+            self.close()
+            raise
+        assert self._gate is not None
+        ids = self._writing.ids
+        if not self._others:
+            self._ended = len(ids) == self._room or scorer.endings.closes(ids)
+        text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
+        end = len(text)
+        if not self._ended:  # a character may still lack bytes
+            end = max(self._place, len(text.rstrip(UNFINISHED)))
+        place, self._place = (self._place, end), end
+        gate = self._gate[0]
+        (token,) = tokens_of(found, ids[-1:], text, [place], gate, scorer.tokenizer)
+        return token
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        ids = [] if self._writing is None else self._writing.ids
+        return spans(self.scorer.tokenizer, self._query.prompt_ids.tolist(), ids)[0] if ids else ""
+
+    @property
+    def result(self) -> Score:
+        """The `Score` of what has been written so far.
+
+        Raises:
+            ValueError: nothing has.
+        """
+        if self._writing is None or not self._writing.ids or self._gate is None:
+            raise ValueError("no token has been written: there is nothing to score")
+        found = self._writing
+        return self.scorer._result(self._query, found.ids, found.statistics(), self._gate)
+
+
+class Streamer(BaseStreamer):
+    """Scores what somebody else's `generate` call writes: `model.generate(..., streamer=this)`.
+
+    For one prompt at a time, greedy or sampled; each token costs one more step of the model than in
+    a `stream`. Stop strings, end tokens and length are those of the call.
+
+    Args:
+        scorer: with the model that generates.
+        shown: called with each `Token` as it comes.
+
+    Raises:
+        ValueError: from `put`, several prompts at once; else as `stream`.
+
+    Example:
+        >>> words = []
+        >>> streamer = Streamer(scorer, shown=lambda token: words.append(token.text))
+        >>> ids = scorer.tokenizer(prompt, return_tensors="pt").input_ids
+        >>> _ = scorer.model.generate(ids, max_new_tokens=3, do_sample=False, streamer=streamer)
+        >>> "".join(words) == streamer.stream.result.scored_text
+        True
+    """
+
+    def __init__(self, scorer: "Scorer", shown: Callable[[Token], None]) -> None:
+        self.scorer, self.shown = scorer, shown
+        self.stream: Stream | None = None
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt's token ids, then one token after the other."""
+        ids = value.reshape(-1).tolist()
+        if self.stream is None:
+            if value.ndim > 1 and len(value) > 1:
+                raise ValueError(f"one prompt at a time, got a batch of {len(value)}")
+            prompt = str(self.scorer.tokenizer.decode(ids))
+            self.stream = Stream(self.scorer, prompt, torch.tensor(ids))
+            return
+        for token in ids:
+            self.shown(self.stream._written(token))
+
+    def end(self) -> None:
+        """The answer is finished; `stream.result` is its score."""
+        if self.stream is not None:
+            self.stream.close()

@@ -18,6 +18,7 @@ from lm_polygraph_asmi.commands.reference import reference
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
 from lm_polygraph_asmi.commands.score import score
+from lm_polygraph_asmi.commands.serve import serve
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,6 +32,6 @@ def main() -> None:
 
 
 for command in (
-    calibrate, compare, doctor, dose, merge, plan, probe, reference, report, results, score
+    calibrate, compare, doctor, dose, merge, plan, probe, reference, report, results, score, serve,
 ):  # fmt: skip
     main.add_command(command)

@@ -197,8 +197,10 @@ def load(port: int, name: str, scorer: Any, number: int, clients: int, tokens: i
         score = scorer.score(asked[index], " Edda Holm" if index % 3 == 0 else None)
         furthest = max(furthest, abs(value - Assessment.of(score).score))
         others += text != score.answer
-    click.echo(f"load: {number} requests by {clients} clients in {seconds:.1f} s, none lost; other "
-               f"texts than a direct call: {others}; scores at most {furthest:.1e} nats apart")  # fmt: skip
+    click.echo(
+        f"load: {number} requests by {clients} clients in {seconds:.1f} s, none lost; other texts "
+        f"than a direct call: {others}; scores at most {furthest:.1e} nats apart"
+    )
     ratios = []
     for prompt in asked[:40]:
         times = []
@@ -298,7 +300,7 @@ def main(model: str, requests: int, clients: int, max_tokens: int, many: int) ->
             faults(model, name, log, *options)
         log.seek(0)
         text = log.read()
-        assert "Traceback" not in text and "Who" not in text and "Edda" not in text, text[-2000:]
+        assert not any(word in text for word in ("Traceback", "Who", "Edda")), text[-2000:]
         click.echo("log: no prompt, no stack trace")
 
 

@@ -307,24 +307,27 @@ class Guard:
         Raises:
             Refusal: it is too long, or does not come.
         """
-        too_long = Refusal(
-            413, f"the body is too long: expected at most {self.limits.body} bytes",
-            connection="close",
-        )  # fmt: skip
-        if int(headers.get(b"content-length", b"0")) > self.limits.body:
+        most = self.limits.body
+        # A client that still sends reads no reply: some of what is too long is taken and dropped.
+        dropped = 8 * most
+        message = f"the body is too long: expected at most {most} bytes"
+        too_long = Refusal(413, message, connection="close")
+        if int(headers.get(b"content-length", b"0")) > dropped:
             raise too_long
-        body = bytearray()
+        body, length = bytearray(), 0
 
         async def read() -> None:
+            nonlocal length
             more = True
-            while more:
+            while more and length <= dropped:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Refusal(499, "the client is gone")
-                body.extend(message.get("body", b""))
+                length += len(part := message.get("body", b""))
+                body.extend(part if length <= most else b"")
                 more = message.get("more_body", False)
-                if len(body) > self.limits.body:
-                    raise too_long
+            if length > most:
+                raise too_long
 
         try:
             await asyncio.wait_for(read(), BODY_SECONDS)
@@ -366,7 +369,11 @@ class Service:
         limits: Limits,
         emit: Callable[[Assessment, str], None] | None = None,
     ) -> None:
-        self.scorer, self.name, self.limits = scorer, name, limits
+        from lm_polygraph_asmi.model.layers import context_window
+
+        window = context_window(scorer.model)  # with room for a token of the answer
+        prompt = limits.prompt if window is None else min(limits.prompt, window - 1)
+        self.scorer, self.name, self.limits = scorer, name, replace(limits, prompt=prompt)
         self.emit = emit or (lambda *_: None)
         self.worker = Worker(limits.queue)
         self.metrics = Metrics(self.worker)
@@ -575,9 +582,8 @@ def _told(token: "Token") -> dict[str, Any]:
 
 def _sure(text: str, stops: Sequence[str]) -> int:
     """How many characters can be shown: none of a stop string, nor of what may become one."""
-    for stop in stops:
-        at = text.find(stop)
-        text = text if at < 0 else text[:at]
+    if found := [text.find(stop) for stop in stops if stop in text]:
+        return min(found)
     for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):
         if any(stop.startswith(text[start:]) for stop in stops):
             return start
@@ -655,6 +661,10 @@ async def _on_refusal(_: Request, error: Any) -> Response:
     return error.response()
 
 
+async def _on_error(_: Request, __: Exception) -> Response:
+    return Refusal(500, "internal error").response()  # what it was, the guard logs
+
+
 async def _on_http(_: Request, error: Any) -> Response:
     message = "the body is not JSON" if error.status_code == 400 else str(error.detail)
     return Refusal(error.status_code, message, **(error.headers or {})).response()
@@ -693,6 +703,7 @@ def application(
         title="ASMI", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
         exception_handlers={
             Refusal: _on_refusal, RequestValidationError: _on_invalid, HTTPException: _on_http,
+            Exception: _on_error,
         },
     )  # fmt: skip
 
@@ -754,6 +765,7 @@ def serve(
     service = Service(scorer, name, limits, emit)
     local = host in (*LOCAL, "::1")
     _, guard = application(service, key, local)
+    logging.getLogger("uvicorn.access").disabled = True  # its lines hold what clients ask for
     config = uvicorn.Config(
         guard, host=host, port=port, log_config=None, access_log=False, ws="none",
         server_header=False, limit_concurrency=limits.queue + 200, timeout_graceful_shutdown=drain,

@@ -46,6 +46,6 @@ def asmi(
         found = assess(own, inputs[prompt], outputs)
         told = {key: str(value) for key, value in found.to_dict().items() if value is not None}
         told["decision"] = found.decision or "none"
-        return Feedback(value=found.score, rationale=found.reason, metadata=told)
+        return Feedback(name=name, value=found.score, rationale=found.reason, metadata=told)
 
     return fragility

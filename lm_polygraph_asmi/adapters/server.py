@@ -232,19 +232,19 @@ class Metrics:
     """What `/metrics` reports, in a registry of its own."""
 
     def __init__(self, worker: Worker) -> None:
-        self.registry = prometheus.CollectorRegistry()
-        of = {"registry": self.registry}
-        self.requests = prometheus.Counter(
-            "asmi_requests", "Requests by route and status.", ["route", "status"], **of
-        )
+        self.registry = kept = prometheus.CollectorRegistry()
+        labels = ["route", "status"]
+        self.requests = prometheus.Counter("asmi_requests", "Requests.", labels, registry=kept)
         self.seconds = prometheus.Histogram(
-            "asmi_request_seconds", "Seconds of a request.", ["route"], **of
+            "asmi_request_seconds", "Seconds of a request.", labels[:1], registry=kept
         )
         self.decisions = prometheus.Counter(
-            "asmi_decisions", "Scored answers by decision.", ["decision"], **of
+            "asmi_decisions", "Scored answers.", ["decision"], registry=kept
         )
-        self.tokens = prometheus.Counter("asmi_tokens", "Tokens by kind.", ["kind"], **of)
-        pending = prometheus.Gauge("asmi_pending", "Requests that have or await the model.", **of)
+        self.tokens = prometheus.Counter("asmi_tokens", "Tokens.", ["kind"], registry=kept)
+        pending = prometheus.Gauge(
+            "asmi_pending", "Requests that have or await the model.", registry=kept
+        )
         pending.set_function(lambda: worker.pending)
 
     def scored(self, score: "Score", found: Assessment) -> None:
@@ -393,8 +393,9 @@ class Service:
         work = asyncio.wrap_future(future)
         work.add_done_callback(lambda done: done.cancelled() or done.exception())
         left = asyncio.ensure_future(_disconnect(request))
+        both: set[asyncio.Future[Any]] = {work, left}
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise Refusal(499, "the client is gone")
             return work.result()

@@ -87,7 +87,6 @@ def bad_requests(model: str, max_tokens: int = 256) -> list[Bad]:
     add("form data", 422, body(**asked), Content_Type="text/plain")
     add("another key", 401, body(**asked), Authorization="Bearer no")
     add("no key", 401, body(**asked), Authorization="")
-    add("a foreign host", 400, body(**asked), Host="evil.example")
     for method, path, status in (
         ("GET", ROUTES[0], 405), ("DELETE", "/v1/models", 405), ("GET", "/v1/models/..%2f..", 404),
         ("GET", "/../../etc/passwd", 404), ("GET", "/docs", 404), ("POST", "/", 404),

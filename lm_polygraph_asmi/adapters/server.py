@@ -258,7 +258,8 @@ class Guard:
     """Around the whole application: key, host, size of the body, log, and no exception beyond."""
 
     def __init__(self, app: Any, limits: Limits, key: str | None, local: bool, metrics: Metrics):
-        self.app, self.limits, self.metrics, self.local = app, limits, metrics, local
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.local = local and key is None
         self._key = None if key is None else _digest(key.encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -294,7 +295,7 @@ class Guard:
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)
         name = host[0] if len(host) == 2 and host[1].isdigit() else ":".join(host)
-        if self.local and name not in LOCAL:  # a page in a browser, by way of its own name
+        if self.local and name not in LOCAL:
             raise Refusal(400, f"Host: expected one of {', '.join(LOCAL)}")
         given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if path != "/health" and self._key and not hmac.compare_digest(_digest(given), self._key):
@@ -692,7 +693,8 @@ def application(
     Args:
         service: what they do.
         key: asked of every request but `/health`; None for none.
-        local: only hosts of this machine are answered.
+        local: without a key, answer to names of this machine only: a page in a browser could else
+            ask by way of its own name.
     """
 
     @asynccontextmanager
@@ -758,11 +760,12 @@ def serve(
     """
     import uvicorn
 
-    own = for_request(scorer, None, 2)
-    (calibrated,) = {own.score(WARM_UP).accept_reason}
-    if scorer.reference is not None and "of another score" in calibrated:
-        raise ValueError(f"--reference is of other settings: {calibrated}")
-    list(own.stream(WARM_UP))
+    first = scorer.score(WARM_UP, " 2")
+    list(for_request(scorer, None, 2).stream(WARM_UP))
+    if scorer.reference is not None:
+        used = first.settings | {"variant": first.variant, "model": first.model}
+        if other := scorer.reference.other_settings(used):
+            raise ValueError(f"the calibration run is of another score: {'; '.join(other)}")
     service = Service(scorer, name, limits, emit)
     local = host in (*LOCAL, "::1")
     _, guard = application(service, key, local)

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.adapters.contract import Assessment, open_scorer
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.scoring import calibrate_rows
 from tests.adapters.conftest import SETTINGS, serving
+from tests.scoring.test_calibration import labelled
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("prometheus_client")
@@ -227,10 +229,61 @@ def test_the_key_and_the_host(port):
         assert status == (200 if given == "bench-key" else 401), given
     assert bench_serve.send(port, "GET", "/metrics", {}, b"")[0] == 401
     assert bench_serve.send(port, "GET", "/health", {}, b"")[0] == 200
-    for host in ("localhost", f"localhost:{port}", "[::1]:80", "127.0.0.1"):
-        assert bench_serve.send(port, "GET", "/health", {"Host": host}, b"")[0] == 200, host
-    for host in ("evil.example", "localhost.evil", "127.0.0.1.evil:80", ""):
-        assert bench_serve.send(port, "GET", "/health", {"Host": host}, b"")[0] == 400, host
+
+
+def test_without_a_key_only_this_machines_names_are_answered(scorer):
+    with serving(scorer) as address:
+        port = int(address.split(":")[1])
+
+        def status(host):
+            return bench_serve.send(port, "GET", "/v1/models", {"Host": host}, b"")[0]
+
+        for host in ("localhost", f"localhost:{port}", "[::1]:80", "[::1]", "127.0.0.1"):
+            assert status(host) == 200, host
+        for host in ("evil.example", "localhost.evil", "127.0.0.1.evil:80", "", "::1"):
+            assert status(host) == 400, host
+
+
+@pytest.fixture(scope="module")
+def calibrated(folder, tmp_path_factory):
+    """A file of a calibration run whose threshold accepts some answers and refuses others."""
+    file = tmp_path_factory.mktemp("calibrated") / "reference.json"
+    own = open_scorer(str(folder), scope="response", stop=".")
+    rows = labelled()
+    free = [own.score(row["prompt"], row["answer"]).signals["perplexity"] for row in rows]
+    usual = sorted(free)[len(free) * 2 // 3]
+    rows = [row | {"correct": one < usual, "cluster": row["id"]} for row, one in zip(
+        rows, free, strict=True)]  # fmt: skip
+    found = calibrate_rows(rows, own, 0.2, 0.8, signal="perplexity", resamples=20)
+    assert found.decision.found.threshold is not None
+    found.save(file)
+    return file
+
+
+def test_decisions_of_a_calibration_run(folder, calibrated):
+    answers = [row["answer"] for row in labelled()][:40]
+    prompt = labelled()[0]["prompt"]
+    own = open_scorer(str(folder), reference=str(calibrated), **SETTINGS | {"stop": "."})
+    with serving(own) as address:
+        port = int(address.split(":")[1])
+        found = bench_serve.ask(port, "/score", prompt=prompt, answer=answers)["data"]
+        for one, answer in zip(found, answers, strict=True):
+            same(one["asmi"], own.score(prompt, answer))
+        written = bench_serve.ask(port, "/v1/completions", model="tiny", prompt=prompt)["asmi"]
+        other = {"model": "tiny", "prompt": prompt, "stop": "never"}
+        undecided = bench_serve.ask(port, "/v1/completions", **other)["asmi"]
+    assert {one["asmi"]["decision"] for one in found} == {"accept", "abstain"}
+    assert written["decision"] in ("accept", "abstain")
+    assert undecided["decision"] is None
+    assert "of another score (stop" in undecided["reason"]
+
+
+def test_a_calibration_run_of_other_settings_is_refused_at_the_start(folder, calibrated):
+    arguments = ["--model", str(folder), "--reference", str(calibrated), "--stop", ".", "--scope"]
+    done = CliRunner().invoke(main, ["serve", *arguments, "all", "--port", "0"])
+    assert done.exit_code
+    assert "of another score: " in done.output
+    assert "scope response there, all here" in done.output
 
 
 @pytest.fixture

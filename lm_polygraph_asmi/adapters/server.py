@@ -5,174 +5,43 @@ path and no stack trace goes into an error or a log.
 """
 
 import asyncio
-import hashlib
-import hmac
 import json
 import logging
 import math
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_polygraph_asmi.adapters.contract import Assessment, Halted, extra, for_request
+from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, Guard, Metrics
+from lm_polygraph_asmi.adapters.wire import (
+    ChatCompletion,
+    Completion,
+    Given,
+    Limits,
+    Refusal,
+    Words,
+    sure_length,
+    token_fields,
+)
 
 with extra("serve"):
     import prometheus_client as prometheus
     from fastapi import FastAPI, Request, Response
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse, StreamingResponse
-    from pydantic import BaseModel, ConfigDict, Field, model_validator
+    from fastapi.responses import StreamingResponse
     from starlette.exceptions import HTTPException
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
-    from lm_polygraph_asmi.scoring.result import Score, Token
+    from lm_polygraph_asmi.scoring.result import Score
 
-LOG = logging.getLogger("lm_polygraph_asmi.serve")
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/score", "/health", "/metrics")
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
-BODY_SECONDS = 30
-"""So long may the body of a request take to arrive."""
-GREEDY = {
-    "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0, "echo": False,
-    "frequency_penalty": 0, "logprobs": False, "top_logprobs": 0,
-}  # fmt: skip
-"""Fields of OpenAI's requests with the only value that this server computes."""
-WITHOUT_EFFECT = ("user", "seed", "metadata")
-"""Fields that change nothing about a greedy answer."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes.
-
-    Attributes:
-        body: bytes of a request.
-        prompt: tokens of a prompt.
-        answer: tokens of an answer, generated or given.
-        answers: answers of one request to `/score`.
-        queue: requests that may wait for the model while it answers another.
-    """
-
-    body: int = 1_000_000
-    prompt: int = 4096
-    answer: int = 256
-    answers: int = 64
-    queue: int = 16
-
-
-class Refusal(Exception):
-    """A request that is not answered: status, what was expected, and the field it is about."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
-        super().__init__(message)
-        self.status, self.param = status, param
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
-    def response(self) -> JSONResponse:
-        """As OpenAI words errors."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
-        return JSONResponse({"error": error}, self.status, self.headers)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Part(_Strict):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """A message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, Field(min_length=1)] | Annotated[list[Part], Field(min_length=1)]
-
-
-Text = Annotated[str, Field(min_length=1)]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=1000)]
-Stop = Annotated[str, Field(min_length=1, max_length=64)]
-
-
-class StreamOptions(_Strict):
-    """Of a streamed answer."""
-
-    include_usage: bool = False
-
-
-class Generation(_Strict):
-    """What requests for an answer have in common."""
-
-    model: str
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _greedy(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for name, only in GREEDY.items():
-            value = given.get(name)
-            same = isinstance(value, bool) == isinstance(only, bool) and value == only
-            if value is not None and not same:
-                raise ValueError(f"{name}: expected {json.dumps(only)}; answers are greedy")
-        left_out = {*GREEDY, *WITHOUT_EFFECT}
-        return {name: value for name, value in given.items() if name not in left_out}
-
-
-class Completion(Generation):
-    """A request to `/v1/completions`."""
-
-    prompt: Text
-
-    @property
-    def asked(self) -> Any:
-        """As `Scorer.score` takes it."""
-        return self.prompt
-
-
-class ChatCompletion(Generation):
-    """A request to `/v1/chat/completions`."""
-
-    messages: Messages
-
-    @property
-    def asked(self) -> Any:
-        """As `Scorer.score` takes it."""
-        return [message.model_dump() for message in self.messages]
-
-
-class Given(_Strict):
-    """A request to `/score`: a prompt or messages, and one answer or a list of them."""
-
-    model: str | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
-    answer: Text | Annotated[list[Text], Field(min_length=1)]
-
-    @property
-    def asked(self) -> Any:
-        """As `Scorer.score` takes it."""
-        if (self.prompt is None) == (self.messages is None):
-            raise Refusal(422, "expected either prompt or messages", "prompt")
-        if self.messages is None:
-            return self.prompt
-        return [message.model_dump() for message in self.messages]
 
 
 class Worker:
@@ -228,131 +97,6 @@ class Worker:
         self._thread.shutdown(cancel_futures=True)
 
 
-class Metrics:
-    """What `/metrics` reports, in a registry of its own."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.registry = kept = prometheus.CollectorRegistry()
-        labels = ["route", "status"]
-        self.requests = prometheus.Counter("asmi_requests", "Requests.", labels, registry=kept)
-        self.seconds = prometheus.Histogram(
-            "asmi_request_seconds", "Seconds of a request.", labels[:1], registry=kept
-        )
-        self.decisions = prometheus.Counter(
-            "asmi_decisions", "Scored answers.", ["decision"], registry=kept
-        )
-        self.tokens = prometheus.Counter("asmi_tokens", "Tokens.", ["kind"], registry=kept)
-        pending = prometheus.Gauge(
-            "asmi_pending", "Requests that have or await the model.", registry=kept
-        )
-        pending.set_function(lambda: worker.pending)
-
-    def scored(self, score: "Score", found: Assessment) -> None:
-        """Count an answer."""
-        self.decisions.labels(found.decision or "none").inc()
-        self.tokens.labels("prompt").inc(score.prompt_tokens or 0)
-        self.tokens.labels("answer").inc(len(score.tokens))
-
-
-class Guard:
-    """Around the whole application: key, host, size of the body, log, and no exception beyond."""
-
-    def __init__(self, app: Any, limits: Limits, key: str | None, local: bool, metrics: Metrics):
-        self.app, self.limits, self.metrics = app, limits, metrics
-        self.local = local and key is None
-        self._key = None if key is None else _digest(key.encode())
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        start, status = time.perf_counter(), 0
-        route = scope["path"] if scope["path"] in ROUTES else "other"
-
-        async def watched(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            headers = dict(scope["headers"])
-            self._check(scope["path"], headers)
-            if scope["method"] == "POST":
-                receive = _again(await self._body(headers, receive), receive)
-            await self.app(scope, receive, watched)
-        except Exception as error:
-            refusal = error if isinstance(error, Refusal) else Refusal(500, "internal error")
-            if refusal.status == 500:
-                LOG.error("internal error: %s", type(error).__name__)
-            if not status:
-                await refusal.response()(scope, receive, watched)
-        finally:
-            seconds = time.perf_counter() - start
-            self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(seconds)
-            LOG.info("%s %s %d %.3f s", scope["method"], route, status, seconds)
-
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)
-        name = host[0] if len(host) == 2 and host[1].isdigit() else ":".join(host)
-        if self.local and name not in LOCAL:
-            raise Refusal(400, f"Host: expected one of {', '.join(LOCAL)}")
-        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        if path != "/health" and self._key and not hmac.compare_digest(_digest(given), self._key):
-            message = "expected the header Authorization: Bearer KEY with this server's key"
-            raise Refusal(401, message, www_authenticate="Bearer")
-
-    async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
-        """All of the body.
-
-        Raises:
-            Refusal: it is too long, or does not come.
-        """
-        most = self.limits.body
-        # A client that still sends reads no reply: some of what is too long is taken and dropped.
-        dropped = 8 * most
-        message = f"the body is too long: expected at most {most} bytes"
-        too_long = Refusal(413, message, connection="close")
-        if int(headers.get(b"content-length", b"0")) > dropped:
-            raise too_long
-        body, length = bytearray(), 0
-
-        async def read() -> None:
-            nonlocal length
-            more = True
-            while more and length <= dropped:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refusal(499, "the client is gone")
-                length += len(part := message.get("body", b""))
-                body.extend(part if length <= most else b"")
-                more = message.get("more_body", False)
-            if length > most:
-                raise too_long
-
-        try:
-            await asyncio.wait_for(read(), BODY_SECONDS)
-        except asyncio.TimeoutError:
-            message = f"the body did not arrive within {BODY_SECONDS} s"
-            raise Refusal(408, message, connection="close") from None
-        return bytes(body)
-
-
-def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's."""
-    return hashlib.sha256(key).digest()
-
-
-def _again(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
-    """Give the body once more, then what really comes: that the client is gone."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Any:
-        return left.pop() if left else await receive()
-
-    return replay
-
-
 class Service:
     """What the routes do.
 
@@ -377,7 +121,7 @@ class Service:
         self.scorer, self.name, self.limits = scorer, name, replace(limits, prompt=prompt)
         self.emit = emit or (lambda *_: None)
         self.worker = Worker(limits.queue)
-        self.metrics = Metrics(self.worker)
+        self.metrics = Metrics(lambda: self.worker.pending)
 
     def check_model(self, asked: str | None) -> None:
         """Refuse another model's name."""
@@ -391,21 +135,12 @@ class Service:
             Refusal: the queue is full, or what `_refused` makes of the job's error.
         """
         future, gone = self.worker.submit(job)
-        work = asyncio.wrap_future(future)
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())
-        left = asyncio.ensure_future(_disconnect(request))
-        both: set[asyncio.Future[Any]] = {work, left}
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise Refusal(499, "the client is gone")
-            return work.result()
+            return await _unless_gone(request, asyncio.wrap_future(future))
         except ValueError as error:
             raise _refused(error) from None
         finally:
             gone.set()
-            left.cancel()
-            work.cancel()
 
     def _own(
         self, asked: Any, stop: Sequence[str] | None, room: int, halted: Callable[[], bool]
@@ -419,7 +154,7 @@ class Service:
                 raise Refusal(422, "this model has no chat template: expected prompt", "messages")
             if asked[-1]["role"] == "assistant":
                 raise Refusal(422, "expected the last message from the user", "messages")
-        length, most = len(prompt_tokens(own.tokenizer, _flat(asked))), self.limits.prompt
+        length, most = len(prompt_tokens(own.tokenizer, asked)), self.limits.prompt
         if length > most:
             message = f"expected a prompt of at most {most} tokens, got {length}"
             raise Refusal(422, message, "prompt" if isinstance(asked, str) else "messages")
@@ -429,12 +164,12 @@ class Service:
         found = Assessment.of(score)
         self.metrics.scored(score, found)
         self.emit(found, response)
-        return found.to_dict() | {"tokens": [_told(token) for token in score.tokens]}
+        return found.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
 
     async def score(self, given: Given, request: Request) -> Any:
         """Score given answers."""
         self.check_model(given.model)
-        asked, several = given.asked, isinstance(given.answer, list)
+        asked = given.asked
         answers = given.answer if isinstance(given.answer, list) else [given.answer]
         if len(answers) > self.limits.answers:
             message = f"expected at most {self.limits.answers} answers, got {len(answers)}"
@@ -452,15 +187,13 @@ class Service:
             for answer in answers:
                 if halted():
                     raise Halted
-                found.append(self._reported(own.score(_flat(asked), answer), response))
+                found.append(self._reported(own.score(asked, answer), response))
             return found
 
-        data = [
-            {"index": index, "asmi": found}
-            for index, found in enumerate(await self.in_turn(request, job))
-        ]
+        scored = await self.in_turn(request, job)
+        data = [{"index": index, "asmi": one} for index, one in enumerate(scored)]
         body = {"id": response, "object": "list", "model": self.name, "data": data}
-        return body if several else body | {"asmi": data[0]["asmi"]}
+        return body if answers is given.answer else body | {"asmi": data[0]["asmi"]}
 
     async def complete(self, asked: Completion | ChatCompletion, request: Request) -> Any:
         """Answer, whole or as it is written."""
@@ -470,13 +203,13 @@ class Service:
         if room > most:
             raise Refusal(422, f"expected at most {most} tokens, got {room}", "max_tokens")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-        words = _Words(self.name, chat=isinstance(asked, ChatCompletion))
+        words = Words(self.name, chat=isinstance(asked, ChatCompletion))
         if asked.stream:
             return await self._streamed(asked, stop, room, words, request)
 
         def job(halted: Callable[[], bool]) -> dict[str, Any]:
             own = self._own(asked.asked, stop, room, halted)
-            score = own.score(_flat(asked.asked))
+            score = own.score(asked.asked)
             return words.whole(own, score) | {"asmi": self._reported(score, words.id)}
 
         return await self.in_turn(request, job)
@@ -486,7 +219,7 @@ class Service:
         asked: Completion | ChatCompletion,
         stop: Sequence[str] | None,
         room: int,
-        words: "_Words",
+        words: Words,
         request: Request,
     ) -> StreamingResponse:
         loop = asyncio.get_running_loop()
@@ -500,20 +233,19 @@ class Service:
         def job(halted: Callable[[], bool]) -> None:
             try:
                 own = self._own(asked.asked, stop, room, halted)
-                writing = own.stream(_flat(asked.asked))
+                writing = own.stream(asked.asked)
                 put(words.chunk(""))  # all that can be refused is over
                 shown, text, waiting = 0, "", []
                 for token in writing:
                     if halted():
                         raise Halted
-                    waiting.append(_told(token))
+                    waiting.append(token_fields(token))
                     text += "" if token.id in own.endings.end_ids else token.text
-                    if (sure := _sure(text, own.stop)) > shown:
+                    if (sure := sure_length(text, own.stop)) > shown:
                         put(words.chunk(text[shown:sure]) | {"asmi": {"tokens": waiting}})
                         shown, waiting = sure, []
-                score = finished(own, _flat(asked.asked), writing.result)
-                reason = words.reason(own, score)
-                last = words.chunk(str(score.answer)[shown:], reason)
+                score = finished(own, asked.asked, writing.result)
+                last = words.chunk(str(score.answer)[shown:], words.reason(own, score))
                 put(last | {"asmi": self._reported(score, words.id)})
                 if usage:
                     put(words.chunk() | {"usage": words.usage(score)})
@@ -522,27 +254,20 @@ class Service:
                 put(error)
 
         _, gone = self.worker.submit(job)
-        left = asyncio.ensure_future(_disconnect(request))
-        coming = asyncio.ensure_future(parts.get())
         try:
-            await asyncio.wait({coming, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                raise Refusal(499, "the client is gone")
-            if isinstance(first := coming.result(), Exception):
+            first = await _unless_gone(request, asyncio.ensure_future(parts.get()))
+            if isinstance(first, Exception):
                 raise _refused(first) from None
         except BaseException:
             gone.set()
             raise
-        finally:
-            left.cancel()
-            coming.cancel()
 
         async def events() -> AsyncIterator[str]:
             part = first
             try:
                 while part is not None:
                     if isinstance(part, Exception):
-                        yield _event({"error": _error(_refused(part))})
+                        yield _event(_refused(part).content)
                         return
                     yield _event(part)
                     part = await parts.get()
@@ -562,78 +287,8 @@ def finished(scorer: "Scorer", prompt: Any, written: "Score") -> "Score":
     return replace(score, answer=written.answer, settings=settings, warnings=written.warnings)
 
 
-def _flat(asked: Any) -> Any:
-    """Messages whose parts are one text."""
-    if isinstance(asked, str):
-        return asked
-    return [
-        {
-            "role": message["role"],
-            "content": message["content"]
-            if isinstance(message["content"], str)
-            else "".join(part["text"] for part in message["content"]),
-        }
-        for message in asked
-    ]
-
-
-def _told(token: "Token") -> dict[str, Any]:
-    names = ("text", "u", "vote", "alternative", "alternative_share")
-    return {name: getattr(token, name) for name in names}
-
-
-def _sure(text: str, stops: Sequence[str]) -> int:
-    """How many characters can be shown: none of a stop string, nor of what may become one."""
-    if found := [text.find(stop) for stop in stops if stop in text]:
-        return min(found)
-    for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):
-        if any(stop.startswith(text[start:]) for stop in stops):
-            return start
-    return len(text)
-
-
-class _Words:
-    """How OpenAI words an answer."""
-
-    def __init__(self, model: str, chat: bool) -> None:
-        self.chat, self.id = chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self.base = {"id": self.id, "created": int(time.time()), "model": model}
-
-    def whole(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
-        """A finished answer."""
-        text = str(score.answer)
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self.reason(scorer, score)}
-        kind = "chat.completion" if self.chat else "text_completion"
-        return self.base | {"object": kind, "choices": [choice], "usage": self.usage(score)}
-
-    def chunk(self, text: str | None = None, reason: str | None = None) -> dict[str, Any]:
-        """A part of one; without a text it has no choice."""
-        delta = {"delta": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **delta, "logprobs": None, "finish_reason": reason}
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return self.base | {"object": kind, "choices": [] if text is None else [choice]}
-
-    @staticmethod
-    def reason(scorer: "Scorer", score: "Score") -> str:
-        """Why it ended."""
-        closes = scorer.endings.closes([token.id for token in score.tokens])
-        return "stop" if closes else "length"
-
-    @staticmethod
-    def usage(score: "Score") -> dict[str, int]:
-        """Tokens."""
-        prompt, answer = score.prompt_tokens or 0, len(score.tokens)
-        return {"prompt_tokens": prompt, "completion_tokens": answer,
-                "total_tokens": prompt + answer}  # fmt: skip
-
-
 def _event(content: Any) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def _error(refusal: Refusal) -> Any:
-    return json.loads(bytes(refusal.response().body))["error"]
 
 
 def _refused(error: Exception) -> Refusal:
@@ -644,19 +299,34 @@ def _refused(error: Exception) -> Refusal:
         return Refusal(503, "the server is shutting down, or the client is gone")
     if isinstance(error, ValueError):
         LOG.warning("a request could not be scored: %s", type(error).__name__)
-        message = (
-            "this prompt and answer cannot be scored: expected a prompt with a token that leaves "
-            "room for an answer in the context window, an answer with a token, and messages that "
-            "the chat template takes"
-        )
-        return Refusal(422, message)
+        where = "that fit the context window together, and messages that the chat template takes"
+        return Refusal(422, f"expected a prompt and an answer of at least one token {where}")
     LOG.error("internal error: %s", type(error).__name__)
     return Refusal(500, "internal error")
 
 
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
+    """What is worked at.
+
+    Raises:
+        Refusal: the client went away before.
+    """
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    left = asyncio.ensure_future(disconnect())
+    both: set[asyncio.Future[Any]] = {work, left}
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Refusal(499, "the client is gone")
+        return work.result()
+    finally:
+        left.cancel()
+        work.cancel()
 
 
 async def _on_refusal(_: Request, error: Any) -> Response:
@@ -718,9 +388,7 @@ def application(
     async def chat_completions(body: ChatCompletion, request: Request) -> Any:
         return await service.complete(body, request)
 
-    @app.post("/score")
-    async def score(body: Given, request: Request) -> Any:
-        return await service.score(body, request)
+    app.post("/score")(service.score)
 
     @app.get("/v1/models")
     async def models() -> Any:

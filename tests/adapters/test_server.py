@@ -22,6 +22,8 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 serving_module = pytest.importorskip("lm_polygraph_asmi.adapters.server")
+guard = pytest.importorskip("lm_polygraph_asmi.adapters.guard")
+wire = pytest.importorskip("lm_polygraph_asmi.adapters.wire")
 
 PROMPT = "Who built the ferry?"
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -358,7 +360,7 @@ def test_an_error_inside_is_no_ones_business(client, port, monkeypatch, caplog):
 
 
 def test_a_body_that_does_not_come(port, monkeypatch):
-    monkeypatch.setattr(serving_module, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
                            b"bench-key\r\nContent-Length: 100\r\n\r\n{")  # fmt: skip
@@ -388,7 +390,7 @@ def test_shown_text_is_never_taken_back():
         until = min((text.find(stop) for stop in stops if stop in text), default=len(text))
         shown = 0
         for length in range(1, len(text) + 1):
-            sure = serving_module._sure(text[:length], stops)
+            sure = wire.sure_length(text[:length], stops)
             assert shown <= sure <= until
             shown = sure
         assert shown == until

@@ -306,11 +306,7 @@ def _refused(error: Exception) -> Refusal:
 
 
 async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
-    """What is worked at.
-
-    Raises:
-        Refusal: the client went away before.
-    """
+    """What is worked at; a `Refusal` where the client goes away before it is there."""
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -99,9 +99,10 @@ def test_inspect_finds_it_by_name():
 def test_the_page_as_a_user_types_it(tmp_path):
     """`inspect eval` of ten questions by SmolLM2, and `inspect score` of its log by name."""
     from lm_polygraph_asmi.host.loading import load_named
+    from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 
-    for part in load_named("smollm2"):
-        part.save_pretrained(tmp_path / "FOLDER")
+    load_named("smollm2")[1].save_pretrained(tmp_path / "FOLDER")  # a tokenizer; weights are GGUF
+    weights = f"model_path={weights_folder()} -M gguf_file={GGUF_FILE}"
     page = DOCS / "how-to/inspect.md"
     (code,) = blocks("python", page)
     (tmp_path / "ferries.py").write_text(code.parsed)
@@ -115,7 +116,7 @@ def test_the_page_as_a_user_types_it(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
-    run(evaluate.replace("inspect view", ""))
+    run(evaluate.replace("inspect view", "").replace("model_path=FOLDER", weights))
     (file,) = (tmp_path / "logs").glob("*.eval")
     log = read_eval_log(str(file))
     assert (log.status, len(log.samples)) == ("success", 10)

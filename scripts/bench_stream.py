@@ -26,7 +26,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import layer_at, num_heads, scoring_session, target_layer
-from lm_polygraph_asmi.model.layers import decoder_layers
 
 bench_suffix: Any = load_external_module(str(Path(__file__).with_name("bench_suffix.py")))
 
@@ -35,6 +34,8 @@ POINTS: dict[str, dict[str, Any]] = {
     "S = 40": {"num_masks": 40, "mask_rate": 0.15},
     "20 balanced": {"num_masks": 20, "mask_rate": 0.15, "mask_sampler": "balanced"},
 }
+PROFILES: dict[str, tuple[float, ...]] = {"60, 70, 90 %": (0.6, 0.7, 0.9), "90 %": (0.9,)}
+"""Depths of a profile, of one layer near the last; derived p and S, keys of generation reused."""
 PASSES = 6
 """How often 32-bit logits are gone through: written, read for the sum, the sort and the sums."""
 WAYS = {"score": "greedy, then response", "reuse": "greedy with reuse", "stream": "stream"}
@@ -51,6 +52,10 @@ def contenders(model: Any, prompt: int, response: int, depth: float) -> dict[str
         f"{label}, {said}": partial(made.answered, way, **point)
         for said, point in POINTS.items()
         for way, label in WAYS.items()
+    }
+    rows |= {
+        f"greedy with reuse, {said}": partial(made.answered, "reuse", depths)
+        for said, depths in {f"{depth:.0%}": (depth,), **PROFILES}.items()
     }
     made.check_answered()
     return {"greedy answer": made.greedy} | rows
@@ -116,7 +121,7 @@ def step_table(name: str, depth: float) -> Table:
             f"--count needs one of {', '.join(bench_suffix.SHAPES)}, got {name}"
         )
     model = bench_suffix.load(name, torch.bfloat16, "meta")
-    layers, heads = decoder_layers(model), model.config.num_attention_heads
+    layers, heads = model.model.layers, model.config.num_attention_heads
     above = [_weights(layer) for layer in layers[target_layer(depth, len(layers)) + 1 :]]
     unembedding = model.get_output_embeddings().weight.numel()
     whole = sum(map(_weights, layers)) + unembedding

@@ -14,7 +14,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -214,10 +214,12 @@ class Contenders:
     def greedy(self) -> None:
         self._generate(do_sample=False)
 
-    def answered(self, way: str, **settings: Any) -> np.ndarray:
-        """A greedy answer and its statistics, A among them; (T,) MI in nats. "score" runs the
-        prompt twice, "reuse" keeps what generation knows of it, "stream" scores while it writes."""
-        engine = Engine([self.depth], scope="response", seeded_by="prompt", **settings)
+    def answered(self, way: str, depths: Sequence[float] = (), **settings: Any) -> np.ndarray:
+        """A greedy answer and its statistics, A among them; (T,) MI in nats at the first depth.
+        "score" runs the prompt twice, "reuse" keeps what generation knows of it, "stream" scores
+        while it writes."""
+        depths = depths or (self.depth,)
+        engine = Engine(depths=depths, scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
         if way == "stream":
             writing = engine.write(self.model, prompt)
@@ -231,7 +233,7 @@ class Contenders:
             memory.take(self.model, ids, cache, seen())
             known = memory if way == "reuse" else None
             found = engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
-        return np.asarray(found[at_depth("asmi_mi", self.depth)])
+        return np.asarray(found[at_depth("asmi_mi", depths[0])])
 
     def check_answered(self) -> dict[str, float]:
         """Largest difference in MI, in nats, of the other ways of `answered` from "score".

@@ -35,6 +35,7 @@ from lm_polygraph_asmi.analysis import (
     rank_correlations,
     redraw_stability,
 )
+from lm_polygraph_asmi.config import MASK_SAMPLERS
 from lm_polygraph_asmi.model import (
     num_heads,
     num_layers,
@@ -46,7 +47,6 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.saved.runs import RIGHT, Run, load_run
-from lm_polygraph_asmi.validation import MASK_SAMPLERS
 
 RATE, TOP_K, DEPTH = 0.15, 64, 0.6
 PAPER = ("bernoulli", 40)

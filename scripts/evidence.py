@@ -167,6 +167,7 @@ def table_of(run: Run, before: Path | None = None) -> pa.Table:
     data = {k: v for k, v in run.recorded("config").get("data", {}).items() if k != "source"}
     about = {
         "settings": {n: v[0] for n, v in run.stats.items() if n.startswith("asmi_settings")},
+        "methods": run.described,
         "dataset": run.recorded("dataset").get("name"),
         "data": data,
         "packages": run.recorded("packages"),

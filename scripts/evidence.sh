@@ -147,7 +147,7 @@ doses() {
   esac
   # shellcheck disable=SC2046
   [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
-    $(cell "$1") "${rest[@]}" asmi.calculator.scope=response estimators=asmi_only \
+    $(cell "$1") "${rest[@]}" asmi.scope=response estimators=asmi_only \
     output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare" "${more[@]}"
   polygraph_asmi dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
 }
@@ -185,22 +185,22 @@ for name in "${asked[@]:-open}"; do
       lean=(estimators=asmi_only output_attentions=false)
       case $kind in
         sources) options_of_run=(estimators=asmi_context output_attentions=false
-          "asmi.calculator.source=[all,context]" asmi.calculator.without_context=true) ;;
+          "asmi.sources=[all,context]" asmi.without_context=true) ;;
         baselines) options_of_run=() ;; # RAUQ reads attention as the answer is made: made again
         sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
-        whole) options_of_run=("$again" "${lean[@]}" asmi.calculator.scope=all) ;;
-        paper) options_of_run=("$again" "${lean[@]}" asmi.calculator.{mask_rate=0.15,num_masks=40}) ;;
-        heads) options_of_run=("$again" "${lean[@]}" asmi.calculator.{num_masks=300,details=true}
-          "asmi.calculator.depths=[0.6,0.9]") ;;
+        whole) options_of_run=("$again" "${lean[@]}" asmi.scope=all) ;;
+        paper) options_of_run=("$again" "${lean[@]}" asmi.{mask_rate=0.15,num_masks=40}) ;;
+        heads) options_of_run=("$again" "${lean[@]}" asmi.{num_masks=300,details=true}
+          "asmi.depths=[0.6,0.9]") ;;
         pseudo_heads | foreign | isotropic | mlp | mlp_noise)
           doses "$name" "${again#*=}"
-          options_of_run=("$again" "${lean[@]}" "asmi.calculator.perturbation=$kind"
-            "asmi.calculator.dose=$out/$name.doses.json") ;;
+          options_of_run=("$again" "${lean[@]}" "asmi.perturbation=$kind"
+            "asmi.dose=$out/$name.doses.json") ;;
         depths) options_of_run=("$again" "${lean[@]}"
-          "asmi.calculator.depths=[0.6,0.7,0.8,0.9]") ;;
-        deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.calculator.depths=[0.7,0.9]") ;;
-        copied) options_of_run=("${lean[@]}" asmi.calculator.num_masks=2) ;;
-        balanced) options_of_run=("$again" "${lean[@]}" asmi.calculator.mask_sampler=balanced) ;;
+          "asmi.depths=[0.6,0.7,0.8,0.9]") ;;
+        deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.depths=[0.7,0.9]") ;;
+        copied) options_of_run=("${lean[@]}" asmi.num_masks=2) ;;
+        balanced) options_of_run=("$again" "${lean[@]}" asmi.mask_sampler=balanced) ;;
         *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \
           "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, exhibits" >&2
           exit 1 ;;
@@ -209,7 +209,7 @@ for name in "${asked[@]:-open}"; do
         options_of_run=(estimators=asmi_free output_attentions=false)
       # shellcheck disable=SC2046
       run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(cell "$name") \
-        asmi.calculator.scope=response "${options_of_run[@]}"
+        asmi.scope=response "${options_of_run[@]}"
     done
   done
   for kind in ${RUNS:-sources}; do

@@ -22,8 +22,8 @@ from lm_polygraph_asmi.analysis import (
     adds_information,
     rank_correlation,
 )
+from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
 from lm_polygraph_asmi.saved.aggregation import aggregate
-from lm_polygraph_asmi.validation import AGGREGATIONS
 
 
 class Model(NamedTuple):
@@ -282,9 +282,8 @@ class Evidence:
         for name, column in of_tokens.items():
             if f"{column}_d60_context" in self.answers:
                 found[name] = np.array([t.mean() for t in self.column(f"{column}_d60_context")])
-        for column in self.answers:
-            if column.startswith("score Without-context"):
-                found["Without-context"] = self.answers[column].to_numpy(dtype=float)
+        if "score Without-context" in self.answers:
+            found["Without-context"] = self.answers["score Without-context"].to_numpy(dtype=float)
         return found
 
     @cached_property
@@ -343,7 +342,11 @@ def load(folder: Path) -> list[Evidence]:
         table = pq.read_table(file)
         about = json.loads((table.schema.metadata or {}).get(b"run", b"{}"))
         asked = about.get("data", {}).get("limit")
-        cells.append(Evidence(model, cell, run, table.to_pandas(), asked))
+        # Scores without masks of their own go by their symbols.
+        own = {n: of["symbol"] for n, of in about.get("methods", {}).items()}
+        short = {f"score {n}": f"score {s}" for n, s in own.items() if s not in METHODS.values()}
+        answers = table.to_pandas().rename(columns=short)
+        cells.append(Evidence(model, cell, run, answers, asked))
     for own in cells:
         if own.run == "sources" and "copied" not in own.answers:
             for again in others(own, cells, ("copied",)):

@@ -145,8 +145,12 @@ def main(
     known = {json.loads(line)["id"] for line in out.open()} if out.exists() else set()
     babi = file.suffix == ".txt"
     scorer = Scorer(model, scope="response", stop="\n", max_new_tokens=3 if babi else 20)
-    scorer.engine = _Recording(DEPTHS, scope="response", attention="sdpa")
-    other = Engine(DEPTHS, scope="response", perturbation="mlp", attention="sdpa") if mlp else None
+    scorer.engine = _Recording(depths=DEPTHS, scope="response", attention="sdpa")
+    other = (
+        Engine(depths=DEPTHS, scope="response", perturbation="mlp", attention="sdpa")
+        if mlp
+        else None
+    )
     memory = Memory()  # prompts begin alike
     in_thirds = [row for part in range(3) for row in rows[part::3]]  # each evenly spaced
     with out.open("a") as lines:

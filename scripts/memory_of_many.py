@@ -36,7 +36,9 @@ def tiny_scorer() -> Scorer:
         eos_token_id=256,
     )
     model = LlamaForCausalLM(config).eval()
-    return Scorer(model, tokenizer, scope="response", num_masks=4, mask_rate=0.25, max_new_tokens=1)
+    return Scorer(
+        model, tokenizer=tokenizer, scope="response", num_masks=4, mask_rate=0.25, max_new_tokens=1
+    )
 
 
 def rows(number: int) -> Iterator[dict[str, Any]]:

@@ -15,9 +15,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths import adaptive_gate, mutual_information, semantic_agreement
 from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
-from lm_polygraph_asmi.validation import TAU
 
 DOCS = Path(__file__).parents[1] / "docs"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
@@ -80,8 +80,8 @@ def gate_panel(ax: Axes) -> None:
     ax.axhline(mi * (1 - agreement), color=GREY, linestyle="--", linewidth=0.8)
     ax.text(0.02, mi, "ASMI", va="bottom", color=GREY)
     ax.text(0.98, mi * (1 - agreement), "Sem-ASMI", va="bottom", ha="right", color=GREY)
-    ax.axvline(TAU, color=GREY, linewidth=0.6, linestyle=":")
-    ax.text(TAU + 0.02, mi * 0.12, "τ", color=GREY)
+    ax.axvline(ASMIConfig.tau, color=GREY, linewidth=0.6, linestyle=":")
+    ax.text(ASMIConfig.tau + 0.02, mi * 0.12, "τ", color=GREY)
     ax.set_ylim(0, mi * 1.15)
     ax.set_xlabel("div: how far sampled\nanswers differ")
     ax.set_ylabel("u of the near-synonyms, nats")

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.model import (
     layer_at,
     num_heads,
@@ -44,7 +45,6 @@ from lm_polygraph_asmi.model.check import ways_seen_right
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.notes import known
 from lm_polygraph_asmi.model.suffix import WAYS
-from lm_polygraph_asmi.validation import SCOPES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.registry import classes, tiny, with_longrope
@@ -400,11 +400,14 @@ def _cell(verdict: Verdict, scope: str) -> str:
     help="Verdicts, a line each as they are made; what stands there is not asked again.",
 )
 @click.option("--full", is_flag=True, help="Say what was compared.")
-def main(names: tuple[str, ...], out: Path | None, journal: Path | None, full: bool) -> None:
+@click.option("--threads", default=1, show_default=True, help="Threads of torch.")
+def main(
+    names: tuple[str, ...], out: Path | None, journal: Path | None, full: bool, threads: int
+) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     logging.getLogger("lm_polygraph").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     chosen = [row for row in classes() if not names or row[0] in names]
     lines = journal.read_text().splitlines() if journal and journal.exists() else []
     made = {verdict.name: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}

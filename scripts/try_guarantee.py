@@ -39,7 +39,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
-from lm_polygraph_asmi.saved.cells import load_cells, with_source
+from lm_polygraph_asmi.saved.cells import load_cells, of_config
 from lm_polygraph_asmi.saved.manifest import read_manifest, write_manifest
 from lm_polygraph_asmi.saved.runs import RIGHT, load_run, manager_files
 from lm_polygraph_asmi.scoring.calibration import says_anything, signals_of
@@ -220,15 +220,14 @@ def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
         ]
         _write(out, decisions)
         return
-    chosen = {"variant": made.settings["variant"], "depth": made.settings["depth"]}
-    chosen["aggregation"] = made.settings.get("aggregation", "mean")
-    there = Reference.from_run(run, **chosen, metric=metric)
+    chosen = {n: made.settings[n] for n in ("method", "depth", "source", "aggregation")}
+    there = Reference.from_run(run, metric, **chosen)
     other = made.other_settings(there.settings | {"model": there.model})
     if other or made.decision is None:
         raise click.ClickException("; ".join(other) or f"{reference} has no threshold")
     (cell,) = load_cells([run], metric, made.settings["depth"])
-    signals = signals_of(with_source(cell, "all", chosen["aggregation"]))
-    stops = there.settings.get("stop", [])
+    signals = signals_of(of_config(cell, cell.methods[there.method]))
+    stops = there.config.stop or ()
     rows = []
     for row, own in enumerate(cell.ids or range(len(cell))):
         values = {kind: float(column[row]) for kind, column in signals.items()}

@@ -2,14 +2,18 @@
 
 import os
 
-# One thread each, here and in every process a test starts: two processes run the tests side by
-# side, and on a busy machine the threads of a pool wait for one another longer than they work.
+# One thread each unless OMP_NUM_THREADS names another number, here and in every process a test
+# starts: two processes run the tests side by side, and on a busy machine the threads of a pool wait
+# for one another longer than they work.
 os.environ.update(
-    HF_HUB_OFFLINE="1",
-    OMP_NUM_THREADS="1",
-    MKL_NUM_THREADS="1",
-    OPENBLAS_NUM_THREADS="1",
-    TOKENIZERS_PARALLELISM="false",
+    {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+            os.environ.get("OMP_NUM_THREADS", "1"),
+        ),
+    }
 )
 
 import gc

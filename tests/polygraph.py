@@ -27,18 +27,13 @@ def polygraph_eval(*arguments: str, check: bool = True) -> subprocess.CompletedP
     return done
 
 
-def polygraph_eval_here(*arguments: str, thaw: bool = False) -> None:
-    """The same without the seconds a process takes to start; a run that fails raises SystemExit.
-
-    What is imported stays frozen for the runs to come (see `runs.callback`) unless `thaw` is true.
-    """
+def polygraph_eval_here(*arguments: str) -> None:
+    """The same without the seconds a process takes to start; a run that fails raises SystemExit."""
     patch = pytest.MonkeyPatch()
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-        if not thaw:
-            patch.setattr(gc, "unfreeze", lambda: None)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed
         runpy.run_path(str(SCRIPT), run_name="__main__")
     finally:

@@ -77,7 +77,7 @@ def heads_from(weights: Tensor, values: Tensor, tokens: Iterable[int]) -> Tensor
     """
     heads, positions, _ = weights.shape
     width = values.shape[-1]
-    found = torch.zeros(positions, heads * width)
+    found = values.new_zeros(positions, heads * width)
     for head in range(heads):
         own = values[head * len(values) // heads]
         for position in range(positions):

@@ -121,9 +121,9 @@ def test_every_config_composes_and_names_what_exists(name):
               for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
-    calculator = job.asmi.calculator
+    asked = job.asmi
     assert job.save_stats == saved_stats(
-        calculator.depths, calculator.details, calculator.source, calculator.without_context
+        asked.depths, asked.details, asked.sources, asked.without_context
     )
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
@@ -155,7 +155,7 @@ def test_the_paper_benchmark_has_all_methods():
     variants = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
     assert names[BASELINES:] == [f"{v} (60%, K=64)" for v in variants]
     assert swept[BASELINES:] == [f"{v} ({d}%, K=64)" for d in DEPTHS for v in variants]
-    followed = names_of(composed("asmi_depth_sweep", "asmi.calculator.top_k=8"))
+    followed = names_of(composed("asmi_depth_sweep", "asmi.top_k=8"))
     assert followed[BASELINES:] == [name.replace("64", "8") for name in swept[BASELINES:]]
 
 
@@ -163,12 +163,12 @@ def test_the_paper_benchmark_has_all_methods():
 def test_every_group_of_estimators(group):
     # A sweep's depths, and sources, are asked for by their own configs.
     by_source = [
-        "asmi.calculator.scope=response",
-        "asmi.calculator.source=[all,context,elsewhere]",
-        "asmi.calculator.without_context=true",
+        "asmi.scope=response",
+        "asmi.sources=[all,context,elsewhere]",
+        "asmi.without_context=true",
     ]
     own = {
-        "asmi_depth_sweep": ["asmi.calculator.depths=[0.6,0.7,0.8,0.9]"],
+        "asmi_depth_sweep": ["asmi.depths=[0.6,0.7,0.8,0.9]"],
         "asmi_sources": by_source,
         "asmi_context": by_source,
         "asmi_elsewhere": by_source,
@@ -193,13 +193,13 @@ def test_the_parts_of_what_needs_no_side_model():
 def test_k256_and_the_redraw_change_one_thing():
     """TWINS, which then run as their others do."""
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
-    assert k256.asmi.calculator == OmegaConf.merge(plain.asmi.calculator, {"top_k": 256})
+    assert k256.asmi == OmegaConf.merge(plain.asmi, {"top_k": 256})
     assert k256.data == plain.data
     squad, redraw = composed("asmi_squad"), composed("asmi_squad_redraw")
-    assert redraw.asmi.calculator == OmegaConf.merge(squad.asmi.calculator, {"seed": 1})
+    assert redraw.asmi == OmegaConf.merge(squad.asmi, {"seed": 1})
     assert redraw.data == squad.data
     closed = composed("asmi_squad_closed_book")
-    assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True})
+    assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True, "grounded": False})
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
@@ -257,7 +257,9 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
     manifest = read_manifest(run.path)
     assert manifest["status"] == "completed"
     assert len(manifest["rows"]["ids"]) == len(run.scores) >= 2
-    assert manifest["asmi"][0]["top_k"] == config.asmi.calculator.top_k
+    assert manifest["asmi"][0]["top_k"] == config.asmi.top_k
+    assert {n for n in run.scores if "ASMI (" in n} == set(run.methods)
+    assert all(str(own) == n and own.stop == () for n, own in run.methods.items())
 
 
 @pytest.mark.usefixtures("here")
@@ -324,7 +326,7 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_p
     polygraph_eval_here("--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}")
     polygraph_eval_here(
         "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
-        "asmi.calculator.num_masks=60",
+        "asmi.num_masks=60",
     )  # fmt: skip
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
@@ -336,7 +338,7 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_p
             np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
             assert np.isfinite(head_criticality(kl, masks)).all()
     shipped = composed("asmi_heads", "asmi.answers=somewhere")
-    used = shipped.asmi.calculator
+    used = shipped.asmi
     assert (shipped.data.first, used.num_masks, used.details) == (500, 300, True)
     assert (list(used.depths), used.scope, used.mask_sampler) == ([0.6, 0.9], "all", "bernoulli")
     found = operating_point(32, used.num_masks, used.mask_rate)  # the paper's heads
@@ -392,7 +394,7 @@ def test_arms_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
     )
     polygraph_eval_here(
         "--config-name", "asmi_falsifier", *overrides, f"answers={answers}",
-        f"hydra.sweep.dir={swept}", "asmi.calculator.perturbation=heads,mlp",
+        f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
         f"falsifier.doses={doses}", "falsifier.times=2",
     )  # fmt: skip
     heads, mlp = (load_run(swept / str(number)) for number in (0, 1))

@@ -117,10 +117,10 @@ SHORT = ("max_new_tokens=3", "~generation_params.stop_strings")
 OTHERS = {
     "baselines": (),
     "sampled": ("estimators=asmi_sampled",),
-    "whole": ("asmi.calculator.scope=all",),
-    "paper": ("asmi.calculator.mask_rate=0.15", "asmi.calculator.num_masks=40"),
-    "depths": ("asmi.calculator.depths=[0.6,0.7,0.8,0.9]",),
-    "balanced": ("asmi.calculator.mask_sampler=balanced",),
+    "whole": ("asmi.scope=all",),
+    "paper": ("asmi.mask_rate=0.15", "asmi.num_masks=40"),
+    "depths": ("asmi.depths=[0.6,0.7,0.8,0.9]",),
+    "balanced": ("asmi.mask_sampler=balanced",),
 }
 """Runs over the answers of another, and what makes them."""
 
@@ -155,7 +155,7 @@ def test_what_is_run_of_a_model(noted, folders):
     }
     for call, kind in zip(runs, kinds, strict=True):
         assert set(OTHERS.get(kind, ())) <= set(call)
-        scopes = [word.split("=")[1] for word in call if word.startswith("asmi.calculator.scope=")]
+        scopes = [word.split("=")[1] for word in call if word.startswith("asmi.scope=")]
         assert scopes[-1] == ("all" if kind == "whole" else "response")
     # What is there is not run again: a second start only joins the tables.
     for call in calls:
@@ -225,7 +225,7 @@ def test_other_runs(noted, folders, kinds):
 
 def test_what_was_copied_is_asked_of_answers_made_anew(noted, folders):
     (run,) = (c for c in noted(*folders, "open", SHARDS="1", RUNS="copied") if "eval" in c[0])
-    assert "asmi.calculator.num_masks=2" in run
+    assert "asmi.num_masks=2" in run
     assert not any("asmi.answers" in option for option in run)
 
 

@@ -50,7 +50,7 @@ def calculator(config, name: str):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_one_knob_sets_calculator_estimators_and_saved_statistics():
-    config = composed("asmi_coqa", "asmi.depth=0.9", "asmi.calculator.top_k=256")
+    config = composed("asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256")
     assert config.stat_calculators[1].cfg.depths == [0.9]
     assert "asmi_mi_d90" in config.stat_calculators[1].stats
     assert "asmi_mi_d90" in config.save_stats
@@ -58,12 +58,11 @@ def test_one_knob_sets_calculator_estimators_and_saved_statistics():
     assert config.estimators[-1].cfg.top_k == 256
     gated = composed(
         "asmi_coqa",
-        "asmi.adapt_estimator.tau=0.5",
+        "asmi.tau=0.5",
         "asmi.num_samples=4",
         "asmi.closing_token=false",
     )
     assert not any(e.cfg.closing_token for e in gated.estimators[-3:])
-    assert "tau" not in gated.estimators[-2].cfg
     assert gated.estimators[-1].cfg.tau == 0.5
     assert calculator(gated, "SamplingGenerationCalculator").cfg.samples_n == 4
 
@@ -251,7 +250,7 @@ def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
     (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
     polygraph_eval_here("--config-dir", str(configs), "--config-name", "mine_eval")
     run = load_run(elsewhere / "workdir" / "run")
-    depths = config.get("asmi", {}).get("calculator", {}).get("depths", [0.6])
+    depths = config.get("asmi", {}).get("depths", [0.6])
     own = [f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths]
     assert list(run.scores) == ["Perplexity", *own]
     assert (run.scores[own] > 0).all(axis=None)

@@ -206,8 +206,8 @@ def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
         f"squad_file={write(tmp_path / 'questions.json', rows)}",
         "prompt_style=paper",
         "max_new_tokens=4",
-        "asmi.calculator.mask_rate=0.15",
-        "asmi.calculator.num_masks=40",
+        "asmi.mask_rate=0.15",
+        "asmi.num_masks=40",
         f"hydra.run.dir={folder}",
     )
     compare = load_external_module(str(SCRIPTS / "compare_masks.py"))

@@ -1,10 +1,13 @@
-"""The shipped configs: where they lie, and a node of a config as plain values."""
+"""The shipped configs: where they lie, and nodes of them; the node `asmi` with every setting."""
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
+
+from lm_polygraph_asmi.config import ASMIConfig
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -27,3 +30,8 @@ def configs_path() -> Path:
 def container(node: DictConfig) -> dict[str, Any]:
     """A node of a run's config as plain values, interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+
+
+def store_settings(config: type[ASMIConfig] = ASMIConfig) -> None:
+    """Offer `asmi_config` to defaults lists: the node `asmi`, every setting with its default."""
+    ConfigStore.instance().store("asmi_config", {"asmi": config().to_dict()})

@@ -2,11 +2,14 @@
 
 - `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
   accepts scripts by absolute path only when its config was found by a plugin.
-- `${asmi_node:asmi.estimator}`: that node of the config, or an empty one where there is none;
-  `${asmi_node:asmi.estimator,{depth:0.9}}`: the same with other values.
-- `${asmi_stats:[0.6]}`: names of the masked-heads statistics at these depths, for `stats`; with
-  details, sources, the prompt without the context, `${asmi_stats:[0.6],false,[all,context],true}`.
-- `${asmi_saved_stats:[0.6]}`: the same and what a run should keep besides, for `save_stats`.
+- `${asmi_settings:}`: the settings of a score (`config.ASMIConfig`) in the node `asmi`, those that
+  stand there; `${asmi_settings:{source:context}}`: the same with other values.
+- `${asmi_setting:num_samples}`: one of them, its default where it does not stand there.
+- `${asmi_calculator:}`: the settings, and what the masked-heads calculator takes besides them.
+- `${asmi_stats:}`: names of the statistics that it makes of these, for `stats`.
+- `${asmi_saved_stats:[0.6]}`: the same at these depths and what a run should keep besides, for
+  `save_stats`; with details, sources, the prompt without the context:
+  `${asmi_saved_stats:[0.6],false,[all,context],true}`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
@@ -22,18 +25,36 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import configs_path, container
+from lm_polygraph_asmi.config import ASMIConfig
 
 
 def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-def _node(key: str, changed: Mapping[str, Any] | None = None, *, _root_: DictConfig) -> DictConfig:
-    node = OmegaConf.select(_root_, key)
-    if changed is None:
-        return DictConfig({}) if node is None else node
+CALCULATOR = ("depths", "sources", "without_context", "details", "context_regex", "journal")
+"""What the masked-heads calculator takes besides a config."""
+RUN = (*CALCULATOR, "answers", "sampling_seed")
+"""What stands in the node `asmi` and is no setting of a score."""
+
+
+def _settings(
+    changed: Mapping[str, Any] | None = None, more: Sequence[str] = (), *, _root_: DictConfig
+) -> DictConfig:
+    own = OmegaConf.select(_root_, "asmi")
     # Resolved here: a merged node no longer stands below the root its interpolations start from.
-    return DictConfig(container(DictConfig({}) if node is None else node) | dict(changed))
+    given = {} if own is None else container(own)
+    scored = {n: v for n, v in (given | dict(changed or {})).items() if n not in RUN}
+    ASMIConfig().replace(**scored)  # refuses what there is not
+    return DictConfig(scored | {name: given[name] for name in more if name in given})
+
+
+def _setting(name: str, *, _root_: DictConfig) -> Any:
+    return OmegaConf.select(_root_, f"asmi.{name}", default=ASMIConfig().to_dict()[name])
+
+
+def _calculator(*, _root_: DictConfig) -> DictConfig:
+    return _settings(more=CALCULATOR, _root_=_root_)
 
 
 @cache  # a config is resolved several times in a run
@@ -74,26 +95,25 @@ def _estimators(
     return ListConfig([*baselines, *ours])
 
 
-def _stats(
-    depths: Sequence[float] = (0.6,),
-    details: bool = False,
-    source: str | Sequence[str] | None = None,
-    without_context: bool = False,
-) -> ListConfig:
+def _stats(*, _root_: DictConfig) -> ListConfig:
     from lm_polygraph_asmi.saved.names import masked_head_stats
 
-    return ListConfig(masked_head_stats(depths, details, source, without_context))
+    given = container(_calculator(_root_=_root_))
+    config = ASMIConfig.from_dict(given)
+    return ListConfig(
+        masked_head_stats(
+            given.get("depths", (config.depth,)),
+            given.get("details", False),
+            given.get("sources", (config.source,)),
+            given.get("without_context", False),
+        )
+    )
 
 
-def _saved_stats(
-    depths: Sequence[float] = (0.6,),
-    details: bool = False,
-    source: str | Sequence[str] | None = None,
-    without_context: bool = False,
-) -> ListConfig:
+def _saved_stats(*which: Any) -> ListConfig:
     from lm_polygraph_asmi.saved.names import saved_stats
 
-    return ListConfig(saved_stats(depths, details, source, without_context))
+    return ListConfig(saved_stats(*which))
 
 
 def _rows(*, _root_: DictConfig) -> str:
@@ -116,10 +136,8 @@ def _dose(
     if file is None:
         return None if times == 1 else times
     # One by one: this value stands among them.
-    used = {
-        name: OmegaConf.select(_root_, f"asmi.calculator.{name}") for name in ("scope", "mask_rate")
-    }
-    depths = OmegaConf.select(_root_, "asmi.calculator.depths") or [None]
+    used = {name: OmegaConf.select(_root_, f"asmi.{name}") for name in ("scope", "mask_rate")}
+    depths = OmegaConf.select(_root_, "asmi.depths") or [None]
     several = ({"depth": depth, **used} for depth in depths)
     model, data = (container(_root_.get(name) or DictConfig({})) for name in ("model", "data"))
     return matched_dose(
@@ -138,7 +156,9 @@ def register_resolvers() -> None:
     """Make the resolvers known to OmegaConf; repeated calls do no harm."""
     for name, function in (
         ("asmi_path", _path),
-        ("asmi_node", _node),
+        ("asmi_settings", _settings),
+        ("asmi_setting", _setting),
+        ("asmi_calculator", _calculator),
         ("asmi_estimators", _estimators),
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from lm_polygraph_asmi.config import ASMIConfig
+
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.call import Scorer
     from lm_polygraph_asmi.scoring.result import Score
@@ -48,7 +50,7 @@ class Assessment:
         """The assessment of a `Score`."""
         free = {name: score.signals[name] for name in ("msp", "perplexity", "entropy")}
         return cls(
-            method=score.method,
+            method=score.symbol,
             score=score.score,
             error_probability=score.error_probability,
             decision={True: "accept", False: "abstain", None: None}[score.accept],
@@ -77,17 +79,14 @@ def assess(scorer: "Scorer", prompt: Any, answer: Any = None) -> Assessment:
     return Assessment.of(scorer.score(prompt, answer))
 
 
-def open_scorer(
-    model: Any, tokenizer: Any = None, *, reference: Any = None, **settings: Any
-) -> "Scorer":
+def open_scorer(model: Any, **settings: Any) -> "Scorer":
     """The scorer of an adapter; the only place that makes one.
 
     Args:
         model: name, folder, or a loaded transformers model. A loaded one is scored through a twin
             (see `twin_of`): threads of the host library may generate with it at the same time.
-        tokenizer: of a loaded model.
-        reference: a calibration run, or its file.
-        **settings: of `Scorer`, and of `scoring.loading.load` for a model by name.
+        **settings: of `Scorer`, among them a loaded model's `tokenizer`, and `reference`, a
+            calibration run; of `scoring.loading.load` for a model by name.
 
     Raises:
         OSError, TypeError, ValueError: as `Scorer`.
@@ -96,8 +95,8 @@ def open_scorer(
     from lm_polygraph_asmi.scoring.loading import load
 
     if isinstance(model, str):
-        return load(model, reference=reference, **settings)
-    return Scorer(twin_of(model), tokenizer, reference=reference, **settings)
+        return load(model, **settings)
+    return Scorer(twin_of(model), **settings)
 
 
 def twin_of(model: Any) -> Any:
@@ -120,7 +119,7 @@ def for_request(
     max_new_tokens: int,
     halted: Callable[[], bool] = lambda: False,
 ) -> "Scorer":
-    """The same scorer, over the same model, with an ending and a length of its own.
+    """The same scorer, over the same model, for one prompt, with an ending and a length of its own.
 
     Args:
         scorer: from `open_scorer`.
@@ -128,23 +127,25 @@ def for_request(
         max_new_tokens: at most so many tokens.
         halted: asked before each token; once it is true, generation raises `Halted`.
     """
+    import torch
     from transformers import StoppingCriteriaList
 
     from lm_polygraph_asmi.host.endings import Endings
 
     own = copy.copy(scorer)
-    own.max_new_tokens = max_new_tokens
+    own.config = own.config.replace(max_new_tokens=max_new_tokens)
     if stop is not None:
         own.stop = list(stop)
         own.endings = Endings(own.model, own.tokenizer, own.stop)
     closes = own.endings.closes
     prompt: list[int] = []  # how long the prompt is: known at the first token
 
-    def ends(ids: Any, _: Any, **__: Any) -> bool:
+    def ends(ids: Any, _: Any, **__: Any) -> Any:
         if halted():
             raise Halted
         prompt[:] = prompt or [ids.shape[-1] - 1]
-        return bool(own.stop) and closes(ids[0, prompt[0] :].tolist())
+        rows = ids[:, prompt[0] :].tolist()  # several where answers are drawn
+        return torch.tensor([bool(own.stop) and closes(row) for row in rows], device=ids.device)
 
     # In the place of the criterion that reads the whole vocabulary for every new stop string.
     vars(own)["_stopping"] = StoppingCriteriaList([ends])
@@ -153,11 +154,8 @@ def for_request(
 
 def config_key(score: "Score") -> str:
     """Twelve hexadecimal digits of the settings that two scores must share to be compared."""
-    from lm_polygraph_asmi.scoring.reference import COMPARED
-
-    settings = score.settings | {"variant": score.variant}
-    used = {name: settings[name] for name in COMPARED if name in settings}
-    used |= {"model": score.model.rstrip("/").rpartition("/")[2]}
+    used = ASMIConfig.key_of(score.settings)
+    used |= {"layer": score.settings["layer"], "model": score.model.rstrip("/").rpartition("/")[2]}
     return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:12]
 
 

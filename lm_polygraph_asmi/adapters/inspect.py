@@ -20,7 +20,7 @@ def asmi(reference: str | None = None, **settings: Any) -> Scorer:
 
     Args:
         reference: file of a calibration run with the same settings.
-        **settings: of `lm_polygraph_asmi.scoring.Scorer`.
+        **settings: of `ASMIConfig`.
     """
     ready: dict[int, Any] = {}
     lock = threading.Lock()
@@ -29,7 +29,7 @@ def asmi(reference: str | None = None, **settings: Any) -> Scorer:
         with lock:
             if id(api.model) not in ready:
                 ready[id(api.model)] = open_scorer(
-                    api.model, api.tokenizer, reference=reference, **settings
+                    api.model, tokenizer=api.tokenizer, reference=reference, **settings
                 )
         return assess(ready[id(api.model)], api.hf_chat(messages, []), answer)
 

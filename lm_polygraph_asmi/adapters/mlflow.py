@@ -7,9 +7,7 @@ from lm_polygraph_asmi.adapters.contract import assess, extra, open_scorer
 
 def asmi(
     model: Any,
-    tokenizer: Any = None,
     *,
-    reference: Any = None,
     prompt: str = "prompt",
     name: str = "asmi",
     **settings: Any,
@@ -21,11 +19,9 @@ def asmi(
 
     Args:
         model: that wrote the answers: name, folder or loaded transformers model.
-        tokenizer: of a loaded model.
-        reference: a calibration run with the same settings, or its file.
         prompt: field of `inputs` that holds the prompt, a text or chat messages.
         name: of the feedback.
-        **settings: of `lm_polygraph_asmi.scoring.Scorer`.
+        **settings: of `ASMIConfig`; `reference`, a calibration run; a loaded model's `tokenizer`.
 
     Raises:
         ImportError: the extra `mlflow` is not installed.
@@ -35,7 +31,7 @@ def asmi(
         from mlflow.entities import Feedback
         from mlflow.genai.scorers import scorer
 
-    own = open_scorer(model, tokenizer, reference=reference, **settings)
+    own = open_scorer(model, **settings)
 
     @scorer(name=name)
     def fragility(inputs: dict[str, Any], outputs: Any) -> Feedback:

@@ -177,7 +177,7 @@ class Service:
         response = f"score-{uuid.uuid4().hex}"
 
         def job(halted: Callable[[], bool]) -> list[dict[str, Any]]:
-            own = self._own(asked, None, self.limits.answer, halted)
+            own = self._own(asked, None, self.scorer.config.max_new_tokens, halted)
             for answer in answers:
                 length = len(own.tokenizer(answer, add_special_tokens=False)["input_ids"])
                 if length > self.limits.answer:
@@ -199,7 +199,8 @@ class Service:
         """Answer, whole or as it is written."""
         self.check_model(asked.model)
         most = self.limits.answer
-        room = asked.max_completion_tokens or asked.max_tokens or most
+        usual = min(self.scorer.config.max_new_tokens, most)
+        room = asked.max_completion_tokens or asked.max_tokens or usual
         if room > most:
             raise Refusal(422, f"expected at most {most} tokens, got {room}", "max_tokens")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
@@ -280,7 +281,7 @@ class Service:
 
 def finished(scorer: "Scorer", prompt: Any, written: "Score") -> "Score":
     """The score of a written answer in the scorer's own settings, as one that was given."""
-    if scorer.engine.scope == "response" and scorer.engine.seeded_by == "prompt":
+    if (scorer.config.scope, scorer.config.seeded_by) == ("response", "prompt"):
         return written
     score = scorer.score(prompt, [token.id for token in written.tokens])
     settings = score.settings | {"stop": sorted(scorer.stop)}
@@ -426,10 +427,9 @@ def serve(
 
     first = scorer.score(WARM_UP, " 2")
     list(for_request(scorer, None, 2).stream(WARM_UP))
-    if scorer.reference is not None:
-        used = first.settings | {"variant": first.variant, "model": first.model}
-        if other := scorer.reference.other_settings(used):
-            raise ValueError(f"the calibration run is of another score: {'; '.join(other)}")
+    run = scorer.reference
+    if run and (other := run.other_settings(first.settings | {"model": first.model})):
+        raise ValueError(f"the calibration run is of another score: {'; '.join(other)}")
     service = Service(scorer, name, limits, emit)
     local = host in (*LOCAL, "::1")
     _, guard = application(service, key, local)

@@ -19,15 +19,12 @@ from .clusters import simultaneous_band as simultaneous_band
 from .clusters import text_clusters as text_clusters
 from .clusters import wilson_interval as wilson_interval
 from .comparison import McNemar as McNemar
-from .comparison import Tally as Tally
 from .comparison import augrc as augrc
 from .comparison import auroc as auroc
 from .comparison import auroc_difference as auroc_difference
 from .comparison import auroc_interval as auroc_interval
-from .comparison import difference_interval as difference_interval
 from .comparison import mcnemar as mcnemar
 from .comparison import prr_intervals as prr_intervals
-from .comparison import tally as tally
 from .cost import PhaseSeconds as PhaseSeconds
 from .cost import method_seconds as method_seconds
 from .cost import phase_seconds as phase_seconds
@@ -74,7 +71,6 @@ from .mechanism import votes as votes
 from .power import SampleSize as SampleSize
 from .power import equivalence_size as equivalence_size
 from .power import sample_size as sample_size
-from .probe import chance_of_hitting as chance_of_hitting
 from .probe import flip_contrasts as flip_contrasts
 from .probe import flip_differences as flip_differences
 from .probe import flip_rates as flip_rates

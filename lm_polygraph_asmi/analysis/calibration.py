@@ -45,25 +45,28 @@ def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
         >>> calibrate([0.1] * 25 + [0.9] * 25, [0] * 20 + [1] * 5 + [1] * 20 + [0] * 5)
         [Step(start=0.1, n=25, errors=5), Step(start=0.9, n=25, errors=20)]
     """
-    from sklearn.isotonic import IsotonicRegression
-
     score, errors = finite(scores=scores), binary(wrong=wrong).astype(float)
     if not score.size:
         raise ValueError("there is no answer to calibrate on")
     if score.shape != errors.shape:
         raise ValueError(f"{len(score)} scores for {len(errors)} answers: one each")
-    # Ranks, since scikit-learn takes scores less than 1e-15 apart for one, and not throughout.
-    ranks = np.unique(score, return_inverse=True)[1].astype(float)
-    fitted = IsotonicRegression().fit_transform(ranks, errors)
-    order = np.argsort(score, kind="stable")
-    parts = np.split(order, 1 + np.flatnonzero(np.diff(fitted[order])))
+    distinct, group, sizes = np.unique(score, return_inverse=True, return_counts=True)
+    sums = np.bincount(group, errors)
+    fitted = _isotonic(sums / sizes, sizes)
     steps: list[Step] = []
-    for part in parts:
-        step = Step(float(score[part[0]]), len(part), int(errors[part].sum()))
+    for part in np.split(np.arange(len(fitted)), 1 + np.flatnonzero(np.diff(fitted))):
+        step = Step(float(distinct[part[0]]), int(sizes[part].sum()), int(sums[part].sum()))
         steps = _joined(steps, step) if steps and steps[-1].n < SMALLEST_STEP else [*steps, step]
     if len(steps) > 1 and steps[-1].n < SMALLEST_STEP:
         steps = _joined(steps[:-1], steps[-1])
     return steps
+
+
+def _isotonic(rates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """What scikit-learn calls for its isotonic fits, a thousand of which are wanted."""
+    from scipy.optimize import isotonic_regression  # a second to import
+
+    return isotonic_regression(rates, weights=sizes).x
 
 
 def _joined(steps: list[Step], step: Step) -> list[Step]:
@@ -230,11 +233,9 @@ def reliability(
     excess = np.zeros((codes.max() + 1, len(distinct)))
     np.add.at(excess, (codes, group.ravel()), errors - said)
 
-    from scipy.optimize import isotonic_regression
-
     def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
         """Isotonic fit of the groups' rates, and what it takes off the Brier score."""
-        found = isotonic_regression(rates, weights=sizes.astype(float)).x
+        found = _isotonic(rates, sizes)
         gain = (rates - distinct) ** 2 - (rates - found) ** 2
         return found, float(sizes @ gain / len(said))
 

@@ -1,6 +1,6 @@
 """Paired comparison of methods that scored the same answers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     binary,
     check_rows,
-    cluster_interval,
     drawn_interval,
     ordered,
     percentile_interval,
@@ -82,26 +81,6 @@ def drawn_prr(
     else:
         drawn = prr_draws([scores[name] for name in names], quality, clusters, resamples, seed)
     return value, {name: drawn[:, i] for i, name in enumerate(names)}
-
-
-class Tally(NamedTuple):
-    """How comparisons came out: an interval above zero, holding zero, or below it."""
-
-    wins: int
-    ties: int
-    losses: int
-
-
-def tally(differences: Iterable[Interval]) -> Tally:
-    """Wins, ties and losses; a difference without an interval is none of them.
-
-    Example:
-        >>> tally([Interval(0.2, 0.1, 0.3), Interval(0.3, 0.2, 0.4), Interval(0.1, -0.1, 0.3)])
-        Tally(wins=2, ties=1, losses=0)
-    """
-    defined = [d for d in differences if np.isfinite([d.low, d.high]).all()]
-    wins, losses = sum(d.low > 0 for d in defined), sum(d.high < 0 for d in defined)
-    return Tally(wins, len(defined) - wins - losses, losses)
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
@@ -230,35 +209,6 @@ def auroc_difference(
     one, other = Detection(a, errors), Detection(b, errors)
     value = unchecked_auroc(a, errors) - unchecked_auroc(b, errors)
     return drawn_interval(value, lambda c: one(c) - other(c), clusters, resamples)
-
-
-def difference_interval(
-    statistic: Callable[[np.ndarray, np.ndarray], float],
-    first: ArrayLike,
-    second: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-) -> Interval:
-    """Interval of statistic(first, wrong) - statistic(second, wrong), with shared draws.
-
-    Raises:
-        ValueError: lengths differ, a value is not finite, or `wrong` holds other values than 0 and
-            1.
-
-    Example:
-        >>> good, bad, own = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
-        >>> found = difference_interval(augrc, good, bad, [0, 1] * 10, own, resamples=200)
-        >>> round(found.value, 2), found.high < 0  # of AUGRC lower is better
-        (-0.25, True)
-    """
-    check_rows(clusters, first=first, second=second, wrong=wrong)
-    a, b, errors = np.asarray(first), np.asarray(second), binary(wrong=wrong)
-    return cluster_interval(
-        lambda rows: statistic(a[rows], errors[rows]) - statistic(b[rows], errors[rows]),
-        clusters,
-        resamples,
-    )
 
 
 class McNemar(NamedTuple):

@@ -146,24 +146,6 @@ def flip_contrasts(
     ]
 
 
-def chance_of_hitting(k: int, num_heads: int, decisive: int = 1) -> float:
-    """Chance that k random heads hold one of the decisive ones: what random ablation must flip.
-
-    Raises:
-        ValueError: more heads than there are.
-
-    Example:
-        >>> chance_of_hitting(8, num_heads=32)  # a quarter of the heads, one of them decisive
-        0.25
-    """
-    if not 0 <= k <= num_heads or not 0 <= decisive <= num_heads:
-        raise ValueError(f"wanted k and decisive heads of {num_heads}, got {k} and {decisive}")
-    missed = 1.0
-    for i in range(decisive):
-        missed *= max(0, num_heads - k - i) / (num_heads - i)
-    return 1 - missed
-
-
 def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(draws, K) from (m, K) and how often each row is in each draw; NaN where none is."""
     with np.errstate(invalid="ignore"):

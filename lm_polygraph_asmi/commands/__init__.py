@@ -8,7 +8,6 @@ import click
 
 from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
-from lm_polygraph_asmi.commands.compare import compare
 from lm_polygraph_asmi.commands.doctor import doctor
 from lm_polygraph_asmi.commands.dose import dose
 from lm_polygraph_asmi.commands.merge import merge
@@ -32,6 +31,6 @@ def main() -> None:
 
 
 for command in (
-    calibrate, compare, doctor, dose, merge, plan, probe, reference, report, results, score, serve,
+    calibrate, doctor, dose, merge, plan, probe, reference, report, results, score, serve,
 ):  # fmt: skip
     main.add_command(command)

@@ -8,18 +8,21 @@ from typing import Any
 import click
 
 from lm_polygraph_asmi.commands.score import score
+from lm_polygraph_asmi.commands.settings import said
+from lm_polygraph_asmi.config import ASMIConfig
 
-SHARED = (
-    "model", "gguf_file", "dtype", "device_map", "chat", "variant", "depth", "scope", "num_masks",
-    "mask_rate", "mask_sampler", "top_k", "seed", "closing_token", "aggregation", "num_samples",
-    "tau", "beta", "stop",
-)  # fmt: skip
-"""Options that mean here what they mean to `score`, and must be the same there."""
+LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
+SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
+"""Options that mean here what they mean to `score`."""
 
 
 @click.command(params=[option for option in score.params if option.name in SHARED])
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--run", type=click.Path(exists=True), help="A finished benchmark run, for ROWS.")
+@click.option(
+    "--run",
+    type=click.Path(exists=True),
+    help="A finished benchmark run, for ROWS; settings that are not given are the run's.",
+)
 @click.option(
     "--metric",
     help="For --run: the quality metric that labels; default AlignScore, else its first.",
@@ -61,14 +64,13 @@ def calibrate(
     dtype: str,
     device_map: str | None,
     chat: bool,
-    stop: tuple[str, ...],
     **settings: Any,
 ) -> None:
     """Which answers may be shown: a threshold, from ROWS of labelled answers.
 
     ROWS are JSON lines with `prompt` (text or messages), `answer`, and `correct` (true or false) or
     `quality` (a number); rows over one passage are found by their prompts, or named by `cluster`.
-    What is written is for `score --reference`, with the same model and settings.
+    What is written is for `score --reference`, with the same model; it says the settings.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -100,6 +102,7 @@ def calibrate(
             labels_of,
         )
         from lm_polygraph_asmi.scoring.loading import load
+        from lm_polygraph_asmi.scoring.reference import Reference
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
         given = [] if rows is None else read_rows(rows)
@@ -107,9 +110,12 @@ def calibrate(
             in_chat(given)
         limit = RIGHT if right_from is None else right_from
         labels_of(given, limit)  # before the model is loaded
-        unescaped = [text.replace("\\n", "\n") for text in stop]
+        config = ASMIConfig()
+        if run is not None:
+            config = Reference.from_run(run, metric, **said(settings)).config
+        config = config.replace(**said(settings))
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+            scorer = load(model, gguf_file, dtype, device_map, config=config)
         if run is None:
             with Progress(console=errors, transient=True) as bar:
                 scoring = bar.add_task("Scoring", total=None)

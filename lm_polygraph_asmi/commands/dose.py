@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from lm_polygraph_asmi.commands.settings import setting_options
+
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True))
@@ -18,9 +20,8 @@ import click
 @click.option("--gguf-file", help="Weights in this file of the folder.")
 @click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ...")
 @click.option("--device-map", help="auto for GPUs; default: the CPU.")
-@click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
+@setting_options("depth", "memory_budget")
 @click.option("--rows", default=20, show_default=True, help="Answers to take, evenly spaced.")
-@click.option("--memory-budget", type=int, help="Bytes for masked passes above the weights.")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def dose(
     run: str,
@@ -37,7 +38,7 @@ def dose(
     """Find the doses at which the falsifier's arms equal masked heads, for a finished RUN.
 
     By norm (the change of the layer's output is as large) and by effect (the model's predictions
-    move as far). A run of an arm takes the file as asmi.calculator.dose.
+    move as far). A run of an arm takes the file as asmi.dose.
     """
     from rich.console import Console
 

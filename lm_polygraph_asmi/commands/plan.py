@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.config import ASMIConfig, target_layer
+
 
 @click.command()
 @click.option(
@@ -14,7 +16,7 @@ import click
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.6,
+    default=ASMIConfig.depth,
     show_default=True,
     help="Relative depth of the masked layer.",
 )
@@ -50,7 +52,6 @@ def plan(
 
     from lm_polygraph_asmi import maths
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
-    from lm_polygraph_asmi.validation import target_layer
 
     if (pilot is None) != (prr_difference is None):
         raise click.UsageError("--prr-difference and --pilot go together: one needs the other")

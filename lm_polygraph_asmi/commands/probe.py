@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.commands.settings import setting_options
+
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True))
@@ -12,12 +14,11 @@ import click
 @click.option("--gguf-file", help="Weights in this file of the folder.")
 @click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ...")
 @click.option("--device-map", help="auto for GPUs; default: the CPU.")
-@click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
+@setting_options("depth", "memory_budget")
 @click.option("--tokens", "count", default=200, show_default=True, help="In each group.")
 @click.option("--draws", default=10, show_default=True, help="Of random heads, for each token.")
 @click.option("--control-depth", default=0.3, show_default=True, help="Of random heads elsewhere.")
 @click.option("--seed", default=0, show_default=True, help="Of random heads.")
-@click.option("--memory-budget", type=int, help="Bytes for masked passes above the weights.")
 @click.option(
     "--journal",
     type=click.Path(file_okay=False),

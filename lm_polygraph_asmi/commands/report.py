@@ -2,6 +2,8 @@
 
 import click
 
+from lm_polygraph_asmi.config import ASMIConfig
+
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
@@ -12,7 +14,7 @@ import click
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.6,
+    default=ASMIConfig.depth,
     show_default=True,
     help="Operating depth; a run that has not got it is read at its nearest.",
 )

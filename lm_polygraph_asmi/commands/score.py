@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lm_polygraph_asmi.validation import (
-    AGGREGATIONS,
-    BETA,
-    MASK_SAMPLERS,
-    PERTURBATIONS,
-    SCOPES,
-    SOURCES,
-    TAU,
-    TOKENS,
-    VARIANTS,
-    check_scoring,
-    check_settings,
-    check_source,
-    stop_strings,
-)
+from lm_polygraph_asmi.commands.settings import said as given_settings
+from lm_polygraph_asmi.commands.settings import setting_options
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.validation import TOKENS
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.result import Score
@@ -47,58 +36,13 @@ if TYPE_CHECKING:
 )
 @click.option("--answer", help="Text as it follows the prompt; default: the model's own answer.")
 @click.option("--chat", is_flag=True, help="Put text prompts through the chat template.")
-@click.option("--variant", type=click.Choice(list(VARIANTS)), default="sem")
-@click.option("--depth", default=0.6, show_default=True, help="Relative depth of the masked layer.")
-@click.option("--scope", type=click.Choice(SCOPES), default="all", show_default=True)
-@click.option(
-    "--source",
-    type=click.Choice(SOURCES),
-    default="all",
-    show_default=True,
-    help="What masked heads lose: all, or what comes from the context (with --scope response).",
-)
 @click.option(
     "--context",
     multiple=True,
     help="A passage that stands in the prompt; says which of them the answer hangs on. @FILE reads "
     "it from a file. In a .jsonl file: a field context in each row.",
 )
-@click.option("--num-masks", type=int, help="S; default: derived from the model's heads.")
-@click.option("--mask-rate", type=float, help="p; default: derived from the model's heads.")
-@click.option(
-    "--mask-sampler",
-    type=click.Choice(MASK_SAMPLERS),
-    default="bernoulli",
-    show_default=True,
-)
-@click.option("--top-k", default=64, show_default=True, help="K, tokens kept per distribution.")
-@click.option("--seed", default=0, show_default=True, help="Of the masks, and of drawn answers.")
-@click.option(
-    "--perturbation",
-    type=click.Choice(PERTURBATIONS),
-    default="heads",
-    show_default=True,
-    help="What a mask changes; all but heads are controls.",
-)
-@click.option("--dose", help="Times that change: a number, or a file of `polygraph_asmi dose`.")
-@click.option(
-    "--closing-token/--no-closing-token",
-    default=True,
-    show_default=True,
-    help="Whether the token that ends the answer counts.",
-)
-@click.option(
-    "--aggregation",
-    type=click.Choice(AGGREGATIONS),
-    default="mean",
-    show_default=True,
-    help="How the score comes of its tokens'; the mean is the paper's.",
-)
-@click.option("--num-samples", default=10, show_default=True, help="For adapt: answers to draw.")
-@click.option("--tau", default=TAU, show_default=True, help="For adapt: middle of the gate.")
-@click.option("--beta", default=BETA, show_default=True, help="For adapt: its steepness.")
-@click.option("--stop", multiple=True, help="Ends answers; \\n is a line break.")
-@click.option("--max-new-tokens", default=64, show_default=True)
+@setting_options()
 @click.option(
     "--reference",
     multiple=True,
@@ -140,8 +84,8 @@ def score(
     prompt_file: str | None,
     answer: str | None,
     chat: bool,
-    stop: tuple[str, ...],
     context: tuple[str, ...],
+    reference: tuple[str, ...],
     out: str | None,
     html: str | None,
     tokens: str | None,
@@ -165,7 +109,9 @@ def score(
     if (rows_file is None) == (prompt_file is None):
         raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
     prompt_file = str(prompt_file or rows_file)
+    from lm_polygraph_asmi.saved.doses import with_dose
     from lm_polygraph_asmi.scoring.page import render
+    from lm_polygraph_asmi.scoring.reference import settled
     from lm_polygraph_asmi.scoring.rows import (
         TABLES,
         in_chat,
@@ -179,21 +125,23 @@ def score(
     if not sys.warnoptions:  # those of other libraries, which no user can act on
         warnings.simplefilter("ignore")
     try:
-        settings["dose"] = _dose(settings["dose"], settings["perturbation"], settings)
-        _check(settings, stop)
-        unescaped = [text.replace("\\n", "\n") for text in stop]
+        asked = given_settings(settings)
+        config = ASMIConfig()
+        if not reference:  # whose settings are those that were not given
+            config = with_dose(config.replace(**asked))
         if out and _is_folder(out):
+            settled(reference, None, asked)  # refuses what does not go together
             loading = {"model": model, "gguf_file": gguf_file, "dtype": dtype,
-                       "device_map": device_map, "stop": unescaped}  # fmt: skip
+                       "device_map": device_map, **asked}  # fmt: skip
             _refuse_given(
                 ("answer", "chat", "context", "html", "stream", "id_column"),
                 "not for a folder of blocks, whose rows say it and keep all their fields",
             )
             if engine == "local":
                 _refuse_given(("actors", "gpus_per_actor"), "for --engine ray")
-            settings["reference"] = list(settings["reference"]) or None
+            loading["reference"] = list(reference) or None
             raise SystemExit(
-                _blocks(loading | settings, prompt_file, Path(out), tokens or "compact",
+                _blocks(loading, prompt_file, Path(out), tokens or "compact",
                         block_rows, engine, actors, gpus_per_actor)
             )  # fmt: skip
         _refuse_given(
@@ -241,21 +189,16 @@ def score(
             rows[0].content["context"] = list(map(_passage, context))
         if chat:
             in_chat(rows)
-        from lm_polygraph_asmi.scoring.reference import of_answers_and_parts
-
-        found = of_answers_and_parts(
-            settings.pop("reference"),
-            *(settings[name] for name in ("variant", "depth", "source", "aggregation")),
-        )
-        settings["reference"] = [one for one in found if one is not None]
+        config, *found = settled(reference, None, asked)
+        known = [one for one in found if one is not None]
         if stream and (len(rows) > 1 or answer is not None or context or out):
             raise ValueError("--stream is for the model's own answer to a single prompt")
-        if stream and settings["source"] != "all":
+        if stream and config.source != "all":
             raise ValueError("--stream: sources are told apart in a finished answer; leave it out")
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, stop=unescaped, **settings)
+            scorer = load(model, gguf_file, dtype, device_map, reference=known, **asked)
         if stream:
             result = _streamed(scorer, rows[0].content, console)
             if html:
@@ -420,27 +363,3 @@ def _passage(given: str) -> str:
     if not given.startswith("@"):
         return given
     return Path(given[1:]).read_text(encoding="utf-8").removesuffix("\n")
-
-
-def _check(settings: Mapping[str, Any], stop: Sequence[str]) -> None:
-    """Refuse settings before anything heavy is imported; the scorer would do so after."""
-    point = (
-        "top_k", "num_masks", "mask_rate", "mask_sampler", "scope", "perturbation", "dose",
-    )  # fmt: skip
-    check_settings([settings["depth"]], *(settings[name] for name in point))
-    check_source(settings["source"], settings["scope"])
-    own = ("variant", "num_samples", "tau", "beta", "max_new_tokens", "seed", "closing_token",
-           "aggregation")  # fmt: skip
-    check_scoring(**{name: settings[name] for name in own})
-    stop_strings(stop)
-
-
-def _dose(given: str | None, perturbation: str, used: Mapping[str, Any]) -> float | None:
-    """A number, or what a file says of this perturbation."""
-    from lm_polygraph_asmi.saved.doses import dose_of
-
-    try:
-        number = None if given is None else float(given)
-    except ValueError:
-        return dose_of(given, perturbation, used)
-    return dose_of(number, perturbation)

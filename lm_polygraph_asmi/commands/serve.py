@@ -10,22 +10,18 @@ import click
 
 from lm_polygraph_asmi.commands.calibrate import SHARED
 from lm_polygraph_asmi.commands.score import score
+from lm_polygraph_asmi.commands.settings import said
 
-OWN = {"chat", "num_samples", "tau", "beta"}
-"""Of these the server needs none: routes say what a chat is, and it draws no answers."""
+STREAMED = {"scope": "response", "seeded_by": "prompt"}
+"""Settings of an answer that is scored while it is written: defaults here."""
 
 
 def _options() -> list[click.Parameter]:
-    """What `calibrate` and `score` have in common; the scope is that of streams."""
-    found = []
-    for option in score.params:
-        if option.name in set(SHARED) - OWN:
-            own = copy.copy(option)
-            if own.name == "scope":
-                own.default = "response"
-            if isinstance(own.type, click.Choice) and own.name == "variant":
-                own.type = click.Choice(["asmi", "sem"])
-            found.append(own)
+    """Those of `calibrate`, but for `--chat`, which routes say; and the length of an answer."""
+    names = SHARED - {"chat"} | {"max_new_tokens"}
+    found = [copy.copy(option) for option in score.params if option.name in names]
+    for option in found:
+        option.default = STREAMED.get(str(option.name), option.default)
     return found
 
 
@@ -58,12 +54,14 @@ def serve(
     drain: int,
     otel: bool,
     model: str,
-    stop: tuple[str, ...],
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
     **settings: Any,
 ) -> None:
     """Serve one model: OpenAI's routes and /score, each reply with a field `asmi`.
 
-    Settings must be those of the calibration run. Needs the extra `serve`.
+    Settings that are not given are those of the calibration run. Needs the extra `serve`.
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
@@ -81,6 +79,7 @@ def serve(
 
         from lm_polygraph_asmi.adapters import server, telemetry
         from lm_polygraph_asmi.adapters.contract import open_scorer
+        from lm_polygraph_asmi.scoring.reference import settled
 
         if key is None and host not in server.LOCAL:
             click.secho(
@@ -92,11 +91,10 @@ def serve(
         server.LOG.setLevel(logging.INFO)
         emit = telemetry.emitter() if otel else None
         limits = server.Limits(max_body, max_prompt_tokens, max_answer_tokens, queue=queue)
-        if settings["scope"] == "response":  # masks as while an answer is written
-            settings["seeded_by"] = "prompt"
-        unescaped = [text.replace("\\n", "\n") for text in stop]
-        scorer = open_scorer(model, reference=reference, stop=unescaped,
-                             max_new_tokens=max_answer_tokens, **settings)  # fmt: skip
+        asked = {n: v for n, v in STREAMED.items() if reference is None or n == "seeded_by"}
+        config, *known = settled(reference, None, asked | said(settings))
+        scorer = open_scorer(model, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+                             config=config, reference=[*filter(None, known)])  # fmt: skip
         own = name or (Path(model).resolve().name if Path(model).is_dir() else model)
         server.serve(scorer, own, host, port, limits, key, drain, emit)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:

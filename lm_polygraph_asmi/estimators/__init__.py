@@ -3,10 +3,8 @@
 The examples begin with the statistics of one answer of two tokens, as the calculators leave them:
 
 >>> import numpy as np
->>> settings = {
-...     "num_heads": 9, "num_masks": 50, "mask_rate": 0.2, "top_k": 64, "seed": 0,
-...     "mask_sampler": "bernoulli", "scope": "all",
-... }
+>>> from lm_polygraph_asmi.config import ASMIConfig
+>>> settings = ASMIConfig(num_masks=50, mask_rate=0.2).to_dict() | {"num_heads": 9}
 >>> stats = {
 ...     "asmi_mi_d60": [np.array([0.4, 0.2])],  # nats
 ...     "asmi_agreement_d60": [np.array([0.5, 1.0])],

@@ -8,30 +8,20 @@ import numpy as np
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.saved.names import require
-from lm_polygraph_asmi.validation import BETA, TAU
 
 
 class AdaptASMI(MaskedHeadsEstimator):
     """Mean over tokens of MI_t (1 - alpha(x) A_t), in nats; higher = more uncertain.
 
-    Equation "adapt-mi". alpha(x) = sigmoid(beta (tau - div(x))): near 1 where the sampled answers
-    paraphrase each other, near 0 where they differ.
-
-    Args:
-        tau: diversity at which half of the discount applies.
-        beta: steepness of the gate.
-        **settings: as for every variant, see `MaskedHeadsEstimator`.
+    Equation "adapt-mi". alpha(x) = sigmoid(beta (tau - div(x))), tau and beta of the config: near 1
+    where the sampled answers paraphrase each other, near 0 where they differ.
 
     Example:
         >>> AdaptASMI(num_masks=50, mask_rate=0.2)(stats).round(2)  # div = tau: half the discount
         array([0.2])
     """
 
-    symbol = "Adapt-ASMI"
-
-    def __init__(self, tau: float = TAU, beta: float = BETA, **settings: Any) -> None:
-        self.tau, self.beta = tau, beta
-        super().__init__(**settings)
+    symbol, method = "Adapt-ASMI", "adapt"
 
     def _dependencies(self) -> list[str]:
         return [
@@ -40,20 +30,11 @@ class AdaptASMI(MaskedHeadsEstimator):
             "asmi_diversity",
         ]
 
-    def __str__(self) -> str:
-        gate = [
-            f"{name}={value:g}"
-            for name, value, default in (("tau", self.tau, TAU), ("beta", self.beta, BETA))
-            if value != default
-        ]
-        return super().__str__()[:-1] + "".join(f", {part}" for part in gate) + ")"
-
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         information = require(stats, self._name("asmi_mi"))
         agreement = require(stats, self._name("asmi_agreement"))
-        gates = [
-            adaptive_gate(div, self.tau, self.beta) for div in require(stats, "asmi_diversity")
-        ]
+        gate = (self.config.tau, self.config.beta)
+        gates = [adaptive_gate(div, *gate) for div in require(stats, "asmi_diversity")]
         return [
             mi * (1 - alpha * a) for mi, a, alpha in zip(information, agreement, gates, strict=True)
         ]

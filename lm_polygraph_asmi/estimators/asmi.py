@@ -18,7 +18,7 @@ class ASMI(MaskedHeadsEstimator):
         ASMI (60%, K=64, S=50, p=0.2) [0.3]
     """
 
-    symbol = "ASMI"
+    symbol, method = "ASMI", "asmi"
 
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         return list(require(stats, self._name("asmi_mi")))

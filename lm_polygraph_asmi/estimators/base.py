@@ -7,16 +7,12 @@ from typing import Any
 import numpy as np
 from lm_polygraph.estimators import Estimator
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.saved.aggregation import aggregate, aggregated_by
-from lm_polygraph_asmi.saved.doses import dose_of
-from lm_polygraph_asmi.saved.names import ABSENT, at_depth, perturbed_by, require
-from lm_polygraph_asmi.validation import (
-    check_aggregation,
-    check_level,
-    check_settings,
-    check_source,
-)
+from lm_polygraph_asmi.saved.aggregation import aggregate
+from lm_polygraph_asmi.saved.doses import with_dose
+from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.validation import LEVELS, check_one_of
 
 
 class MaskedHeadsEstimator(Estimator):
@@ -32,97 +28,53 @@ class MaskedHeadsEstimator(Estimator):
     name, and a calculator that used others is an error rather than a mislabelled score.
 
     Args:
-        depth: relative depth of the masked layer, in (0, 1).
-        top_k: K, tokens kept per distribution.
-        num_masks: S; None is the number derived from the model's heads and p (`operating_point`).
-        mask_rate: p; None is the rate derived from the model's heads.
-        mask_sampler: how masks are drawn.
-        scope: positions at which heads are masked.
-        source: what a masked head loses, "all" its output or what comes from one source; one of
-            those that the calculator scores.
-        seed: base seed of the masks.
-        perturbation: what a mask changes: "heads", or another arm of the falsifier.
-        dose: of it, a number or a file of doses; None leaves the change as it is.
-        closing_token: False leaves the closing token out of the score. An answer that consists of
-            its closing token alone is then scored on that token. Of a stop string that takes
+        config: the settings the score is meant to have; of the seed and the masks' rest, too.
+            `closing_token` False leaves the closing token out of the score. An answer that consists
+            of its closing token alone is then scored on that token. Of a stop string that takes
             several tokens, only the last is left out.
-        aggregation: how the score comes of its tokens': "mean", the paper's, "sum" or "max".
+        level: "sequence", or "claim" for a score of each claim in an answer.
+        **settings: in place of those of the config.
 
     Raises:
-        ValueError: depth or p outside (0, 1), K below 1, S below 2, or no such aggregation.
+        TypeError: a setting there is not.
+        ValueError: one out of range.
     """
 
     symbol: str
+    method: str | None = None
+    """The setting of this name, for the three of `config.METHODS`."""
 
     def __init__(
-        self,
-        depth: float = 0.6,
-        top_k: int = 64,
-        num_masks: int | None = None,
-        mask_rate: float | None = None,
-        mask_sampler: str = "bernoulli",
-        scope: str = "all",
-        source: str = "all",
-        seed: int = 0,
-        closing_token: bool = True,
-        level: str = "sequence",
-        perturbation: str = "heads",
-        dose: float | str | None = None,
-        aggregation: str = "mean",
+        self, config: ASMIConfig | None = None, *, level: str = "sequence", **settings: Any
     ) -> None:
-        masked = {"depth": depth, "scope": scope, "mask_rate": mask_rate}
-        dose = dose_of(dose, perturbation, masked)
-        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
-        check_settings([depth], *point, perturbation, dose)
+        source = settings.get("source", "all")
         if not isinstance(source, str):
             raise ValueError(
                 f"an estimator reads one source, got {source!r}: name an estimator for each of "
                 "them, as the group asmi_sources does"
             )
-        check_source(source, scope, perturbation)
-        check_level(level)
-        check_aggregation(aggregation)
-        self.depth, self.source = depth, source
-        self.closing_token, self.aggregation = closing_token, aggregation
-        self.expected: dict[str, Any] = {
-            "top_k": top_k,
-            "num_masks": num_masks,
-            "mask_rate": mask_rate,
-            "mask_sampler": mask_sampler,
-            "scope": scope,
-            "seed": seed,
-            "perturbation": perturbation,
-            "dose": dose,
-        }
+        if self.method is not None:
+            settings |= {"method": self.method}
+        self.config = with_dose((config or ASMIConfig()).replace(**settings))
+        check_one_of("level", level, LEVELS)
         needed = self._dependencies()
         super().__init__([*needed, "claims"] if level == "claim" else needed, level)
 
     def _dependencies(self) -> list[str]:
-        return [
-            *map(self._name, ("asmi_mi", "asmi_settings")),
-            "asmi_closing",
-        ]
+        return [*map(self._name, ("asmi_mi", "asmi_settings")), "asmi_closing"]
 
     def _name(self, statistic: str) -> str:
-        return at_depth(statistic, self.depth, self.source)
+        return at_depth(statistic, self.config.depth, self.config.source)
 
     def __str__(self) -> str:
         """Name in tables and saved runs: depth and K always, the rest where not the default."""
-        defaults = {"mask_sampler": "bernoulli", "scope": "all", "seed": 0}
-        labels = {"top_k": "K", "num_masks": "S", "mask_rate": "p"}
-        parts = [f"{100 * self.depth:g}%"]
-        for name, value in self.expected.items():
-            if name not in ABSENT and value != defaults.get(name):
-                parts.append(f"{labels.get(name, name)}={value}")
-        if self.source != "all":
-            parts.append(f"source={self.source}")
-        parts += aggregated_by({"aggregation": self.aggregation})
-        parts += perturbed_by(self.expected)
-        if not self.closing_token:
-            parts.append("no closing token")
-        if self.level == "claim":
-            parts.append("claims, experimental")
-        return f"{self.symbol} ({', '.join(parts)})"
+        more = ["claims, experimental"] if self.level == "claim" else []
+        return self.config.label(self.symbol, *more)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a run's manifest says of the score, below its name in the part "methods"."""
+        return self.config.to_dict() | {"symbol": self.symbol}
 
     def __call__(self, stats: dict[str, Any]) -> np.ndarray | list[list[float]]:
         """One score per example of the batch; at the level of claims, a list of them each.
@@ -141,8 +93,8 @@ class MaskedHeadsEstimator(Estimator):
             return by_claim
         scores = []
         for own, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
-            leave_out = closing and not self.closing_token and len(own) > 1
-            scores.append(aggregate(own[:-1] if leave_out else own, self.aggregation))
+            leave_out = closing and not self.config.closing_token and len(own) > 1
+            scores.append(aggregate(own[:-1] if leave_out else own, self.config.aggregation))
         self._check_finite(scores)
         return np.array(scores)
 
@@ -153,7 +105,7 @@ class MaskedHeadsEstimator(Estimator):
                 f"the claim {claim.claim_text!r:.80} names the tokens {places}, but the answer has "
                 f"{len(token_scores)}: claims and scores are of other answers"
             )
-        return aggregate(token_scores[places], self.aggregation)
+        return aggregate(token_scores[places], self.config.aggregation)
 
     def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():
@@ -163,11 +115,9 @@ class MaskedHeadsEstimator(Estimator):
             )
 
     def _check_settings(self, used: dict[str, Any]) -> None:
-        point = operating_point(
-            used["num_heads"], self.expected["num_masks"], self.expected["mask_rate"]
-        )
-        expected = self.expected | point._asdict()
-        used = ABSENT | used
+        expected = self.config.to_dict("masks") | operating_point(
+            used["num_heads"], self.config.num_masks, self.config.mask_rate
+        )._asdict()  # fmt: skip
         different = {k: v for k, v in expected.items() if used[k] != v}
         if different:
             raise ValueError(
@@ -189,5 +139,5 @@ class SourceEstimator(MaskedHeadsEstimator):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        if self.source == "all":
+        if self.config.source == "all":
             raise ValueError(f"{self.symbol} needs a source, such as source='context'")

@@ -17,7 +17,7 @@ class SemASMI(MaskedHeadsEstimator):
         array([0.1])
     """
 
-    symbol = "Sem-ASMI"
+    symbol, method = "Sem-ASMI", "sem"
 
     def _dependencies(self) -> list[str]:
         return [*super()._dependencies(), self._name("asmi_agreement")]

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
 Span = tuple[int, int]
+NO_CONTEXT = (
+    "sources other than 'all' need to know the context of each prompt: set data.context_regex (in "
+    "a calculator of your own, context_regex) to a regular expression whose first group it is"
+)
 
 
 def matched(regex: str, prompt: str) -> Span | None:

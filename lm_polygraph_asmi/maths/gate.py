@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import BETA, TAU
+from lm_polygraph_asmi.config import ASMIConfig
 
 
 def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
@@ -35,7 +35,9 @@ def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     return max(0.0, 1 - cosines.mean().item())
 
 
-def adaptive_gate(diversity: float, tau: float = TAU, beta: float = BETA) -> float:
+def adaptive_gate(
+    diversity: float, tau: float = ASMIConfig.tau, beta: float = ASMIConfig.beta
+) -> float:
     """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
 
     Defaults are the paper's, fixed across tasks and models. Source: section "Adaptive semantic

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import check_mask_rate, check_mask_sampler, check_num_masks
+from lm_polygraph_asmi.config import check_setting
 
 
 def sample_head_masks(
@@ -40,9 +40,9 @@ def sample_head_masks(
         >>> masks.sum(0).tolist()  # each of 4 heads is kept by 8 of 10 masks
         [8.0, 8.0, 8.0, 8.0]
     """
-    check_num_masks(num_samples)
-    check_mask_rate(mask_rate)
-    check_mask_sampler(sampler)
+    check_setting("num_masks", num_samples)
+    check_setting("mask_rate", mask_rate)
+    check_setting("mask_sampler", sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
     # The type is said, since another default draws others.

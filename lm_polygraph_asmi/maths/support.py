@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lm_polygraph_asmi.validation import check_num_masks, check_top_k
+from lm_polygraph_asmi.config import check_setting
 
 BLOCK = 64
 """Neighbouring tokens looked at together where the most likely ones of a vocabulary are sought."""
@@ -24,7 +24,7 @@ def check_log_probs(
         ValueError: fewer than two masks drawn, or rows that do not sum to one (logits, say).
         FloatingPointError: NaN or plus infinity.
     """
-    check_num_masks(len(log_probs) if counts is None else int(counts.sum()))
+    check_setting("num_masks", len(log_probs) if counts is None else int(counts.sum()))
     total = log_probs.float().logsumexp(-1)
     tolerance = NORMALISED if log_probs.dtype.itemsize >= 4 else NORMALISED_HALF
     if total.isnan().any() or total.isposinf().any():
@@ -119,7 +119,7 @@ def union_support(
         >>> found.token_ids.tolist(), found.tail[:, 0]  # the third token is in no top 1
         ([[0, 1]], tensor([0.1000, 0.1000], dtype=torch.float64))
     """
-    check_top_k(top_k)
+    check_setting("top_k", top_k)
     num_masks, num_positions, _ = log_probs.shape
     by_rank = by_rank or ranked(log_probs, top_k)
     kept, kept_ids = (part[..., :top_k] for part in by_rank)

@@ -14,8 +14,7 @@ heads (1 keeps a head), and eight tokens, the first six of them the prompt:
 >>> ids = torch.arange(3, 11)
 """
 
-from lm_polygraph_asmi.model.check import check_replay, check_unmasked
-from lm_polygraph_asmi.model.families import FAMILIES, Family
+from lm_polygraph_asmi.model.check import check_unmasked
 from lm_polygraph_asmi.model.layers import (
     Depth,
     layer_at,
@@ -41,7 +40,7 @@ from lm_polygraph_asmi.model.sources import (
     together,
 )
 from lm_polygraph_asmi.model.stepwise import Written, steps_of
-from lm_polygraph_asmi.model.structure import Structure, family_of, plain_model, structure_of
+from lm_polygraph_asmi.model.structure import Structure, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
     run_subnetworks,
@@ -56,9 +55,7 @@ from lm_polygraph_asmi.model.unmasked import (
 )
 
 __all__ = [
-    "FAMILIES",
     "Depth",
-    "Family",
     "HeadPart",
     "Memory",
     "Perturbation",
@@ -68,11 +65,9 @@ __all__ = [
     "Written",
     "attention_of",
     "check_arm",
-    "check_replay",
     "check_scope_runs",
     "check_spans",
     "check_unmasked",
-    "family_of",
     "head_parts",
     "layer_at",
     "model_lock",

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import target_layer as target_layer
 from lm_polygraph_asmi.model.structure import HeadSite, mlp_projection, structure_of
-from lm_polygraph_asmi.validation import target_layer as target_layer
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

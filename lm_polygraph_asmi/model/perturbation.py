@@ -20,6 +20,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.layer_call import replaced_forward
 from lm_polygraph_asmi.model.layers import (
     attention_module,
@@ -29,7 +30,6 @@ from lm_polygraph_asmi.model.layers import (
     output_projection,
 )
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
-from lm_polygraph_asmi.validation import check_dose, check_perturbation
 
 HEADS, MLP, OUTPUT = "heads", "mlp", "output"
 """Sites: the input of the output projection, that of the MLP's down projection, what the layer
@@ -107,8 +107,8 @@ class Perturbation:
     edit: Edit | None = None
 
     def __post_init__(self) -> None:
-        check_perturbation(self.arm)
-        check_dose(self.dose)
+        check_setting("perturbation", self.arm)
+        check_setting("dose", self.dose)
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ ARMS: dict[str, Arm] = {
     "mlp": Arm(MLP, without_groups),
     "mlp_noise": Arm(MLP, with_noise),
 }
-"""By the names in `validation.PERTURBATIONS`."""
+"""By the names in `config.PERTURBATIONS`."""
 
 
 def check_arm(model: PreTrainedModel, layer: int, change: Perturbation, heads: bool = True) -> None:

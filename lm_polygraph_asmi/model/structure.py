@@ -1,4 +1,4 @@
-"""Where a model keeps what ASMI touches: from the family table, or seen in one short pass.
+"""Where a model keeps what ASMI touches, seen in one short pass.
 
 What is looked for is what the method needs and nothing else: a stack of layers that run once each,
 one behind the other; in each of them the softmax over keys, one row of probabilities per head, and
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -22,12 +22,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import coarsest, dtypes_of, execution_device
-from lm_polygraph_asmi.model.families import Family, family_entry, is_shipped
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
-from lm_polygraph_asmi.model.notes import foreign_code, held_tensors, known, plain_values
+from lm_polygraph_asmi.model.notes import held_tensors, known, plain_values
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
-
-_MAKERS = ("torch", "transformers")
 
 TOKENS = 13
 """Length of the pass that is looked at; no model has as many heads."""
@@ -132,15 +129,10 @@ def structure_of(model: PreTrainedModel) -> Structure:
         ('model.layers', 4)
     """
     facts = known(model)
-    entry = family_entry(model)
-    key = ("structure", entry)
-    if key not in facts:
+    if "structure" not in facts:
         _check_not_compiled(model)
-        if entry is not None and is_shipped(entry) and _as_made(model, entry):
-            facts[key] = _from_table(model, entry)
-        else:
-            facts[key] = _find(model, entry)
-    found: Structure = facts[key]
+        facts["structure"] = _find(model)
+    found: Structure = facts["structure"]
     return found
 
 
@@ -154,61 +146,6 @@ def _check_not_compiled(model: PreTrainedModel) -> None:
                 "needs it as transformers loads it. (What module.compile() does in place may stay, "
                 "it is set aside while a model is scored)"
             )
-
-
-def _as_made(model: PreTrainedModel, entry: Family) -> bool:
-    """Whether a model is what its class makes: no module of another origin or twice in the stack,
-    no hook, one dtype."""
-    layers = list(model.get_submodule(entry.layers))  # type: ignore[call-overload]
-    return (
-        len(set(layers)) == len(layers)
-        and len(dtypes_of(model)) == 1
-        and not any(
-            foreign_code(module) or type(module).__module__.partition(".")[0] not in _MAKERS
-            for module in model.modules()
-        )
-    )
-
-
-def _from_table(model: PreTrainedModel, family: Family) -> Structure:
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    attention, _, _ = family.output_projection.rpartition(".")
-    try:
-        layers = model.get_submodule(family.layers)
-        model.get_submodule(family.final_norm)
-        for layer in layers.children():
-            layer.get_submodule(family.output_projection)
-    except AttributeError as error:
-        raise TypeError(
-            f"{type(model).__name__} has not what its entry in lm_polygraph_asmi.model.FAMILIES "
-            f"names ({error}). Correct the entry, or leave it out to have the model looked at"
-        ) from error
-    assert isinstance(layers, nn.ModuleList)
-    sites = {
-        index: HeadSite(family.output_projection, heads, width, attention)
-        for index in range(len(layers))
-    }
-    return Structure(model.base_model_prefix, family.layers, family.final_norm, sites, len(layers))
-
-
-def family_of(model: PreTrainedModel) -> Family:
-    """Where the model keeps what ASMI touches: its entry in `FAMILIES`, or what was found.
-
-    Raises:
-        TypeError: a model whose heads cannot be masked; the message says what was found and not.
-
-    Example:
-        >>> family_of(model)
-        Family(layers='model.layers', output_projection='self_attn.o_proj', final_norm='model.norm')
-    """
-    entry = family_entry(model)
-    if entry is not None:
-        return entry
-    found = structure_of(model)
-    site = next(iter(found.sites.values()))
-    return Family(found.layers, site.projection, found.final_norm or "")
 
 
 @dataclass
@@ -388,9 +325,8 @@ def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     return torch.tensor([usual[(7 * i + 3) % len(usual)] for i in range(TOKENS)])
 
 
-def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
-    """Find the structure in short passes; see the module's docstring. An entry spares the search,
-    not the checks."""
+def _find(model: PreTrainedModel) -> Structure:
+    """Find the structure in short passes; see the module's docstring."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder model: ASMI masks heads of decoders alone")
@@ -430,11 +366,7 @@ def _find(model: PreTrainedModel, entry: Family | None = None) -> Structure:
                 f"{name} changes itself in a pass: {changed}. Its numbers depend on what it was "
                 "given before"
             )
-        if entry is None:
-            found = _read(model, trace)
-        else:
-            found = _from_table(model, entry)
-            _check_order(model, found.layers, trace.by_module())
+        found = _read(model, trace)
         plain = _check_causal(model, found, tokens)
         _check_heads(model, found, trace)
         return replace(found, takes_cache=_takes_cache(model, found, tokens, plain))
@@ -618,11 +550,11 @@ def _path_of(root: nn.Module, module: nn.Module) -> str:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether a module multiplies with a matrix, as projections do."""
+    """Whether a module multiplies with a matrix, as projections do, however it is kept."""
     if isinstance(module, nn.Embedding):
         return False
-    weight = getattr(module, "weight", None)
-    return hasattr(module, "in_features") or (isinstance(weight, Tensor) and weight.ndim == 2)
+    own = chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    return hasattr(module, "in_features") or any(tensor.ndim == 2 for tensor in own)
 
 
 def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
@@ -735,6 +667,13 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> T
             "off what draws at random (dropout outside of training) or counts its calls"
         )
     if not _close(model, plain[:, :-1], changed[:, :-1]):
+        together = states_of(trunk(input_ids=torch.cat([tokens, other]), use_cache=False))
+        if not _close(model, plain, together[:1]):
+            raise TypeError(
+                f"{type(model).__name__} rounds a position otherwise beside others, as dynamic "
+                "quantisation does, and cannot be scored: a mask's row would depend on the rows "
+                "beside it. Quantise its weights alone"
+            )
         raise TypeError(
             f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "
             "is configured (is_decoder is perhaps false), and teacher forcing is not its generation"
@@ -774,12 +713,6 @@ def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> Non
             raise TypeError(
                 f"{name}: what takes the heads of layer {index}, {path!r}, is called "
                 f"{probe.times} times in it: no single place where heads could be masked"
-            )
-        if plain.shape[-1] != site.width:
-            raise TypeError(
-                f"{name}: at layer {index}, {path!r} takes {plain.shape[-1]} inputs, the heads "
-                f"make {site.width}: the class's entry in lm_polygraph_asmi.model.FAMILIES names "
-                "the wrong projection. Correct it, or leave it out to have the model looked at"
             )
         raised, changed = probe(_factors)
         _, besides = probe(_factors, held=True)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model.check import check_unmasked, right_way
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
@@ -25,7 +26,6 @@ from lm_polygraph_asmi.model.sources import check_spans, head_parts, together
 from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Way, run_suffix, ways
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
-from lm_polygraph_asmi.validation import check_scope, check_source
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
 # others of its sequence, so longer ones cost more than the fewer passes save.
@@ -223,8 +223,7 @@ def subnetwork_log_probs(
     """
     change = Perturbation(perturbation, dose, seed)
     model = plain_model(model)
-    check_scope(scope)
-    check_source(source, scope, perturbation)
+    ASMIConfig(scope=scope, source=source, perturbation=perturbation)  # refuses what is not fit
     given = source != "all" or context is not None
     spans = check_spans(context, len(input_ids)) if given else []
     with scoring_session(model, attention):

@@ -168,42 +168,6 @@ def cache_of_rows(cache: Any, rows: int, device: torch.device) -> Any:
     return copied
 
 
-def _behind_prompt(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    layer: int,
-    masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
-    at_once: int,
-) -> Float[Tensor, "B T D"]:
-    """Final states of passes over the response positions behind what the model keeps of a prompt.
-
-    The model's own cache (keys and values, recurrent states) is copied for every mask, as in
-    generation, and the masks are rows of a batch.
-
-    Args:
-        at_once: how many positions to run together.
-    """
-    device = execution_device(model.get_input_embeddings())
-    tokens = unmasked.input_ids[None].to(device)
-    if unmasked.before.stop and not unmasked.prompt_caches:
-        output = trunk(model)(input_ids=tokens[:, unmasked.before], use_cache=True)
-        unmasked.prompt_caches.append(output.past_key_values)
-    cache = None
-    if unmasked.before.stop:
-        cache = cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
-    rows = tokens.expand(len(masks), -1)
-    states = []
-    for start in range(unmasked.predicting.start, unmasked.predicting.stop, at_once):
-        part = rows[:, start : min(start + at_once, unmasked.predicting.stop)]
-        places = torch.arange(start, start + part.shape[1])
-        with perturbed(model, unmasked, layer, masks, places, change, before=start):
-            output = trunk(model)(input_ids=part, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        states.append(states_of(output))
-    return torch.cat(states, dim=1)
-
-
 def rows_behind_prompt(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
@@ -211,19 +175,23 @@ def rows_behind_prompt(
     masks: Shaped[Tensor, "B H"],
     change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
-    """`_behind_prompt`, all response positions together."""
-    return _behind_prompt(model, unmasked, layer, masks, change, unmasked.predicting.stop)
+    """Final states of a pass over the response positions behind what the model keeps of a prompt.
 
-
-def rows_token_by_token(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    layer: int,
-    masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
-) -> Float[Tensor, "B T D"]:
-    """`_behind_prompt`, one position after the other, as text is generated."""
-    return _behind_prompt(model, unmasked, layer, masks, change, 1)
+    The model's own cache (keys and values, recurrent states) is copied for every mask, as in
+    generation, and the masks are rows of a batch.
+    """
+    device = execution_device(model.get_input_embeddings())
+    tokens, predicting = unmasked.input_ids[None].to(device), unmasked.predicting
+    if predicting.start and not unmasked.prompt_caches:
+        output = trunk(model)(input_ids=tokens[:, unmasked.before], use_cache=True)
+        unmasked.prompt_caches.append(output.past_key_values)
+    cache = None
+    if predicting.start:
+        cache = cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
+    rows = tokens[:, predicting].expand(len(masks), -1)
+    places = torch.arange(predicting.start, predicting.stop)
+    with perturbed(model, unmasked, layer, masks, places, change, before=predicting.start):
+        return states_of(trunk(model)(input_ids=rows, past_key_values=cache, use_cache=True))
 
 
 Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Perturbation], Tensor]
@@ -273,7 +241,6 @@ WAYS = (
     Way("whole passes, one mask at a time", "all", whole_passes, _batch, whole=True, alone=True),
     Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
-    Way("rows token by token", "response", rows_token_by_token, _rows),
     Way("whole passes", "response", whole_passes, _batch, whole=True),
     Way(
         "whole passes, one mask at a time",

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layer_call import (
     MASKABLE,
@@ -32,7 +33,6 @@ from lm_polygraph_asmi.model.notes import known as notes
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
-from lm_polygraph_asmi.validation import check_scope
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
         Traceback (most recent call last):
         ValueError: scope must be ...
     """
-    check_scope(scope)
+    check_setting("scope", scope)
     if scope == "response" and attention_of(model) not in MASKABLE:
         raise ValueError(
             f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
@@ -457,8 +457,7 @@ def run_unmasked(
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
             model does not have, an unknown scope, or one the attention in use cannot serve.
-        RuntimeError: the family table names a module that is not the output projection, or the
-            model is compiled.
+        RuntimeError: the model is compiled.
 
     Example:
         >>> with scoring_session(model):
@@ -525,7 +524,7 @@ def run_unmasked(
         else:
             trunk(model)(input_ids=ids, use_cache=False)
     if found.chained:
-        _check_heads(model, seen.heads, targets)
+        _check_heads(seen.heads, targets)
     if states:  # what layers that were not run would have kept is known as well
         final = [states[total]]
         for index in range(first, total):
@@ -553,16 +552,10 @@ def run_unmasked(
     )
 
 
-def _check_heads(model: PreTrainedModel, heads: dict[int, Tensor], targets: list[int]) -> None:
+def _check_heads(heads: dict[int, Tensor], targets: list[int]) -> None:
     for index in targets:
-        site = head_site(model, index)
         if index not in heads:
             raise RuntimeError(
                 f"the output projection of layer {index} was never called as a module: is the "
                 "model compiled? ASMI needs it as transformers loads it"
-            )
-        if heads[index].shape[-1] != site.width:
-            raise RuntimeError(
-                f"the output projection takes {heads[index].shape[-1]} inputs, the heads make "
-                f"{site.width}: lm_polygraph_asmi.model.FAMILIES has the wrong path for this model"
             )

@@ -3,93 +3,102 @@
 import math
 import re
 from collections.abc import Sequence
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from itertools import groupby
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.report.exhibit import Exhibit, brief, escape
 
-ROWS_A_PAGE = 45
-COLUMN, PAGE, HEIGHT = 220.0, 469.0, 550.0
-"""Points of a page of two columns: of one, of both, and of what is turned on its side."""
-CHARACTERS = {9: 4.6, 8: 4.25, 7: 4.0}
-"""Points that a character takes, about, by the size of type."""
-CAPTION = 5.0
-"""The same of the caption."""
-SIZES = {9: r"\small", 8: r"\footnotesize", 7: r"\scriptsize"}
-LINES = {9: 11.0, 8: 9.5, 7: 8.0}
-"""Points from line to line."""
-GAP = 12.0
-"""Points between columns, at every size."""
-LEAST = 6
-"""Points of the smallest type: what would be printed smaller is taken apart."""
+LAYOUTS = (
+    (47, "table", r"\small"),
+    (101, "table*", r"\small"),
+    (136, "table*", r"\scriptsize"),
+    (160, "sidewaystable*", r"\scriptsize"),
+)
+"""Characters side by side, the float that has room for them in a page of two columns, and its type;
+no type is scaled below 6 points. What is wider is taken apart."""
+GAP = 3
+"""Characters between columns, about."""
+ROWS = 25
+"""Lines of a float; the caption needs the rest of the page."""
 MANY = 8
 """Cells side by side beyond which standard errors are left to the CSV file."""
-LONG = 40
-"""Characters from which a column of texts breaks its lines."""
-BROKEN, LINE = 114.0, 24
-"""Points of such a line, 4 cm, and characters that it surely holds."""
+LONG, LINE = 40, 24
+"""Characters from which a column of texts breaks its lines, and those of a line."""
+RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
+"""Never wider than the text, never stretched."""
 PREAMBLE = r"\usepackage{array,booktabs,graphicx,amssymb,textcomp,rotating}"
 """What a document needs to take these tables."""
-
-
-class _Column(NamedTuple):
-    """A column as it is printed: its head in lines, its values, and the model above it."""
-
-    head: list[str]
-    kind: str
-    values: list[str]
-    group: str
-
-    def points(self, size: int) -> float:
-        if "p{" in self.kind:
-            return GAP + BROKEN
-        return GAP + CHARACTERS[size] * max(map(_width, [*self.values, *self.head]), default=0)
 
 
 def latex_tables(item: Exhibit) -> str:
     """An exhibit's table, in as many floats as pages want; needs `PREAMBLE`.
 
-    No type is smaller than `LEAST`: of a table too wide for that, columns of one value go to the
-    caption, and what is left is taken apart, each part with the columns that tell its rows apart.
+    Each part of a table that is too wide has the columns that tell its rows apart.
     """
     assert item.table is not None
-    columns = _columns(item)
-    brief = _cells_beside(item) > MANY
-    notes = item.said(figure=False, errors=not brief)
-    if brief and notes != item.said(figure=False):
-        notes.append("Standard errors: see the CSV file.")
-    if _printed(columns) < LEAST:
-        constant = [c for c in columns[1:] if len(c.values) > 1 and len({*c.values}) == 1]
-        columns = [c for c in columns if c not in constant]
-        notes += [f"{' '.join(c.head)}: {c.values[0]} in every row." for c in constant]
-    notes += _terms(item)
-    plain = [note if note.endswith("in every row.") else escape(note, "latex") for note in notes]
-    caption = " ".join([escape(f"{item.title}.", "latex"), *plain])
+    by_cell = {cell.label: cell for cell in item.cells}
+    many = sum(name in by_cell for name in item.table) > MANY
+    shown = item.shown("latex", many).map(brief)
+    formats = [_format(item.table[name]) for name in item.table]
+    groups, heads, widths = [], [], []
+    for name, own, (_, values) in zip(item.table, formats, shown.items(), strict=True):
+        cell = by_cell.get(name)  # model above, data set below: the label of a cell is both
+        head = cell.dataset + cell.suffix if cell else brief(str(name))
+        width = LINE if "p{" in own else max(map(_width, values), default=0)
+        lines = wrap(head, max(width, 8), break_long_words=False, break_on_hyphens=False)
+        groups.append(escape(cell.model, "latex") if cell else "")
+        heads.append(_stacked([escape(line, "latex") for line in lines], own))
+        widths.append(GAP + max(width, *map(len, lines), 0))
+    shown.columns = pd.MultiIndex.from_arrays([groups, heads]) if any(groups) else pd.Index(heads)
+    caption = " ".join(escape(said, "latex") for said in [f"{item.title}.", *_notes(item, many)])
     again = escape(f"{item.title}, continued.", "latex")
-    parts = _parts(columns)
-    ends = [0]
-    while ends[-1] < len(item.table):
-        said = again if ends[-1] else caption
-        ends.append(ends[-1] + min(_room(part, said, ends[-1]) for part in parts))
-    pages = [
-        [column._replace(values=column.values[start:end]) for column in part]
-        for start, end in pairwise(ends)
-        for part in parts
+    parts = _parts(shown, groups, widths)
+    height = [
+        max(
+            math.ceil(_width(value) / LINE) if "p{" in own else 1
+            for value, own in zip(row, formats, strict=True)
+        )
+        for row in shown.to_numpy()
     ]
-    return "\n".join(
-        _float(item, page, again if number else caption, number)
-        for number, page in enumerate(pages)
-    )
+    floats: list[str] = []
+    for _, rows in shown.groupby((np.cumsum(height) - 1) // ROWS):
+        for part in parts:
+            number = len(floats)
+            room = sum(widths[i] for i in part)
+            _, kind, size = next((one for one in LAYOUTS if room <= one[0]), LAYOUTS[-1])
+            text = (
+                rows.iloc[:, part]
+                .style.hide(axis="index")
+                .to_latex(
+                    column_format="".join(formats[i] for i in part),
+                    environment=kind,
+                    position=None if "sideways" in kind else "t",
+                    position_float="centering",
+                    hrules=True,
+                    multicol_align="c",
+                    caption=again if number else caption,
+                    label=f"tab:{item.name}" + (f"-{number + 1}" if number else ""),
+                )
+            )
+            text = text.replace(r"\centering", rf"\centering{size}", 1)
+            text = text.replace(r"\begin{tabular}", RESIZED + r"\begin{tabular}", 1)
+            text = text.replace(r"\end{tabular}", r"\end{tabular}}", 1)
+            if number:  # one table, one number
+                text = text.replace(r"\caption", r"\addtocounter{table}{-1}" "\n" r"\caption", 1)
+            floats.append(text)
+    return "\n".join(floats)
 
 
-def _terms(item: Exhibit) -> list[str]:
-    """What a reader of this table alone could not know: what u_sem is, and the depth."""
+def _notes(item: Exhibit, brief: bool) -> list[str]:
+    """The caption, and what a reader of this table alone could not know: u_sem, and the depth."""
     assert item.table is not None
+    found = item.said(figure=False, errors=not brief)
+    if brief and found != item.said(figure=False):
+        found.append("Standard errors: see the CSV file.")
     text = " ".join(map(str, [*item.table, *item.table.to_numpy().ravel(), *item.notes]))
-    found = []
     if "u_sem" in text:
         found.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
     depths = sorted({cell.depth for cell in item.cells if cell.variants})
@@ -99,115 +108,22 @@ def _terms(item: Exhibit) -> list[str]:
     return found
 
 
-def _cells_beside(item: Exhibit) -> int:
-    """How many cells are columns of their own."""
-    labels = {cell.label for cell in item.cells}
-    return 0 if item.table is None else sum(name in labels for name in item.table)
-
-
-def _columns(item: Exhibit) -> list[_Column]:
-    assert item.table is not None
-    by_cell = {cell.label: cell for cell in item.cells}
-    shown = item.shown("latex", _cells_beside(item) > MANY).map(brief)
-    columns = []
-    for place, name in enumerate(item.table):
-        head, group = brief(str(name)), ""
-        if name in by_cell:  # model above, dataset below: the label of a cell is both
-            head = by_cell[name].dataset + by_cell[name].suffix
-            group = escape(by_cell[name].model, "latex")
-        values = [str(value) for value in shown.iloc[:, place]]
-        lines = _lines(escape(head, "latex"), max(map(_width, values), default=0))
-        columns.append(_Column(lines, _format(item.table[name]), values, group))
-    return columns
-
-
-def _points(columns: Sequence[_Column], size: int) -> float:
-    return sum(column.points(size) for column in columns)
-
-
-def _printed(columns: Sequence[_Column]) -> float:
-    """Points of the type if these columns stand in one float, the page turned if need be."""
-    smallest = min(SIZES)
-    return min(smallest, smallest * HEIGHT / _points(columns, smallest))
-
-
-def _parts(columns: list[_Column]) -> list[list[_Column]]:
-    """Columns in as few floats as their type allows, about equally wide; a model's together."""
-    rows = list(zip(*(column.values for column in columns), strict=True))
-    telling = (n for n in range(1, len(columns)) if len({row[:n] for row in rows}) == len(rows))
+def _parts(shown: pd.DataFrame, groups: Sequence[str], widths: Sequence[int]) -> list[list[int]]:
+    """Columns, by their places, in floats that have room for them; a model's together."""
+    count, most = len(widths), LAYOUTS[-1][0]
+    telling = (n for n in range(1, count) if not shown.iloc[:, :n].duplicated().any())
     own = next(telling, 1)
-    keys, others = columns[:own], columns[own:]
-    pieces = [list(model) for _, model in groupby(others, lambda c: c.group or id(c))]
-    if any(_printed([*keys, *piece]) < LEAST for piece in pieces):
-        pieces = [[column] for column in others]
-    widths = np.array([_points(piece, min(SIZES)) for piece in pieces])
-    middles = (widths.cumsum() - widths / 2) / max(1.0, widths.sum())
-    for number in range(1, len(pieces)):
-        places = (number * middles).astype(int)
-        parts = [
-            [
-                *keys,
-                *(c for piece, at in zip(pieces, places, strict=True) if at == part for c in piece),
-            ]
-            for part in sorted({*places})
-        ]
-        if all(_printed(part) >= LEAST for part in parts):
-            return parts
-    return [[*keys, *piece] for piece in pieces] or [columns]
-
-
-def _size(columns: Sequence[_Column]) -> tuple[int, bool]:
-    """Size of type, and whether the page is turned."""
-    size = next((size for size in SIZES if _points(columns, size) <= PAGE), min(SIZES))
-    return size, _points(columns, size) * LEAST > PAGE * size
-
-
-def _room(columns: Sequence[_Column], caption: str, start: int) -> int:
-    """Rows from `start` on, at least one, that a page has room for below the caption."""
-    size, turned = _size(columns)
-    height, line = (PAGE, HEIGHT) if turned else (HEIGHT, PAGE)
-    above = 1 + max(len(column.head) for column in columns) + any(c.group for c in columns)
-    left = height - 12 * (5 + math.ceil(_width(caption) * CAPTION / line)) - 12 * above
-    for place, row in enumerate(zip(*(c.values[start:] for c in columns), strict=True)):
-        broken = [value for value, c in zip(row, columns, strict=True) if "p{" in c.kind]
-        left -= LINES[size] * max([math.ceil(_width(v) / LINE) for v in broken], default=1)
-        if left < 0 or place == ROWS_A_PAGE:
-            return max(1, place)
-    return len(columns[0].values) - start
-
-
-def _float(item: Exhibit, columns: Sequence[_Column], caption: str, number: int) -> str:
-    size, turned = _size(columns)
-    kind, place = ("table" if _points(columns, size) <= COLUMN else "table*"), "[t]"
-    if turned:
-        kind, place = "sidewaystable*", ""
-    lines = [rf"\begin{{{kind}}}{place}", rf"\centering{SIZES[size]}"]
-    # Never wider than the text, never stretched.
-    lines.append(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%")
-    formats = "".join(column.kind for column in columns)
-    lines += [rf"\begin{{tabular}}{{{formats}}}", r"\toprule"]
-    if any(column.group for column in columns):
-        lines += _group_heads([column.group for column in columns])
-    lines += [" & ".join(_stacked(c.head, c.kind) for c in columns) + r" \\", r"\midrule"]
-    rows = zip(*(column.values for column in columns), strict=True)
-    lines += [" & ".join(row) + r" \\" for row in rows]
-    label = f"tab:{item.name}" + (f"-{number + 1}" if number else "")
-    lines += [r"\bottomrule", r"\end{tabular}}"]
-    if number:  # one table, one number
-        lines.append(r"\addtocounter{table}{-1}")
-    lines += [rf"\caption{{{caption}}}", rf"\label{{{label}}}"]
-    return "\n".join([*lines, rf"\end{{{kind}}}", ""])
-
-
-def _group_heads(groups: Sequence[str]) -> list[str]:
-    parts, rules, place = [], [], 1
-    for name, run in groupby(groups):
-        width = len(list(run))
-        parts.append(rf"\multicolumn{{{width}}}{{c}}{{{name}}}" if name else " & " * (width - 1))
-        if name:
-            rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
-        place += width
-    return [" & ".join(parts) + r" \\", "".join(rules)]
+    keys, others = list(range(own)), range(own, count)
+    room = most - sum(widths[:own])
+    pieces = [list(piece) for _, piece in groupby(others, lambda i: groups[i] or i)]
+    if any(sum(widths[i] for i in piece) > room for piece in pieces):
+        pieces = [[i] for i in others]
+    parts: list[list[int]] = [[]]
+    for piece in pieces:
+        if parts[-1] and sum(widths[i] for i in [*parts[-1], *piece]) > room:
+            parts.append([])
+        parts[-1] += piece
+    return [[*keys, *part] for part in parts]
 
 
 def _format(column: pd.Series) -> str:
@@ -223,18 +139,7 @@ def _width(text: str) -> int:
     return len(re.sub(r"\\[a-zA-Z]+(\{\})?|[${}\\]", "", text))
 
 
-def _lines(head: str, width: int) -> list[str]:
-    """A head in lines about as wide as its column."""
-    lines: list[str] = []
-    for word in head.split(" "):
-        if lines and _width(f"{lines[-1]} {word}") <= max(width, 8):
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
-
-
 def _stacked(lines: Sequence[str], kind: str) -> str:
-    if len(lines) == 1:
-        return lines[0]
+    if len(lines) < 2:
+        return "".join(lines)
     return rf"\shortstack[{'r' if kind == 'r' else 'l'}]{{" + r"\\".join(lines) + "}"

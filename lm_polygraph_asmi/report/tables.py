@@ -90,7 +90,7 @@ def prr_table(run: Run, metric: str) -> Table:
             cells.append("undefined")
         elif paired:
             cells.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
-        table.add_row(*cells, style="bold" if "ASMI" in row["method"] else None)
+        table.add_row(*cells, style="bold" if row["method"] in run.methods else None)
     return table
 
 
@@ -136,7 +136,7 @@ def about_run(run: Run) -> str:
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {masked_where(used)}, "
             f"{', '.join([*perturbed_by(used), used['attention']])} attention."
         )
-        saved = run.stats.get(at_depth("asmi_mi", used["depth"], used.get("source")))
+        saved = run.stats.get(at_depth("asmi_mi", used["depth"], used["source"]))
         if saved:
             tokens = np.concatenate(saved)
             lines.append(

@@ -15,6 +15,7 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.saved.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
@@ -50,10 +51,6 @@ class RunRecord(Callback):
                     "polygraph_eval was stopped before the model was loaded; see above"
                 )
             return
-        # LM-Polygraph collects garbage after every batch: not over the 600 000 objects of imported
-        # modules, which never become any; that alone takes longer than a small model's answer.
-        gc.collect()
-        gc.freeze()
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             # What an earlier run left in this folder counts until this one has results.
@@ -61,7 +58,6 @@ class RunRecord(Callback):
                 write_manifest(manifest, manager)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        gc.unfreeze()
         failed = job_return.status != JobStatus.COMPLETED
         error = None
         try:
@@ -118,10 +114,11 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "seeds": {
                 "run": seed,
                 # A config of one's own need not have the node `asmi`; see also `_add_results`.
-                "masks": OmegaConf.select(config, "asmi.calculator.seed"),
+                "masks": OmegaConf.select(config, "asmi.seed"),
                 "samples": OmegaConf.select(config, "asmi.sampling_seed"),
                 "subsample": data.get("subsample_seed"),
             },
+            "methods": _methods(job),
             "rows": row_identities(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
@@ -132,11 +129,23 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     }
 
 
+def _methods(job: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the run's scores by name, for everybody who reads them."""
+    from lm_polygraph.utils.factory_estimator import FactoryEstimator
+
+    ours = (e for e in job["estimators"] if e["name"].startswith("lm_polygraph_asmi."))
+    built = [FactoryEstimator()(one["name"], one.get("cfg") or {}) for one in ours]
+    stops = (job.get("generation_params") or {}).get("stop_strings") or []
+    generated = {"stop": [stops] if isinstance(stops, str) else stops}
+    generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
+    return {str(one): one.described | generated for one in built if hasattr(one, "described")}
+
+
 def _doses(job: dict[str, Any]) -> dict[str, Any]:
     """What the file of doses holds that a run takes, if it takes one."""
     from lm_polygraph_asmi.saved.doses import read_doses
 
-    own = ((job.get("asmi") or {}).get("calculator") or {}).get("dose")
+    own = (job.get("asmi") or {}).get("dose")
     file = (job.get("falsifier") or {}).get("doses") or (own if isinstance(own, str) else None)
     return {} if file is None else {"doses": read_doses(file)}
 

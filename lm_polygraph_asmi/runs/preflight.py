@@ -13,12 +13,10 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
-from lm_polygraph_asmi.host.context import unmatched
+from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 from lm_polygraph_asmi.saved.doses import matched_dose
 from lm_polygraph_asmi.saved.manifest import model_of
-from lm_polygraph_asmi.saved.names import sources_of
-from lm_polygraph_asmi.validation import check_context_regex
 
 OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; ours with eager attention by default."""
@@ -79,7 +77,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
             "several seeds: answers, masks and samples do not follow from LM-Polygraph's seed, so "
-            "the runs will be alike. Redraw with asmi.calculator.seed and asmi.sampling_seed",
+            "the runs will be alike. Redraw with asmi.seed and asmi.sampling_seed",
             fatal=False,
         )
     if config.get("ignore_exceptions"):
@@ -91,10 +89,10 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
 
 def _check_doses(config: DictConfig) -> Iterator[Finding]:
     """Whether a file of doses, given as the dose itself, is for this model and data set."""
-    given = OmegaConf.select(config, "asmi.calculator.dose")
+    given = OmegaConf.select(config, "asmi.dose")
     if not isinstance(given, str):
         return  # the resolver `asmi_dose` looks itself
-    arm = OmegaConf.select(config, "asmi.calculator.perturbation")
+    arm = OmegaConf.select(config, "asmi.perturbation")
     model, data = (container(config.get(name) or DictConfig({})) for name in ("model", "data"))
     try:
         matched_dose(given, arm, model=model_of(model), dataset=data)
@@ -146,7 +144,7 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
         yield Finding(
             f"output_attentions is true, but the model is loaded with {attention} attention, which "
             "makes no attention maps: set model.load_model_args.attn_implementation=eager (ASMI's "
-            "own passes follow asmi.calculator.attention), or output_attentions=false",
+            "own passes follow asmi.attention), or output_attentions=false",
             fatal=True,
         )
 
@@ -238,13 +236,15 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
 
 def _check_context(config: DictConfig) -> Iterator[Finding]:
     """Whether each prompt has the context that masks with a source ask for."""
-    sources = sources_of(OmegaConf.select(config, "asmi.calculator.source"))
-    without = OmegaConf.select(config, "asmi.calculator.without_context")
-    regex = OmegaConf.select(config, "asmi.calculator.context_regex")
-    if sources == ("all",) and not without:
+    sources = OmegaConf.select(config, "asmi.sources", default=["all"])
+    without = OmegaConf.select(config, "asmi.without_context")
+    regex = OmegaConf.select(config, "asmi.context_regex")
+    if list(sources) == ["all"] and not without:
+        return
+    if not regex:
+        yield Finding(NO_CONTEXT, fatal=True)
         return
     try:
-        check_context_regex(True, regex)
         if not _is_built(config):
             return
         rows = load_from_disk(rows_folder(container(config.data)))
@@ -256,7 +256,7 @@ def _check_context(config: DictConfig) -> Iterator[Finding]:
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
         yield Finding(
             f"data.context_regex {regex!r} finds no context in {len(lacking)} of {len(rows)} rows: "
-            f"{', '.join(lacking[:NAMED])}{more}. Mend it, or leave asmi.calculator.source at all",
+            f"{', '.join(lacking[:NAMED])}{more}. Mend it, or leave asmi.sources at all",
             fatal=True,
         )
 

@@ -252,9 +252,9 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
         ConnectionError, ValueError: as `read_rows` and `shard_of`.
     """
     source = dict(data)
-    # Configs of before these have none.
     first, except_limit = source.pop("first", None), source.pop("except_limit", None)
-    source.pop("context_regex", None)  # says where in a prompt something is, not what is asked
+    for told in ("context_regex", "grounded"):  # of the prompts, not what is asked
+        source.pop(told, None)
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)

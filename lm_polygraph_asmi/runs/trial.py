@@ -25,14 +25,14 @@ HINTS = {
     "single row: the quality metric gave NaN for the other, as ROUGE does for a reference without "
     "words. With more than two rows that need not happen",
     r"Cant find stat calculator for: asmi_": "add `- stat_calculators: asmi` to the defaults list, "
-    "and what the estimators read to asmi.calculator.depths, source and without_context",
+    "and what the estimators read to asmi.depths, sources and without_context",
     r"Cant find stat calculator": "stat_calculators needs `auto`, or an entry that lists it",
     r"len\(expected_tokens\) == 1": "PTrue needs 'True' to be one token, and the model's tokenizer "
     "splits it; leave out PTrue and PTrueSampling",
     r"greedy_probs\.py[\s\S]*IndexError": "the model made no attention maps; load it with "
     "attn_implementation=eager, or set output_attentions=false and leave out RAUQ",
     r"CUDA out of memory|OutOfMemoryError|can't allocate memory|signal 9": "memory too small; set "
-    "asmi.num_samples or asmi.calculator.memory_budget lower, leave out RAUQ and set "
+    "asmi.num_samples or asmi.memory_budget lower, leave out RAUQ and set "
     "output_attentions=false, or take a smaller model.load_model_args.dtype",
     r"No space left on device|disk is full": "free disk space, or set cache_path to another disk",
     r"couldn't connect to|LocalEntryNotFound|OfflineMode": "the hub cannot be reached; fetch what "

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
-from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.saved.aggregation import aggregate
 from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.saved.runs import (
     MSP,
@@ -26,71 +26,16 @@ from lm_polygraph_asmi.saved.runs import (
     says_nothing,
     together,
 )
-from lm_polygraph_asmi.validation import PERTURBATIONS, VARIANTS
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
-SYMBOLS = tuple(VARIANTS.values())
-
-_GROUNDED = "coqa|squad|babi|demo"
-"""Datasets that give the context their answers should come from."""
-_VARIANT = re.compile(rf"^({'|'.join(SYMBOLS)}) \(([\d.]+)%(?:, (.*))?\)$")
-
-
-class Variant(NamedTuple):
-    """What the name of an ASMI score says.
-
-    Attributes:
-        symbol: "ASMI", "Sem-ASMI" or "Adapt-ASMI".
-        depth: relative.
-        settings: the rest, such as "K=64, scope=response".
-    """
-
-    symbol: str
-    depth: float
-    settings: str
-
-    @property
-    def source(self) -> str:
-        """Where what masks take from heads comes from: "all", "context" or "elsewhere"."""
-        found = re.search(r"\bsource=(\w+)", self.settings)
-        return found[1] if found else "all"
-
-    @property
-    def aggregation(self) -> str:
-        """How it comes of the scores of tokens: "mean", "sum" or "max"."""
-        found = re.search(r"\baggregation=(\w+)", self.settings)
-        return found[1] if found else MEAN
-
-    @property
-    def own_settings(self) -> tuple[str, ...]:
-        """Without what makes it an arm of the falsifier."""
-        return tuple(part for part in self.settings.split(", ") if not _of_arm(part))
-
-    @property
-    def is_arm(self) -> bool:
-        """Whether something else than heads, or another dose of them, was perturbed."""
-        return any(map(_of_arm, self.settings.split(", ")))
-
-
-def _same_masks(one: Variant, other: Variant) -> bool:
-    """Whether two scores are alike but for what was perturbed."""
-    return (
-        one.symbol == other.symbol
-        and same_depth(one.depth, other.depth)
-        and one.own_settings == other.own_settings
-    )
-
-
-def _of_arm(part: str) -> bool:
-    return part in PERTURBATIONS or part.startswith("dose=")
 
 
 class ArmRun(NamedTuple):
     """A run of the falsifier over a cell's answers; never one of the cell's own methods.
 
     Attributes:
-        arm: what was perturbed, one of `validation.PERTURBATIONS`.
+        arm: what was perturbed, one of `config.PERTURBATIONS`.
         dose: what multiplied the change; None = as it was.
         matching: by what the dose was found, "effect" or "norm"; None where it was given.
         times: what the matched dose was multiplied with.
@@ -109,9 +54,8 @@ class ArmRun(NamedTuple):
         Raises:
             Unavailable: it has none of that symbol at that depth.
         """
-        for name in self.run.scores:
-            parsed = variant(name)
-            if parsed and parsed.symbol == symbol and same_depth(parsed.depth, depth):
+        for name, config in self.run.methods.items():
+            if config.symbol == symbol and same_depth(config.depth, depth):
                 return name
         raise Unavailable(f"the run of {self.arm} has no {symbol} at {depth:.1%}")
 
@@ -120,15 +64,9 @@ class Unavailable(ValueError):
     """A cell has not got what an item of the report needs; the text says what."""
 
 
-def with_source(cell: "Cell", source: str, aggregation: str = MEAN) -> "Cell":
-    """The same cell, its variants those of a source and an aggregation."""
-    return replace(cell, operating_source=source, operating_aggregation=aggregation)
-
-
-def variant(method: str) -> Variant | None:
-    """A method's name taken apart; None where it is none of ASMI's three."""
-    found = _VARIANT.match(method)
-    return Variant(found[1], float(found[2]) / 100, found[3] or "") if found else None
+def of_config(cell: "Cell", config: ASMIConfig) -> "Cell":
+    """The same cell, its variants those with these settings but for the method."""
+    return replace(cell, operating=config, depth=config.depth)
 
 
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
@@ -158,9 +96,7 @@ class Cell:
         run: their methods together.
         metric: the quality metric in use.
         depth: the operating depth.
-        operating_source: of masks whose variants are the operating ones; None for whichever comes
-            first.
-        operating_aggregation: of tokens, in the operating variants; None as above.
+        operating: settings of the operating variants; None for whichever comes first.
         rows: (n,) rows in use: those where quality and the scores of all methods are finite.
         notes: what was left out, and why.
     """
@@ -175,8 +111,7 @@ class Cell:
     rows: np.ndarray
     notes: tuple[str, ...]
     arms: tuple[ArmRun, ...] = ()
-    operating_source: str | None = None
-    operating_aggregation: str | None = None
+    operating: ASMIConfig | None = None
     parts: tuple[Run, ...] = ()
     arm_parts: tuple[ArmRun, ...] = ()
 
@@ -222,34 +157,36 @@ class Cell:
     @cached_property
     def grounded(self) -> bool | None:
         """Whether answers should come from a given context; None where that is not known."""
-        if self.closed_book or re.search("closed|trivia", self.dataset, re.IGNORECASE):
-            return False
-        return True if re.search(_GROUNDED, self.dataset, re.IGNORECASE) else None
+        return False if self.closed_book else self.run.recorded("dataset").get("grounded")
+
+    @cached_property
+    def methods(self) -> dict[str, ASMIConfig]:
+        """Settings of ASMI's scores, by their names, in the order of the scores."""
+        known = self.run.methods
+        return {name: known[name] for name in self.scores if name in known}
 
     @cached_property
     def variants(self) -> dict[str, str]:
         """Symbol -> method, at the operating depth, with the settings of the first such method."""
         found: dict[str, str] = {}
-        settings = None
-        for method in self.scores:
-            parsed = variant(method)
-            if parsed is None or not same_depth(parsed.depth, self.depth):
-                continue
-            if self.operating_source not in (None, parsed.source):
-                continue
-            if self.operating_aggregation not in (None, parsed.aggregation):
-                continue
-            gateless = [p for p in parsed.settings.split(", ") if not p.startswith(("tau", "beta"))]
-            settings = gateless if settings is None else settings
-            if gateless == settings:
-                found.setdefault(parsed.symbol, method)
+        wanted = self.operating
+        for method, config in self.methods.items():
+            if same_depth(config.depth, self.depth):
+                wanted = wanted or config
+                if config.same_but(wanted, "method"):
+                    found.setdefault(config.symbol, method)
         return found
+
+    @cached_property
+    def _operating(self) -> ASMIConfig | None:
+        first = next(iter(self.variants.values()), None)
+        return self.operating if first is None else self.methods[first]
 
     @cached_property
     def baselines(self) -> list[str]:
         """Methods that are none of ASMI's three: the host's, and this package's other estimators,
         such as Source-KL, too."""
-        return [method for method in self.scores if variant(method) is None]
+        return [method for method in self.scores if method not in self.methods]
 
     def need(self, *names: str) -> list[Any]:
         """Columns or lists of tokens by attribute, such as "msp" or "mi_tokens".
@@ -355,14 +292,12 @@ class Cell:
     @cached_property
     def mask_source(self) -> str:
         """Where what the masks of the operating variants take from heads comes from."""
-        parsed = variant(next(iter(self.variants.values()), ""))
-        return (self.operating_source or "all") if parsed is None else parsed.source
+        return ASMIConfig.source if self._operating is None else self._operating.source
 
     @cached_property
     def aggregation(self) -> str:
         """How the operating variants come of the scores of tokens."""
-        parsed = variant(next(iter(self.variants.values()), ""))
-        return (self.operating_aggregation or MEAN) if parsed is None else parsed.aggregation
+        return ASMIConfig.aggregation if self._operating is None else self._operating.aggregation
 
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
         """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
@@ -419,10 +354,9 @@ class Cell:
         Raises:
             Unavailable: no run has it.
         """
-        theirs = variant(arm.method(symbol, self.depth))
-        for name in self.scores:
-            parsed = variant(name)
-            if parsed and theirs and _same_masks(parsed, theirs):
+        theirs = arm.run.methods[arm.method(symbol, self.depth)]
+        for name, config in self.methods.items():
+            if config.same_but(theirs, "perturbation", "dose"):
                 return name
         raise Unavailable(f"no run of heads has the settings of the run of {arm.arm}")
 
@@ -431,8 +365,8 @@ class Cell:
 
         All tokens, the closing one too.
         """
-        parsed = variant(method)
-        name = at_depth("asmi_mi", self.depth, parsed.source if parsed else None)
+        config = self.methods.get(method, ASMIConfig())
+        name = at_depth("asmi_mi", self.depth, config.source)
         for run in self.runs:
             values = run.stats.get(name, [])
             if method in run.scores and len(values) == len(run.scores):
@@ -451,7 +385,7 @@ class Cell:
         if not all(len(value) and np.isfinite(value).all() for value in arrays):
             return None
         closing = self.saved("asmi_closing")
-        if closing and any("no closing token" in name for name in self.variants.values()):
+        if closing and not all(self.methods[m].closing_token for m in self.variants.values()):
             arrays = [
                 value[:-1] if closes and len(value) > 1 else value
                 for value, closes in zip(arrays, closing, strict=True)
@@ -500,7 +434,9 @@ def _named(path: str | None) -> str | None:
     return "/".join(Path(path).parts[-2:])
 
 
-def _aggregated(tokens: list[np.ndarray] | None, aggregation: str = MEAN) -> np.ndarray | None:
+def _aggregated(
+    tokens: list[np.ndarray] | None, aggregation: str = ASMIConfig.aggregation
+) -> np.ndarray | None:
     return None if tokens is None else np.array([aggregate(own, aggregation) for own in tokens])
 
 
@@ -523,7 +459,7 @@ def _keys(one: Run, other: Run) -> tuple[list[str], list[str]]:
 
 
 def same_depth(one: float, other: float) -> bool:
-    """Names have depths in percent, with the digits that print."""
+    """Whether two depths are one, but for rounding."""
     return math.isclose(one, other, abs_tol=1e-4)
 
 
@@ -557,7 +493,7 @@ def one_per_question_set(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
 
 
 def load_cells(
-    paths: Iterable[str | Path], metric: str | None = None, depth: float = 0.6
+    paths: Iterable[str | Path], metric: str | None = None, depth: float = ASMIConfig.depth
 ) -> list[Cell]:
     """Read runs (manager files or folders); those over the same answers become one cell.
 
@@ -669,15 +605,12 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
     # More masks than a score has, kept, serve the analysis of heads and are no other method.
     fewest = min(map(_most_masks, own))
     parts = [run for run in own if _keeps_masks(run) and _most_masks(run) > fewest]
-    parts = [run for run in parts if all(map(variant, run.scores))]
+    parts = [run for run in parts if set(run.scores) == set(run.methods)]
     own = [run for run in own if not any(run is part for part in parts)]
     # The run with the most methods first: the others only add theirs, those of the falsifier what
     # was no arm of it.
     runs = sorted(own, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
-    plain = [
-        replace(a.run, scores=a.run.scores[[name for name in a.run.scores if not variant(name)]])
-        for a in arms
-    ]
+    plain = [replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in arms]
     run, notes = together([*runs, *plain]), []
     names = list(run.quality)
     if metric is not None and metric not in names:
@@ -700,15 +633,13 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
         )
     if not finite.any():
         raise ValueError(f"{run.path} has no row where all methods and {metric} are finite")
-    named = [parsed.depth for name in run.scores if (parsed := variant(name))]
+    named = [config.depth for config in run.methods.values()]
     known = [*named, *(used["depth"] for used in run.settings())]
     if known:
         nearest = min(known, key=lambda other: abs(other - depth))
         if not same_depth(nearest, depth):
             notes.append(f"read at depth {nearest:.1%}: the run has not got {depth:.1%}")
-        # As the settings have it: a name has it in percent, with the digits that print.
-        saved = [used["depth"] for used in run.settings() if same_depth(used["depth"], nearest)]
-        depth = saved[0] if saved else nearest
+        depth = nearest
     else:
         notes.append("no ASMI score")
     model, dataset = _names(run)
@@ -720,20 +651,15 @@ def _cell(group: Sequence[Run], metric: str | None, depth: float) -> Cell:
 
 
 def _arm(run: Run) -> ArmRun | None:
-    """What makes a run one of the falsifier's; None for heads as they are, and all older runs."""
-    named = [parsed for name in run.scores if (parsed := variant(name))]
-    used = next(iter(run.settings()), {})
-    arm, dose = used.get("perturbation", "heads"), used.get("dose")
-    for part in {part for parsed in named for part in parsed.settings.split(", ")}:
-        if part in PERTURBATIONS:
-            arm = part
-        elif part.startswith("dose=") and dose is None:
-            dose = float(part.removeprefix("dose="))
-    if arm == "heads" and dose is None:
+    """What makes a run one of the falsifier's; None for heads as they are."""
+    used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
+    if not used or not used[0].is_control:
         return None
+    arm, dose = used[0].perturbation, used[0].dose
+    assert not isinstance(dose, str)  # a file, which estimators have read
     config = run.recorded("config")
     asked = config.get("falsifier") or {}
-    given = ((config.get("asmi") or {}).get("calculator") or {}).get("dose")
+    given = (config.get("asmi") or {}).get("dose")
     if asked.get("doses"):
         return ArmRun(arm, dose, asked.get("matching"), float(asked.get("times") or 1), run)
     # A file as the dose itself: what the calculator takes from it is the one by effect.

@@ -1,11 +1,12 @@
 """Doses of the falsifier's arms, as `polygraph_asmi dose` writes them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_polygraph_asmi.validation import check_dose, check_one_of
+from lm_polygraph_asmi.config import ASMIConfig, check_setting
+from lm_polygraph_asmi.validation import check_one_of
 
 FORMAT = 1
 MATCHINGS = ("effect", "norm")
@@ -92,7 +93,7 @@ def matched_dose(
             doses that were found for other settings, another model or another data set.
     """
     check_one_of("matching", matching, MATCHINGS)
-    check_dose(times)
+    check_setting("dose", times)
     if perturbation == "heads":
         return None if times == 1 else float(times)
     content = read_doses(path)
@@ -117,18 +118,17 @@ def matched_dose(
     return float(times * found[matching])
 
 
-def dose_of(
-    given: float | str | Path | None, perturbation: str, *used: Mapping[str, Any]
-) -> float | None:
-    """The dose a setting means: a number, or the one matched by effect in a file.
+def with_dose(config: ASMIConfig, depths: Sequence[float] = ()) -> ASMIConfig:
+    """The same with a number in place of a file of doses: the one matched by effect.
 
     Args:
-        used: as of `matched_dose`.
+        depths: those it is to be used at; none: the config's.
 
     Raises:
-        FileNotFoundError, ValueError: as `matched_dose`; or a number that is no dose.
+        FileNotFoundError, ValueError: as `matched_dose`.
     """
-    if isinstance(given, str | Path):
-        return matched_dose(given, perturbation, "effect", 1.0, *used)
-    check_dose(given)
-    return None if given is None else float(given)
+    if not isinstance(config.dose, str):
+        return config
+    masked = {"scope": config.scope, "mask_rate": config.mask_rate}
+    used = ({"depth": depth, **masked} for depth in depths or [config.depth])
+    return config.replace(dose=matched_dose(config.dose, config.perturbation, "effect", 1.0, *used))

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lm_polygraph_asmi.config import ASMIConfig
+
 COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
 """The K at which `asmi_coverage` reports the mass of a subnetwork's K most likely tokens."""
 
@@ -82,13 +84,13 @@ def depth_label(depth: float) -> str:
     return f"d{round(100 * depth, 6):g}"
 
 
-def at_depth(name: str, depth: float, source: str | None = None) -> str:
+def at_depth(name: str, depth: float, source: str = "all") -> str:
     """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60".
 
-    Of a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" and None add nothing.
+    Of a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" adds nothing.
     """
     found = f"{name}_{depth_label(depth)}"
-    return found if source in (None, "all") else f"{found}_{source}"
+    return found if source == "all" else f"{found}_{source}"
 
 
 def passage(number: int) -> str:
@@ -96,21 +98,16 @@ def passage(number: int) -> str:
     return f"passage{number}"
 
 
-def sources_of(source: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One source or several, as a setting has them; None is "all"."""
-    return (source or "all",) if source is None or isinstance(source, str) else tuple(source)
-
-
 def masked_head_stats(
-    depths: Iterable[float] = (0.6,),
+    depths: Iterable[float] = (ASMIConfig.depth,),
     details: bool = False,
-    source: str | Iterable[str] | None = None,
+    sources: Iterable[str] = (ASMIConfig.source,),
     without_context: bool = False,
 ) -> list[str]:
     """Every statistic the masked-heads calculator writes, for `stats:` and `save_stats:`."""
     names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
     found = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
-    sources = sources_of(source)
+    sources = tuple(sources)
     for depth in depths:
         for own in sources:
             more = {} if own == "all" else {**PER_SOURCE, **(SHARE if "all" in sources else {})}
@@ -118,79 +115,54 @@ def masked_head_stats(
     return found
 
 
-def saved_stats(
-    depths: Iterable[float] = (0.6,),
-    details: bool = False,
-    source: str | Iterable[str] | None = None,
-    without_context: bool = False,
-) -> list[str]:
-    """What a run should save for later analysis; LM-Polygraph skips what a run does not compute."""
-    ours = masked_head_stats(depths, details, source, without_context)
+def saved_stats(*which: Any, **named: Any) -> list[str]:
+    """What a run should save for later analysis, arguments as of `masked_head_stats`.
+
+    LM-Polygraph skips what a run does not compute.
+    """
+    ours = masked_head_stats(*which, **named)
     return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What produced a score. Saved with every example as `asmi_settings_d60`.
+    """What produced statistics: a config, and what it comes to on a model.
+
+    Saved with every example as `asmi_settings_d60`, as plain values beside one another.
 
     Attributes:
-        depth: relative depth of the masked layer.
-        layer: its index, from 0.
+        config: with S, p and the attention implementation that were used.
+        source: where what a mask takes comes from; of several passages, "passage0" and so on.
+        layer: index of the masked layer, from 0.
         num_layers: L.
         num_heads: H, query heads.
-        num_masks: S.
-        mask_rate: p.
-        top_k: K.
-        mask_sampler: how masks are drawn, "bernoulli" or "balanced".
-        scope: positions at which heads are masked, "all" or "response".
-        seed: base seed of the masks.
-        attention: attention implementation of all passes.
         requested_layer: the layer at `depth`, where it has no heads and another is masked.
-        source: where what a mask takes comes from, "context" or "elsewhere"; None for all.
-        perturbation: what a mask changes, "heads" or another arm of the falsifier.
-        dose: what multiplies the change of the layer's output; None leaves it as it is.
-        seeded_by: what the masks' seed follows from, the "answer" (and its prompt), or the
-            "prompt" alone, as where masks act while the answer is written.
     """
 
-    depth: float
+    config: ASMIConfig
+    source: str
     layer: int
     num_layers: int
     num_heads: int
-    num_masks: int
-    mask_rate: float
-    top_k: int
-    mask_sampler: str
-    scope: str
-    seed: int
-    attention: str
     requested_layer: int | None = None
-    source: str | None = None
-    perturbation: str = "heads"
-    dose: float | None = None
-    seeded_by: str = "answer"
 
     def to_dict(self) -> dict[str, Any]:
-        """By name; those with a default only where they differ from it, as in runs of before."""
-        values = {field: getattr(self, field.name) for field in fields(self)}
-        return {field.name: value for field, value in values.items() if value != field.default}
-
-
-ABSENT = {"source": "all", "perturbation": "heads", "dose": None}
-"""What saved settings mean that do not name these, as those of older runs."""
+        """By name, what is behind a statistic: of the config the masks' settings."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "config"}
+        return self.config.to_dict("masks") | {"attention": self.config.attention} | own
 
 
 def masked_layer(used: Mapping[str, Any]) -> str:
     """The masked layer of saved settings in words, and the one asked for where it has no heads."""
     said = f"layer {used['layer']} of {used['num_layers']}"
-    asked = used.get("requested_layer")
+    asked = used["requested_layer"]
     return said if asked is None else f"{said} (layer {asked} has no heads)"
 
 
 def masked_where(used: Mapping[str, Any]) -> str:
     """Where heads are masked by saved settings, and what they lose there, in words."""
-    source = used.get("source")
-    return str(used["scope"]) if source is None else f"{used['scope']}, source {source}"
+    source = used["source"]
+    return str(used["scope"]) if source == "all" else f"{used['scope']}, source {source}"
 
 
 def perturbed_by(used: Mapping[str, Any]) -> list[str]:
@@ -198,9 +170,7 @@ def perturbed_by(used: Mapping[str, Any]) -> list[str]:
 
     Of the method's own, heads without a dose, an empty list.
     """
-    arm, dose = used.get("perturbation", "heads"), used.get("dose")
-    said = [] if arm == "heads" else [arm]
-    return said if dose is None else [*said, f"dose={dose:.4g}"]
+    return ASMIConfig.from_dict(used).said("perturbation", "dose")
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:

@@ -7,17 +7,19 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lm_polygraph_asmi.config import METHODS, ASMIConfig
 from lm_polygraph_asmi.saved.manifest import asmi_settings, read_manifest
 
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
+SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
 """The baseline that costs nothing: what differences are taken from."""
 
@@ -32,6 +34,8 @@ class Run:
         quality: a row per example, a column per quality metric; higher = better.
         stats: saved statistics, a list with one entry per example each.
         manifest: what stands beside it (`saved.manifest`), None where nothing does.
+        described: settings of the estimators of this package, by their names among the scores, and
+            the symbol of each; empty where no manifest says them.
     """
 
     path: Path
@@ -39,6 +43,13 @@ class Run:
     quality: pd.DataFrame
     stats: dict[str, list[Any]]
     manifest: dict[str, Any] | None = None
+    described: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> dict[str, ASMIConfig]:
+        """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by their names."""
+        own = {n: of for n, of in self.described.items() if n in self.scores}
+        return {n: ASMIConfig.from_dict(of) for n, of in own.items() if of["symbol"] in SYMBOLS}
 
     def recorded(self, part: str) -> dict[str, Any]:
         """A part of the manifest, such as "model"; empty where it was not recorded."""
@@ -173,7 +184,8 @@ def load_run(path: str | Path) -> Run:
         manifest = read_manifest(file)
     except FileNotFoundError:
         manifest = None
-    return Run(file, scores, quality, stats, manifest)
+    described = (manifest or {}).get("methods") or {}
+    return Run(file, scores, quality, stats, manifest, described)
 
 
 def same_quality(one: pd.DataFrame, other: pd.DataFrame) -> bool:
@@ -202,4 +214,5 @@ def together(runs: Sequence[Run]) -> Run:
         if not same_quality(run.quality, first.quality):
             raise ValueError(f"{run.path} judged its answers otherwise than {first.path}")
         scores = scores.join(run.scores[[name for name in run.scores if name not in scores]])
-    return replace(first, scores=scores)
+    described = {name: of for run in reversed(runs) for name, of in run.described.items()}
+    return replace(first, scores=scores, described=described)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from lm_polygraph_asmi.analysis.signals import (
 )
 from lm_polygraph_asmi.saved.runs import RIGHT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.scoring.reference import COMPARED, Reference
+from lm_polygraph_asmi.scoring.reference import Reference
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
 from lm_polygraph_asmi.validation import came, check_number
@@ -77,20 +78,14 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
     distinct = sorted(set(texts))
     if len(distinct) < 2:
         return texts
-    start = _alike(distinct[0], distinct[-1])
+    start = len(commonprefix([distinct[0], distinct[-1]]))
     key = {distinct[0]: distinct[0]}
     for before, text in pairwise(distinct):
-        shared = _alike(before, text) - start
+        shared = len(commonprefix([before, text])) - start
         longer = max(len(before), len(text)) - start
         same = shared >= SHARED and 2 * shared > longer
         key[text] = key[before] if same else text
     return [key[text] for text in texts]
-
-
-def _alike(one: str, other: str) -> int:
-    """Characters at the start that are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _text_of(prompt: Any) -> str:
@@ -211,7 +206,7 @@ def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
     Weights do not stand in a line. So some are scored anew, and must get the scores they have.
     """
     found = {}
-    for row in rows if scorer.variant != "adapt" else ():  # whose samples stand in no line
+    for row in rows if scorer.config.method != "adapt" else ():  # whose samples stand in no line
         try:
             score = Score.from_dict(row.content)
         except ValueError:  # a plain row, or without its tokens
@@ -239,10 +234,9 @@ def _same(again: Score, score: float) -> bool:
 
 def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
     """Whether a saved score is of the model, by its name, and of the settings of another."""
-    wanted = again.settings | {"stop": sorted(scorer.stop)}
-    return (score.variant, score.model) == (again.variant, again.model) and all(
-        score.settings.get(name) == wanted[name] for name in COMPARED if name in wanted
-    )
+    layers = [one.settings.get("layer") for one in (score, again)]
+    wanted = again.config.replace(stop=tuple(scorer.stop)).score_key()
+    return (score.model, layers[0], score.config.score_key()) == (again.model, layers[1], wanted)
 
 
 def _scored(
@@ -284,7 +278,7 @@ def _reference(
         kind: np.array([score.signals[kind] for score in found]) for kind in found[0].signals
     }
     check_rows(clusters, wrong=wrong, **columns)
-    variant = scorer.variant
+    variant = scorer.config.method
     scores = columns[variant]
     chosen = _chosen(signal, columns, variant, wrong, clusters)
     made = Reference.fitted(
@@ -295,10 +289,10 @@ def _reference(
         clusters,
         columns["msp"],
         name=name,
-        method=found[0].method,
+        method=found[0].label,
         model=found[0].model,
         judged_by="their labels",
-        settings=_shared_settings(found) | {"variant": variant} | scorer.fingerprints(),
+        settings=_shared_settings(found) | scorer.fingerprints(),
         masking_response=float(np.mean([token.mi for score in found for token in score.tokens])),
     )
     usual = {
@@ -331,13 +325,13 @@ def with_decision(
     """
     decision = Decision(chosen, risk_threshold(columns[chosen], wrong, clusters, risk, confidence))
     named = {SIGNALS[kind]: values for kind, values in columns.items()}
-    own = SIGNALS[reference.settings["variant"]]
+    own = SIGNALS[reference.config.method]
     try:
-        features = [columns[reference.settings["variant"]], *(columns[k] for k in COMBINES)]
+        features = [columns[reference.config.method], *(columns[k] for k in COMBINES)]
         named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
     except (ValueError, KeyError):
         pass  # too few errors, or right answers, for its folds; or a run that saved too little
-    held_out = held_out_probability(columns[reference.settings["variant"]], wrong, clusters)
+    held_out = held_out_probability(columns[reference.config.method], wrong, clusters)
     diagram, error = None, None
     if held_out is not None:
         found = reliability(held_out[0], wrong, clusters)
@@ -410,15 +404,17 @@ def calibrate_run(
     Example:
         >>> calibrate_run("RUN", scorer, risk=0.1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: RUN is of another score: layer ...
+        ValueError: RUN is of another score: num_masks ...
     """
-    from lm_polygraph_asmi.saved.cells import load_cells, with_source
+    from lm_polygraph_asmi.saved.cells import load_cells, of_config
 
     made = Reference.from_run(
-        path, scorer.variant, scorer.depth, aggregation=scorer.aggregation, metric=metric
+        path,
+        metric,
+        **{n: getattr(scorer.config, n) for n in ("method", "depth", "source", "aggregation")},
     )
-    (cell,) = load_cells([path], metric, scorer.depth)
-    cell = with_source(cell, "all", scorer.aggregation)
+    (cell,) = load_cells([path], metric, scorer.config.depth)
+    cell = of_config(cell, made.config)
     prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
     if prompts is None or ids is None:
         raise ValueError(
@@ -427,9 +423,7 @@ def calibrate_run(
     scores = cell.score(made.method)
     for row in range(min(TRIED, len(cell))):
         again = scorer.score(prompts[row], [int(token) for token in ids[row]])
-        other = made.other_settings(
-            again.settings | {"variant": again.variant, "model": again.model}
-        )
+        other = made.other_settings(again.settings | {"model": again.model})
         if other:
             raise ValueError(f"{path} is of another score: {'; '.join(other)}")
         if not _same(again, scores[row]):
@@ -438,7 +432,7 @@ def calibrate_run(
                 "scored anew: the run is of other weights, or its prompts went through another "
                 "template. Give the model as the run had it"
             )
-    known = signals_of(cell) | {scorer.variant: scores}
+    known = signals_of(cell) | {scorer.config.method: scores}
     lengths = cell.saved("asmi_prompt_length")
     usual = {"score": made.scores}
     if "msp" in known:
@@ -452,7 +446,7 @@ def calibrate_run(
         judged = np.flatnonzero([says_anything(text, stops) for text in texts])
     known = {kind: values[judged] for kind, values in known.items()}
     wrong, clusters = cell.wrong[judged], [cell.clusters[row] for row in judged]
-    chosen = _chosen(signal, known, scorer.variant, wrong, clusters)
+    chosen = _chosen(signal, known, scorer.config.method, wrong, clusters)
     return with_decision(made, known, wrong, clusters, risk, confidence, chosen, resamples)
 
 

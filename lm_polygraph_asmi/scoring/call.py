@@ -3,11 +3,9 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from lm_polygraph_asmi.config import SOURCES, ASMIConfig
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
@@ -38,19 +37,19 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
-from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
+from lm_polygraph_asmi.saved.aggregation import aggregate
+from lm_polygraph_asmi.saved.doses import with_dose
 from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
-from lm_polygraph_asmi.saved.names import ABSENT, at_depth
+from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, Writing, diversity_of
 from lm_polygraph_asmi.scoring.many import Outcome, outcome
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.reference import Reference, of_answers_and_parts
+from lm_polygraph_asmi.scoring.reference import Given, settled
 from lm_polygraph_asmi.scoring.result import Score, Token, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.text import (
     UNFINISHED,
     Answer,
-    Messages,
     Prompt,
     answer_tokens,
     asked,
@@ -63,15 +62,7 @@ from lm_polygraph_asmi.scoring.text import (
     stop_warning,
     token_ids,
 )
-from lm_polygraph_asmi.validation import (
-    BETA,
-    SOURCES,
-    TAU,
-    TOP_K,
-    check_one_of,
-    check_scoring,
-    stop_strings,
-)
+from lm_polygraph_asmi.validation import check_one_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -106,56 +97,17 @@ class Scorer:
     def __init__(
         self,
         model: "PreTrainedModel | Model | str | Path",
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: ASMIConfig | None = None,
         *,
-        variant: str = "sem",
-        depth: float = 0.6,
-        scope: str = "all",
-        source: str = "all",
-        num_masks: int | None = None,
-        mask_rate: float | None = None,
-        top_k: int = TOP_K,
-        mask_sampler: str = "bernoulli",
-        seed: int = 0,
-        seeded_by: str = "answer",
-        perturbation: str = "heads",
-        dose: float | str | None = None,
-        closing_token: bool = True,
-        aggregation: str = MEAN,
-        num_samples: int = 10,
-        tau: float = TAU,
-        beta: float = BETA,
-        max_new_tokens: int = 64,
-        stop: Sequence[str] | str | None = None,
-        attention: str | None = None,
-        memory_budget: int | None = None,
-        reference: "Reference | str | Path | Sequence[Reference | str | Path] | None" = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        reference: Given = None,
+        **settings: Any,
     ) -> None:
-        self.stop = stop_strings(stop)
-        check_scoring(
-            variant, num_samples, tau, beta, max_new_tokens, seed, closing_token, attention,
-            aggregation,
-        )  # fmt: skip
-        if not isinstance(source, str):
-            raise ValueError(f"source must name one source, got {source!r}")
-        masks: dict[str, Any] = {
-            "depths": [depth],
-            "num_masks": num_masks,
-            "mask_rate": mask_rate,
-            "top_k": top_k,
-            "mask_sampler": mask_sampler,
-            "seed": seed,
-            "attention": attention,
-            "memory_budget": memory_budget,
-        }
-        changed: dict[str, Any] = {"perturbation": perturbation, "dose": dose}
-        self.engine = Engine(scope=scope, source=source, seeded_by=seeded_by, **masks, **changed)
-        self.by_source = Engine(scope="response", source=SOURCES, seeded_by=seeded_by, **masks)
-        self._masks = masks | changed
-        self.source, self.aggregation = source, aggregation
-        self.reference, self.span_reference = of_answers_and_parts(
-            reference, variant, depth, source, aggregation
-        )
+        self._asked, self.reference, self.span_reference = settled(reference, config, settings)
+        self.config = with_dose(self._asked)
+        sourced = {"scope": "response", "source": "all", "perturbation": "heads", "dose": None}
+        self.engine = Engine(self.config)
+        self.by_source = Engine(self.config.replace(**sourced), sources=SOURCES)
         # So far nothing heavy: what is refused is refused at once.
         self.instruct = False
         if isinstance(model, str | Path):
@@ -164,8 +116,9 @@ class Scorer:
             model, tokenizer = load_named(str(model))
         if is_host_model(model):
             tokenizer = tokenizer or model.tokenizer
-            if stop is None:
-                self.stop = stop_strings(model.generation_parameters.stop_strings)
+            if self.config.stop is None:
+                stops = model.generation_parameters.stop_strings or ()
+                self.config = self.config.replace(stop=stops)
             self.instruct = bool(getattr(model, "instruct", False))
             model = causal_model(model)
         model = plain_model(model)
@@ -178,19 +131,11 @@ class Scorer:
         if tokenizer is None or not hasattr(tokenizer, "decode"):
             got = "" if tokenizer is None else f", got {tokenizer!r:.60}"
             raise ValueError(
-                f"a transformers model needs its tokenizer: score(model, tokenizer, prompt, "
-                f"answer){got}"
+                f"a transformers model needs its tokenizer: score(model, prompt, answer, "
+                f"tokenizer=tokenizer){got}"
             )
-        self.model, self.tokenizer, self.variant, self.depth = (
-            model,
-            tokenizer,
-            variant,
-            float(depth),
-        )
-        self.closing_token, self.seed = bool(closing_token), int(seed)
-        self.num_samples, self.max_new_tokens = int(num_samples), int(max_new_tokens)
-        self.tau, self.beta = float(tau), float(beta)
-        self.attention = attention
+        self.model, self.tokenizer = model, tokenizer
+        self.stop = list(self.config.stop or ())
         self._keys = ModelKeys()
         self._tokenizer_key: str | None = None
         self.notes = check_tokenizer(model, tokenizer)
@@ -200,26 +145,18 @@ class Scorer:
     def while_written(self) -> Engine:
         """Scores an answer that is not there yet; made when it is wanted, since a dose matched in
         another scope is refused."""
-        return Engine(scope="response", seeded_by="prompt", **self._masks)
+        return Engine(self._asked.replace(scope="response", seeded_by="prompt", source="all"))
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
-        engine = vars(self.engine) | {"source": self.source}
         references = (self.reference, self.span_reference)
-        usual = {**ABSENT, "seeded_by": "answer"}
-        apart = (name for name in usual if engine[name] != usual[name])
-        used = ("num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "seed", *apart)
-        own = ("variant", "depth", "stop", "closing_token", "num_samples", "tau", "beta",
-               "max_new_tokens", "attention")  # fmt: skip
-        aggregated = {} if self.aggregation == MEAN else {"aggregation": self.aggregation}
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "reference": [run.identity for run in references if run] or None,
-            **{name: engine[name] for name in used},
-            **{name: getattr(self, name) for name in own},
-            **aggregated,
+            **self.config.to_dict(),
+            "memory_budget": None,  # of no matter
         }
 
     def score(
@@ -252,14 +189,16 @@ class Scorer:
         passages = None
         if context is not None:
             passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
-        elif self.source != "all":
-            raise ValueError(f"source {self.source!r} needs to know the context: give context=")
+        elif self.config.source != "all":
+            raise ValueError(
+                f"source {self.config.source!r} needs to know the context: give context="
+            )
         with _undisturbed(self.model):
             ids = self._answer(before, prompt_ids, said, memory)
             stats, sourced = self._stats(prompt_ids, ids, passages, memory)
             gate = self._gate(before, prompt_ids, samples)
         query = _Query(before, said, notes, prompt_ids, answer, samples)
-        return self._result(query, ids, stats, gate, passages, sourced, self.source)
+        return self._result(query, ids, stats, gate, passages, sourced, self.config.source)
 
     def _given(self, prompt: Prompt) -> Prompt:
         if self.instruct and isinstance(prompt, str):  # as LM-Polygraph does
@@ -328,14 +267,16 @@ class Scorer:
         gate, diversity, responses = gated
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.endings.closes(ids)
-        counted = slice(None, -1 if closes and not self.closing_token and len(ids) > 1 else None)
+        counted = slice(
+            None, -1 if closes and not self.config.closing_token and len(ids) > 1 else None
+        )
         tokens = tokens_of(self._at_depth(stats, source), ids, text, places, gate, self.tokenizer)
         sources = None
         if passages is not None and sourced is not None:
-            tokens = with_context(tokens, sourced, self.depth)
+            tokens = with_context(tokens, sourced, self.config.depth)
             texts = [passage.text for passage in passages]
-            sources = sources_from(sourced, self.depth, texts, counted)
-        used = stats[at_depth("asmi_settings", self.depth, source)]
+            sources = sources_from(sourced, self.config.depth, texts, counted)
+        used = stats[at_depth("asmi_settings", self.config.depth, source)]
         content = self.endings.without(text, places, ids)
         warnings = [*notes, *self.notes]
         if isinstance(before, str) and not before.strip():
@@ -359,15 +300,16 @@ class Scorer:
                 warnings.append(odd)
             if odd := stop_warning(said, self.stop):
                 warnings.append(odd)
-        if samples is not None and self.variant != "adapt":
-            warnings.append(f'Samples are for the variant "adapt": "{self.variant}" needs none.')
-        if self.variant == "adapt" and responses < 2:
+        if samples is not None and self.config.method != "adapt":
+            warnings.append(
+                f'Samples are for the method "adapt": "{self.config.method}" needs none.'
+            )
+        if self.config.method == "adapt" and responses < 2:
             warnings.append(
                 "Fewer than two sampled answers have a token: the semantic discount is left out."
             )
         return Score(
-            score=aggregate([token.u for token in tokens[counted]], self.aggregation),
-            variant=self.variant,
+            score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
             prompt=before if isinstance(before, str) else [dict(m) for m in before],
             answer=content if said is None else said if isinstance(said, str) else list(ids),
             scored_text=text,
@@ -375,7 +317,7 @@ class Scorer:
             counted=len(tokens[counted]),
             msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
             diversity=diversity,
-            gate=gate if self.variant == "adapt" else None,
+            gate=gate if self.config.method == "adapt" else None,
             settings={
                 name: value.item() if isinstance(value, np.generic) else value
                 for name, value in (used | self._own_settings(answer, samples)).items()
@@ -429,8 +371,7 @@ class Scorer:
         by_source = self.by_source.score(
             self.model, prompt_ids, ids, spans, passages=len(spans) > 1
         )
-        plain = (self.engine.perturbation, self.engine.dose) == ("heads", None)
-        if plain and self.engine.scope == self.by_source.scope:
+        if not self.config.is_control and self.config.scope == "response":
             return by_source, by_source
         own = self.engine.score(self.model, prompt_ids, ids)
         seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
@@ -439,25 +380,23 @@ class Scorer:
     def _own_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
-        """What made this score besides the masks; the names are those of `reference.COMPARED`."""
-        found: dict[str, Any] = {
-            "closing_token": self.closing_token,
-            "aggregation": self.aggregation,
-        }
+        """What made this score besides the masks."""
+        found = self.config.besides_masks()
         if self.reference is not None and "weights" in self.reference.settings:
             found |= self.fingerprints()
-        if answer is None or isinstance(answer, str):  # token ids are scored as they are
-            found["stop"] = sorted(self.stop)
-        if self.variant == "adapt":
-            drawn = self.num_samples if samples is None else len(samples)
-            found |= {"tau": self.tau, "beta": self.beta, "num_samples": drawn}
+        if not (answer is None or isinstance(answer, str)):  # token ids are scored as they are
+            del found["stop"]
+        else:
+            found["stop"] = list(self.stop)
+        if samples is not None and "num_samples" in found:
+            found["num_samples"] = len(samples)
         return found
 
     def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Token-level statistics under their plain names."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = {name: stats[at_depth(name, self.depth, source)] for name in names}
+        found = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
         return found | {name: stats[name] for name in plain}
 
     def _answer(
@@ -472,7 +411,7 @@ class Scorer:
         if not isinstance(answer, str):
             return token_ids(answer)
         ids = answer_tokens(self.tokenizer, prompt, answer)
-        if not self.closing_token or (ids and self.endings.closes(ids)):
+        if not self.config.closing_token or (ids and self.endings.closes(ids)):
             return ids
         if self.stop:
             return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
@@ -503,14 +442,14 @@ class Scorer:
             isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
         ):
             raise ValueError(f"samples are a list of answers, got {samples!r:.60}")
-        if self.variant != "adapt":
-            return float(self.variant == "sem"), None, 0
+        if self.config.method != "adapt":
+            return float(self.config.method == "sem"), None, 0
         if samples is None:
             with torch.random.fork_rng(range(torch.cuda.device_count())):
-                torch.manual_seed(example_seed(self.seed, prompt_ids.tolist()))
+                torch.manual_seed(example_seed(self.config.seed, prompt_ids.tolist()))
                 drawn = self._generate(
-                    prompt_ids, self.max_new_tokens, do_sample=True, temperature=0.5, top_k=50,
-                    top_p=1.0, num_return_sequences=self.num_samples,
+                    prompt_ids, self.config.max_new_tokens, do_sample=True, temperature=0.5,
+                    top_k=50, top_p=1.0, num_return_sequences=self.config.num_samples,
                 )  # fmt: skip
         else:
             drawn = [
@@ -523,13 +462,17 @@ class Scorer:
         ends = self.endings.end_ids
         drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
         responses = [ids for ids in drawn if ids]
-        diversity = diversity_of(self.model, prompt_ids, responses, self.attention)
-        return adaptive_gate(diversity, self.tau, self.beta), diversity, len(responses)
+        diversity = diversity_of(self.model, prompt_ids, responses, self.config.attention)
+        return (
+            adaptive_gate(diversity, self.config.tau, self.config.beta),
+            diversity,
+            len(responses),
+        )
 
     def _greedy(self, prompt_ids: Int[Tensor, " P"], memory: Memory) -> list[int]:
         """The model's own answer; what its generation knows then is remembered."""
         if not self.engine.remembers(self.model):
-            return self._generate(prompt_ids, self.max_new_tokens, do_sample=False)[0]
+            return self._generate(prompt_ids, self.config.max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
             common = memory.common(self.model, prompt_ids[:-1].tolist())
             cache = memory.cache(common)
@@ -537,12 +480,12 @@ class Scorer:
         try:
             with states_seen(self.model, layers) as seen:
                 (ids,) = self._generate(
-                    prompt_ids, self.max_new_tokens, do_sample=False, past_key_values=cache
+                    prompt_ids, self.config.max_new_tokens, do_sample=False, past_key_values=cache
                 )
         except (torch.OutOfMemoryError, ValueError):
             raise
         except Exception:  # a model without a cache refuses one in any way
-            (ids,) = self._generate(prompt_ids, self.max_new_tokens, do_sample=False)
+            (ids,) = self._generate(prompt_ids, self.config.max_new_tokens, do_sample=False)
             Memory.refuse(self.model)
             return ids
         memory.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
@@ -626,16 +569,16 @@ class Stream(Iterator[Token]):
                 "the chat ends in the assistant's message, but only an answer that the model "
                 "writes can be scored while it is written: leave the message out"
             )
-        if scorer.source != "all":
+        if scorer.config.source != "all":
             raise ValueError(
-                f"source={scorer.source!r}: while an answer is written it is scored with "
+                f"source={scorer.config.source!r}: while an answer is written it is scored with "
                 "source='all'. Score the finished answer for anything else"
             )
         self.scorer, self._engine = scorer, scorer.while_written
         self._others = ids is not None
         ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids
         self._query = _Query(before, None, notes, ids)
-        self._room = scorer._room(ids, scorer.max_new_tokens)
+        self._room = scorer._room(ids, scorer.config.max_new_tokens)
         self._gate: tuple[float, float | None, int] | None = None
         self._writing: Writing | None = None
         self._closed = self._ended = False
@@ -665,7 +608,7 @@ class Stream(Iterator[Token]):
             raise StopIteration
         scorer, prompt_ids = self.scorer, self._query.prompt_ids
         try:
-            with scoring_session(scorer.model, scorer.attention):
+            with scoring_session(scorer.model, scorer.config.attention):
                 if self._writing is None:
                     with _undisturbed(scorer.model):
                         self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
@@ -722,101 +665,54 @@ def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
                 model.config.use_cache = use_cache
 
 
-@overload
 def score(
-    model: "PreTrainedModel | Model | str",
-    tokenizer: PreTrainedTokenizerBase | None,
-    prompt: str | Messages,
+    model: "PreTrainedModel | Model | str | Path",
+    prompt: Prompt,
     answer: Answer | None = None,
-    **settings: Any,
-) -> Score: ...
-
-
-@overload
-def score(
-    model: "PreTrainedModel | Model | str",
-    tokenizer: PreTrainedTokenizerBase | None,
-    prompt: Sequence[str] | Sequence[Messages],
-    answer: Sequence[Answer | None] | None = None,
-    **settings: Any,
-) -> list[Score]: ...
-
-
-# A model that brings its tokenizer: prompt and answer follow at once.
-@overload
-def score(
-    model: "Model | str", tokenizer: str | Messages, prompt: Answer | None = None, **settings: Any
-) -> Score: ...
-
-
-@overload
-def score(
-    model: "Model | str",
-    tokenizer: Sequence[str] | Sequence[Messages],
-    prompt: Sequence[Answer | None] | None = None,
-    **settings: Any,
-) -> list[Score]: ...
-
-
-def score(
-    model: Any,
-    tokenizer: Any = None,
-    prompt: Any = None,
-    answer: Any = None,
     *,
-    samples: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: ASMIConfig | None = None,
+    samples: Sequence[Answer] | None = None,
     context: Any = None,
+    reference: Given = None,
     **settings: Any,
-) -> Any:
+) -> Score:
     """How fragile an answer is: score, tokens, and what the score means.
 
     Without `answer` the model's greedy answer is scored. The scores are those of a benchmark run on
-    the same token ids with the same settings.
-
-        score(model, tokenizer, prompt, answer)
-        score("smollm2", prompt, answer)
+    the same token ids with the same settings. Many rows: `Scorer.score_many`, `score_batch`.
 
     Args:
         model: a decoder-only transformers model; or LM-Polygraph's `WhiteboxModel`; or the name of
             a model: a folder, one of a hub's, or "smollm2". It is left as it was found.
-        tokenizer: the model's own. LM-Polygraph's models and names bring theirs: leave it out.
         prompt: a text; or chat messages (a list of dictionaries), which go through the tokenizer's
-            chat template; or a list of either. The last message of a chat, if it is the
-            assistant's, is the answer.
-        answer: text as it follows the prompt, its leading space included, or token ids; a list of
-            them for a list of prompts. Text is closed as the model would have: with the first stop
-            string, else what ends a turn of the chat template, else the end token. Token ids are
-            scored as they are.
-        samples: for variant "adapt", sampled answers (texts or token ids) in place of drawing them;
-            a list of such lists for a list of prompts.
+            chat template. The last message of a chat, if it is the assistant's, is the answer.
+        answer: text as it follows the prompt, its leading space included, or token ids. Text is
+            closed as the model would have: with the first stop string, else what ends a turn of the
+            chat template, else the end token. Token ids are scored as they are.
+        tokenizer: of a transformers model, its own. LM-Polygraph's models and names bring theirs.
+        config: settings; None: those of the reference, or the defaults.
+        samples: for the method "adapt", sampled answers (texts or token ids) in place of drawing
+            `num_samples` at temperature 0.5, which follow from prompt and `seed`.
         context: what in the prompt the answer should come from: a passage or a list of them; the
             result then says which of them the answer hangs on (`Score.sources`). A passage is a
             text that stands in the prompt once, or its characters (start, end); in a chat also the
-            number of a message, or (message, part). For a list of prompts, a list with one for
-            each.
-        **settings: keyword arguments of `Scorer`:
-            variant: "asmi", "sem" (default) or "adapt" (draws `num_samples` = 10 answers at
-            temperature 0.5, which follow from prompt and `seed`, unless `samples` are given);
-            depth, scope, source, num_masks, mask_rate, top_k, mask_sampler, seed: as in a config,
-            see docs/configs.md; seeded_by ("answer"): what the masks follow from, or "prompt"
-            alone, as in `stream`; perturbation ("heads"), dose (None): what a mask changes, arms
-            other than heads being controls and no scores of the method; closing_token: whether the
-            token that ends the answer counts (True); aggregation: how the score comes of its
-            tokens', "mean" (the paper's), "sum" or "max";
-            tau, beta: gate of "adapt"; max_new_tokens (64) and stop (None): of generated answers;
-            attention: implementation for ASMI's passes; memory_budget: bytes;
-            reference: a `Reference`, a saved one, or a finished run (manager file or folder), which
-            gives the number a meaning; or labelled rows, which give one to the numbers of `spans`
-            (`Reference.from_spans`); or a list of one and the other.
+            number of a message, or (message, part).
+        reference: what gives the number a meaning: a `Reference`, a saved one, or a finished run
+            (manager file or folder); or labelled rows, which give one to the numbers of `spans`
+            (`Reference.from_spans`); or a list of one and the other. Settings that are not given
+            are the reference's.
+        **settings: of `ASMIConfig`, in place of those of the config.
 
     Returns:
-        A `Score`, or a list of them for a list of prompts.
+        A `Score`.
 
     Raises:
         OSError: no model of that name.
-        TypeError: a model whose heads cannot be masked, or a quantised output projection.
+        TypeError: a model whose heads cannot be masked, or a quantised output projection; a
+            setting there is not.
         ValueError: an empty prompt or answer, one beyond the context window, settings out of range,
-            a tokenizer that is not the model's.
+            or other ones than the reference's; a tokenizer that is not the model's.
 
     Example:
         >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
@@ -828,58 +724,9 @@ def score(
         >>> result.reference is None, result.verdict[1][:11]  # the number has no scale of its own
         (True, 'No verdict:')
     """
-    _check_names(settings)
-    brings_tokenizer = isinstance(model, str | Path) or is_host_model(model)
-    if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
-        if not brings_tokenizer:
-            raise ValueError(
-                "the second argument is the model's tokenizer, got a "
-                f"{type(tokenizer).__name__}: score(model, tokenizer, prompt, answer)"
-            )
-        if prompt is not None and answer is not None:
-            raise ValueError("too much: score(model, prompt, answer) where no tokenizer is needed")
-        tokenizer, prompt, answer = None, tokenizer, answer if prompt is None else prompt
-    single = isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__")
-    prompts = [] if single else list(prompt)
-    if single or (prompts and isinstance(prompts[0], Mapping)):
-        asked(prompt, answer)  # what is wrong is told before a model is loaded
-        return Scorer(model, tokenizer, **settings).score(prompt, answer, samples, context)
-    many = len(prompts)
-    for name, given in (("answer", answer), ("samples", samples), ("context", context)):
-        if given is None:
-            continue
-        if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
-            raise ValueError(
-                f"{name} is a single {type(given).__name__}, but there are {many} prompts: give a "
-                "list with one for each, None where the model is to answer"
-            )
-        if len(given) != many:
-            raise ValueError(
-                f"{many} prompts, but {len(given)} in {name}: give a list with one for each, None "
-                "where the model is to answer"
-            )
-    answers = [None] * many if answer is None else list(answer)
-    for row in zip(prompts, answers, strict=True):
-        asked(*row)
-    sampled = [None] * many if samples is None else list(samples)
-    contexts = [None] * many if context is None else list(context)
-    scorer = Scorer(model, tokenizer, **settings)
-    rows = zip(prompts, answers, sampled, contexts, strict=True)
-    return [scorer.score(*row) for row in rows]
-
-
-def _check_names(settings: Iterable[str]) -> None:
-    """Refuse what is no keyword argument of `Scorer`.
-
-    Raises:
-        TypeError: one that is not, with what was meant, perhaps, and what there is.
-    """
-    known = [name for name in signature(Scorer).parameters if name not in ("model", "tokenizer")]
-    for name in settings:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            meant = f": {close[0]}?" if close else "."
-            raise TypeError(f"there is no setting {name}{meant} There are {', '.join(known)}")
+    asked(prompt, answer)  # what is wrong is told before a model is loaded
+    scorer = Scorer(model, config, tokenizer=tokenizer, reference=reference, **settings)
+    return scorer.score(prompt, answer, samples, context)
 
 
 class Streamer(BaseStreamer):
@@ -926,21 +773,29 @@ class Streamer(BaseStreamer):
             self.stream.close()
 
 
-def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **settings: Any) -> Stream:
+def stream(
+    model: "PreTrainedModel | Model | str | Path",
+    prompt: Prompt,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: ASMIConfig | None = None,
+    reference: Given = None,
+    **settings: Any,
+) -> Stream:
     """Score the model's own answer while it is written: its tokens, one after the other.
 
-        for token in stream(model, tokenizer, prompt):
+        for token in stream(model, prompt, tokenizer=tokenizer):
             print(token.text, token.u, token.alternative)
 
     At each step the masked subnetworks go on by one position behind the prompt that they share:
     the scope "response". An answer that is not there yet cannot choose its masks, so they follow
-    from the prompt: the tokens are those of `score(model, tokenizer, prompt, scope="response",
+    from the prompt: the tokens are those of `score(model, prompt, scope="response",
     seeded_by="prompt", **settings)`.
 
     Args:
-        model, tokenizer, prompt: one prompt, as for `score`.
-        **settings: keyword arguments of `Scorer`. `scope` and `seeded_by` are settled, and there is
-            no `source`, since parts of heads need the finished answer.
+        model, prompt, tokenizer, config, reference, **settings: as for `score`. `scope` and
+            `seeded_by` are settled, and there is no `source`, since parts of heads need the
+            finished answer.
 
     Returns:
         A `Stream` of `Token`; its `result` is the `Score` of what has been written.
@@ -956,20 +811,15 @@ def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **settings: An
         >>> tokens.result.settings["seeded_by"]
         'prompt'
     """
-    _check_names(settings)
-    if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
-        if prompt is not None or not (isinstance(model, str | Path) or is_host_model(model)):
-            raise ValueError(
-                "wanted stream(model, tokenizer, prompt), or stream(model, prompt) where the model "
-                f"brings its tokenizer; got a {type(tokenizer).__name__} in its place"
-            )
-        tokenizer, prompt = None, tokenizer
-    settled = {"scope": "response", "seeded_by": "prompt", "source": "all"}
-    for name, only in settled.items():
-        if settings.setdefault(name, only) != only:
-            raise ValueError(
-                f"{name}={settings[name]!r}: while an answer is written it is scored with "
-                f"{name}={only!r}. Score the finished answer for anything else"
-            )
+    for name, only in {"scope": "response", "seeded_by": "prompt", "source": "all"}.items():
+        if config is not None or name in settings:
+            given = settings.get(name, getattr(config, name, only))
+            if given != only:
+                raise ValueError(
+                    f"{name}={given!r}: while an answer is written it is scored with "
+                    f"{name}={only!r}. Score the finished answer for anything else"
+                )
+        settings |= {name: only}
     asked(prompt)  # what is wrong is told before a model is loaded
-    return Scorer(model, tokenizer, **settings).stream(prompt)
+    scorer = Scorer(model, config, tokenizer=tokenizer, reference=reference, **settings)
+    return scorer.stream(prompt)

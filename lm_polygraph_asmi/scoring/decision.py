@@ -1,13 +1,12 @@
 """Whether an answer may be shown: a threshold with its promise, and what it was made on."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
-from lm_polygraph_asmi.validation import VARIANTS
+from lm_polygraph_asmi.config import METHODS
 
-SIGNALS = {**VARIANTS, "msp": "MSP", "perplexity": "perplexity", "entropy": "mean entropy"}
+SIGNALS = {**METHODS, "msp": "MSP", "perplexity": "perplexity", "entropy": "mean entropy"}
 """Signals that a scored answer has for free, by name in settings -> name in sentences."""
 
 
@@ -31,6 +30,10 @@ class Decision:
     signal: str
     found: RiskThreshold
 
+    def __post_init__(self) -> None:
+        if self.signal not in SIGNALS:
+            raise ValueError(f"there is no signal {self.signal!r}, but {list(SIGNALS)}")
+
     def accepts(self, signals: Mapping[str, float]) -> bool | None:
         """Of an answer with these signals; None where there is no threshold."""
         if self.found.threshold is None:
@@ -52,16 +55,3 @@ class Decision:
 
     def __str__(self) -> str:
         return f"by {SIGNALS[self.signal]}, {self.found}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return {"signal": self.signal} | asdict(self.found)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Decision":
-        """What `to_dict` gave."""
-        own = dict(content)
-        signal = own.pop("signal")
-        if signal not in SIGNALS:
-            raise ValueError(f"there is no signal {signal!r}, but {list(SIGNALS)}")
-        return cls(signal, RiskThreshold(**own))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.saved.aggregation import aggregate
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.reference import Reference
@@ -26,19 +27,6 @@ SENTENCE_END = re.compile(r"[.!?…؟।][\"'”’)\]]*\s|[。！？]")
 
 UNSPACED = re.compile(r"[^。！？]*[。！？]+[”’」』）]*|[^。！？]+")
 """Sentences of scripts that put no space behind them, which spaCy's rules leave in one."""
-
-ABBREVIATION = re.compile(r"(?!(e\.g|i\.e|v\.s)\.)(\w+\.){2,}|(Bros|Co|Corp|Inc|Jr|Ltd|Sr)\.", re.I)
-"""Words with a full stop of their own that may end a sentence; "Mr." and "e.g." never do."""
-OPENERS = {
-    "A", "After", "All", "Although", "An", "And", "As", "At", "Before", "Both", "But", "By",
-    "During", "Each", "For", "From", "He", "Her", "Here", "His", "How", "However", "If", "In",
-    "It", "Its", "Many", "On", "Our", "She", "Since", "So", "Some", "That", "The", "Their", "Then",
-    "There", "These", "They", "This", "Those", "Though", "To", "Under", "We", "What", "When",
-    "Where", "While", "Who", "Why", "With", "You", "Your",
-}  # fmt: skip
-"""Words that begin a sentence and are hardly ever part of a name. "The U.S. Army came" is one
-sentence and "in the U.S. They came" are two, which no sign tells apart: spaCy's rules leave both
-whole, and one of these words behind an abbreviation begins a sentence."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +111,7 @@ def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     if not SENTENCE_END.search(part):
         yield start, end
         return
-    doc = _splitter()(part)
-    for word in doc[1:]:
-        if word.text in OPENERS:
-            last = word.i - 1
-            while last and (doc[last].is_space or doc[last].is_quote or doc[last].is_right_punct):
-                last -= 1
-            if ABBREVIATION.fullmatch(doc[last].text):
-                word.is_sent_start = True
-    for sentence in doc.sents:
+    for sentence in _splitter()(part).sents:
         for piece in UNSPACED.finditer(sentence.text):
             if piece[0].strip():
                 first = start + sentence.start_char + piece.start()
@@ -153,7 +133,7 @@ def span_of(
     end: int,
     tokens: Sequence["Token"],
     reference: "Reference | None" = None,
-    aggregation: str = MEAN,
+    aggregation: str = ASMIConfig.aggregation,
 ) -> Span:
     """What the tokens that reach into text[start:end] say together.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -29,10 +30,8 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.saved.doses import FORMAT, other_than
-from lm_polygraph_asmi.saved.names import perturbed_by
 from lm_polygraph_asmi.saved.runs import load_run
 from lm_polygraph_asmi.scoring.answers import Answer, answers_of, settings_of
-from lm_polygraph_asmi.validation import PERTURBATIONS
 
 SAME_DOSE = 1e-5
 """Relative: what lies nearer is not asked for again."""
@@ -174,7 +173,7 @@ def doses_for(
     gguf_file: str | None = None,
     dtype: str = "auto",
     device_map: str | None = None,
-    depth: float = 0.6,
+    depth: float = ASMIConfig.depth,
     rows: int = 20,
     memory_budget: int | None = None,
 ) -> dict[str, Any]:
@@ -195,7 +194,7 @@ def doses_for(
     """
     evaluated, spare = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
-    if perturbed_by(used):
+    if ASMIConfig.from_dict(used).is_control:
         raise ValueError(f"{run} is a run of an arm itself: name the run of heads")
     ours = {name: evaluated.recorded(name) for name in ("model", "dataset")}
     other = other_than(ours, spare.recorded("model"), spare.recorded("dataset"))

@@ -18,6 +18,7 @@ from torch.special import entr
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.model import (
     HeadPart,
     Memory,
@@ -47,24 +48,9 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.readout import widens
-from lm_polygraph_asmi.saved.doses import dose_of
+from lm_polygraph_asmi.saved.doses import with_dose
 from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
-from lm_polygraph_asmi.saved.names import (
-    CANDIDATES,
-    COVERAGE_AT,
-    Settings,
-    at_depth,
-    passage,
-    sources_of,
-)
-from lm_polygraph_asmi.validation import (
-    TOP_K,
-    check_at_least_one,
-    check_one_of,
-    check_settings,
-    check_source,
-    check_top_k,
-)
+from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, passage
 
 log = logging.getLogger("lm_polygraph")
 
@@ -79,20 +65,6 @@ granted on evidence that the answers paraphrase each other; without a pair there
 """
 
 
-def prompt_is_shared(
-    scope: str = "all",
-    source: str | Sequence[str] = "all",
-    without_context: bool = False,
-    perturbation: str = "heads",
-) -> bool:
-    """Whether all masks have the prompt's keys and values, and need nothing else of it.
-
-    Not so for sources, which are told apart in it, nor for arms, which may look at its heads.
-    """
-    plain = sources_of(source) == ("all",) and not without_context
-    return scope == "response" and plain and perturbation == "heads"
-
-
 class Engine:
     """Scores responses under S head masks at one layer per depth.
 
@@ -100,104 +72,60 @@ class Engine:
     target layer on, under S masks (Algorithm 1 of the paper).
 
     Args:
-        depths: relative depths of the masked layers, each in (0, 1).
-        num_masks: S, at least 2; None derives it from the model's heads (`maths.operating_point`).
-        mask_rate: p, in (0, 1); None as above.
-        top_k: K, tokens kept per distribution, at least 1.
-        mask_sampler: "bernoulli" (the paper's) or "balanced"; see `maths.sample_head_masks`.
-        scope: "all", masks at every position (the paper's definition), or "response", masks at the
-            positions that predict the response alone, at a fraction of the cost.
-        source: what a masked head loses: "all" its output, or, in the scope "response", only what
-            of it comes from the "context" or from "elsewhere" (`model.sources`); or several of
-            these, scored with the same masks.
+        config: settings of the masks, attention and memory; others are of no matter here.
+        depths: relative depths of the masked layers, each in (0, 1); None: the config's.
+        sources: of the parts of heads that are taken, with the same masks; None: the config's.
         without_context: also run the model on the prompt without the context's tokens.
-        seed: base seed; each example's masks follow from it, the layer and the token ids.
-        perturbation: what a mask changes: "heads", the method's own, or another arm of the
-            falsifier (`model.perturbation`), which are no scores of the method.
-        dose: what multiplies the change of the layer's output; or a file of doses, of which the
-            one matched by effect is taken; None leaves it as it is.
-        attention: attention implementation of every pass made here, such as "sdpa"; None keeps
-            the model's own (which RAUQ wants to be "eager").
-        memory_budget: bytes for masked passes above the weights; None takes half of the free
-            device memory, or 512 MiB on a CPU.
         details: also return masks, per-mask KL and the top candidates.
-        seeded_by: what each example's masks follow from, besides seed and layer: the "answer" and
-            its prompt, or the "prompt" alone.
         journal: folder in which results are kept as they are made, and looked up before any pass
             is run (`journal.Journal`); None keeps nothing.
+        **settings: in place of those of the config.
 
     Raises:
         ValueError: an argument out of range.
+        TypeError: a setting there is not.
     """
 
     def __init__(
         self,
-        depths: Sequence[float] | float = (0.6,),
-        num_masks: int | None = None,
-        mask_rate: float | None = None,
-        top_k: int = TOP_K,
-        mask_sampler: str = "bernoulli",
-        scope: str = "all",
-        source: str | Sequence[str] = "all",
+        config: ASMIConfig | None = None,
+        *,
+        depths: Sequence[float] | float | None = None,
+        sources: Sequence[str] | None = None,
         without_context: bool = False,
-        seed: int = 0,
-        perturbation: str = "heads",
-        dose: float | str | None = None,
-        attention: str | None = None,
-        memory_budget: int | None = None,
         details: bool = False,
         journal: str | None = None,
-        seeded_by: str = "answer",
+        **settings: Any,
     ) -> None:
-        depths = tuple(depths) if isinstance(depths, Sequence) else (depths,)
-        if not depths:
+        config = (config or ASMIConfig()).replace(**settings)
+        own = (config.depth,) if depths is None else depths
+        self.depths = tuple(own) if isinstance(own, Sequence) else (own,)
+        if not self.depths:
             raise ValueError("depths must name at least one depth, such as [0.6]")
-        masked = {"scope": scope, "mask_rate": mask_rate}
-        dose = dose_of(dose, perturbation, *({"depth": depth, **masked} for depth in depths))
-        point = (top_k, num_masks, mask_rate, mask_sampler, scope)
-        check_settings(depths, *point, perturbation, dose)
-        self.sources = sources_of(source)
+        self.sources = (config.source,) if sources is None else tuple(sources)
         if not self.sources or len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"source must name each source once, got {source!r}")
-        for own in self.sources:
-            check_source(own, scope, perturbation)
-        check_at_least_one("memory_budget", memory_budget)
-        self.without_context = without_context
-        self.depths = depths
-        # NumPy's numbers pass, and become plain ones.
-        self.num_masks = None if num_masks is None else int(num_masks)
-        self.mask_rate = None if mask_rate is None else float(mask_rate)
-        self.top_k, self.seed = int(top_k), int(seed)
-        self.mask_sampler, self.scope = mask_sampler, scope
-        self.perturbation, self.dose = perturbation, dose
-        self.attention, self.memory_budget, self.details = attention, memory_budget, details
-        check_one_of("seeded_by", seeded_by, ("answer", "prompt"))
-        self.seeded_by = seeded_by
+            raise ValueError(f"sources must name each source once, got {sources!r}")
+        for depth in self.depths:
+            for source in self.sources:
+                config.replace(depth=depth, source=source)  # refuses what is out of range
+        self.config = with_dose(config, self.depths)
+        self.without_context, self.details = without_context, details
         self.journal = Journal(journal)
         self._keys = ModelKeys()
 
     def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
         """What it uses on a model, derived values filled in."""
-        at = layer_at(model, depth)
+        at, config = layer_at(model, depth), self.config
         heads = num_heads(model, at.layer)
-        mask_rate, num_masks = maths.operating_point(heads, self.num_masks, self.mask_rate)
+        point = maths.operating_point(heads, config.num_masks, config.mask_rate)
+        attention = config.attention or attention_of(model)
         return Settings(
-            depth=depth,
+            config.replace(depth=depth, attention=attention, **point._asdict()),
+            source=source,
             layer=at.layer,
             num_layers=num_layers(model),
             num_heads=heads,
-            num_masks=num_masks,
-            mask_rate=mask_rate,
-            top_k=self.top_k,
-            mask_sampler=self.mask_sampler,
-            scope=self.scope,
-            seed=self.seed,
-            attention=self.attention or attention_of(model),
             requested_layer=None if at.requested == at.layer else at.requested,
-            source=None if source == "all" else source,
-            perturbation=self.perturbation,
-            dose=self.dose,
-            seeded_by=self.seeded_by,
         )
 
     def layers(self, model: PreTrainedModel) -> list[int]:
@@ -216,12 +144,12 @@ class Engine:
             ValueError: an attention implementation it cannot use, or one the scope cannot.
         """
         unembedding(model)
-        with scoring_session(model, self.attention):
-            check_scope_runs(model, self.scope)
+        with scoring_session(model, self.config.attention):
+            check_scope_runs(model, self.config.scope)
             for depth in self.depths:
                 used = self.settings(model, depth)
                 log.info("ASMI uses %s", used)
-                check_arm(model, used.layer, Perturbation(used.perturbation, used.dose))
+                check_arm(model, used.layer, _change(used))
 
     def score(
         self,
@@ -250,7 +178,7 @@ class Engine:
             ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
-        with scoring_session(model, self.attention):  # which looks at the model's state once
+        with scoring_session(model, self.config.attention):  # which looks at the model's state once
             if memory is not None and self.remembers(model) and not passages:
                 try:
                     return self._score(model, prompt, response, context, passages, memory)
@@ -264,9 +192,17 @@ class Engine:
             return self._score(model, prompt, response, context, passages)
 
     def remembers(self, model: PreTrainedModel) -> bool:
-        """Whether known keys and values are of use: the prompt's are the same for all masks."""
-        settings = (self.scope, self.sources, self.without_context, self.perturbation)
-        return prompt_is_shared(*settings) and Memory.serves(model)
+        """Whether known keys and values are of use."""
+        return self.prompt_is_shared and Memory.serves(model)
+
+    @property
+    def prompt_is_shared(self) -> bool:
+        """Whether all masks have the prompt's keys and values, and need nothing else of it.
+
+        Not so for sources, which are told apart in it, nor for arms, which may look at its heads.
+        """
+        in_response = self.config.scope == "response" and self.config.perturbation == "heads"
+        return in_response and not self.needs_context
 
     def _score(
         self,
@@ -278,7 +214,7 @@ class Engine:
         memory: Memory | None = None,
     ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
-        check_top_k(self.top_k, model.config.get_text_config().vocab_size)
+        check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         sources, spans = self.sources, None
         if passages or self.needs_context:
             spans = check_spans(context, len(scored))
@@ -292,14 +228,14 @@ class Engine:
         answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
-            "scope": self.scope,
-            "attention": self.attention or attention_of(model),
+            "scope": self.config.scope,
+            "attention": self.config.attention or attention_of(model),
         }
         keys = {
             part: answer_key
             | used.to_dict()
             | {"details": self.details}
-            | ({} if used.source is None else {"context": spans})
+            | ({} if used.source == "all" else {"context": spans})
             for part, used in parts_of.items()
         }
         example = self.journal.get(answer_key)
@@ -351,7 +287,7 @@ class Engine:
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The pass that serves all depths, and what the unmasked model says of the response."""
         start = time.perf_counter()
-        unmasked = run_unmasked(model, scored, prompt_length, layers, self.scope, memory)
+        unmasked = run_unmasked(model, scored, prompt_length, layers, self.config.scope, memory)
         tokens = scored[prompt_length:]
         return unmasked, self._own_statistics(model, unmasked.final_hidden, tokens) | {
             "asmi_tokens": tokens.numpy().astype(np.int64),
@@ -387,21 +323,13 @@ class Engine:
             split: by layer, the parts of its heads; filled in.
         """
         start = time.perf_counter()
-        seed, masks = maths.example_masks(
-            used.num_masks,
-            used.num_heads,
-            used.mask_rate,
-            used.mask_sampler,
-            used.seed,
-            used.layer,
-            unmasked.input_ids[: self._seeding(unmasked.prompt_length)].tolist(),
-        )
-        change = Perturbation(used.perturbation, used.dose, used.seed)
+        tokens = unmasked.input_ids[: self._seeding(unmasked.prompt_length)].tolist()
+        seed, masks = _masks(used, tokens)
+        change = _change(used)
         own: dict[str, np.ndarray] = {}
-        if used.source is None:
-            subnetworks = run_subnetworks(
-                model, unmasked, used.layer, masks, self.memory_budget, change
-            )
+        budget = self.config.memory_budget
+        if used.source == "all":
+            subnetworks = run_subnetworks(model, unmasked, used.layer, masks, budget, change)
         else:
             assert spans is not None
             if used.layer not in split:
@@ -410,7 +338,7 @@ class Engine:
             change = replace(change, edit=without_part(part.heads))
             # One row more, without this source in any head.
             drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
-            every = run_subnetworks(model, unmasked, used.layer, drawn, self.memory_budget, change)
+            every = run_subnetworks(model, unmasked, used.layer, drawn, budget, change)
             subnetworks = every.first(len(masks))
             own = {
                 "asmi_source_attention": _numpy(part.attention.double().mean(0)),
@@ -429,7 +357,7 @@ class Engine:
 
     def _seeding(self, prompt_length: int) -> int | None:
         """How many of the tokens the masks follow from; None for all."""
-        return prompt_length if self.seeded_by == "prompt" else None
+        return prompt_length if self.config.seeded_by == "prompt" else None
 
     def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "Writing":
         """Score an answer while it is written, in the scope "response"; depth by the first.
@@ -440,20 +368,17 @@ class Engine:
             NotImplementedError, RuntimeError: see `steps_of`.
             ValueError: settings that need the finished answer.
         """
-        if self.scope != "response" or self.seeded_by != "prompt" or self.sources != ("all",):
+        wanted = ("response", "prompt", ("all",))
+        if (self.config.scope, self.config.seeded_by, self.sources) != wanted:
             raise ValueError(
                 "an answer is scored while it is written in the scope 'response', with masks "
                 "seeded by the 'prompt', without a source"
             )
-        check_top_k(self.top_k, model.config.get_text_config().vocab_size)
+        check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         used = self.settings(model, self.depths[0])
         start = time.perf_counter()
-        seed, masks = maths.example_masks(
-            used.num_masks, used.num_heads, used.mask_rate, used.mask_sampler, used.seed,
-            used.layer, prompt.tolist(),
-        )  # fmt: skip
-        change = Perturbation(used.perturbation, used.dose, used.seed)
-        written = steps_of(model, prompt, used.layer, masks, change)
+        seed, masks = _masks(used, prompt.tolist())
+        written = steps_of(model, prompt, used.layer, masks, _change(used))
         seconds = time.perf_counter() - start
         return Writing(self, model, used, written, seed, prompt.tolist(), seconds)
 
@@ -475,9 +400,9 @@ class Engine:
         # few positions at a time.
         weight = unembedding(model)
         distinct, positions = subnetworks.hidden.shape[:2]
-        per_position, per_row = reduction_bytes(distinct, used.top_k, weight)
-        budget = self.memory_budget or default_budget(weight.device)
-        union = min(distinct * used.top_k, len(weight))
+        per_position, per_row = reduction_bytes(distinct, used.config.top_k, weight)
+        budget = self.config.memory_budget or default_budget(weight.device)
+        union = min(distinct * used.config.top_k, len(weight))
         # Where the kernel of a single position is too large, it is made some rows at a time.
         rows = max(1, min(union, int(budget - per_position) // per_row))
         parts = in_chunks(
@@ -522,7 +447,7 @@ class Engine:
     def _at_once(self, model: PreTrainedModel, device: torch.device) -> int:
         """How many distributions to work on together."""
         vocabulary = model.config.get_text_config().vocab_size
-        return int(self.memory_budget or default_budget(device)) // (32 * vocabulary)
+        return int(self.config.memory_budget or default_budget(device)) // (32 * vocabulary)
 
     def _reduce(
         self,
@@ -535,8 +460,8 @@ class Engine:
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
-        by_rank = maths.ranked(log_probs, max(self.top_k, *COVERAGE_AT))
-        support = maths.union_support(log_probs, self.top_k, by_rank)
+        by_rank = maths.ranked(log_probs, max(self.config.top_k, *COVERAGE_AT))
+        support = maths.union_support(log_probs, self.config.top_k, by_rank)
         found = maths.disagreement(support, counts)
         coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {
@@ -618,13 +543,31 @@ class Writing:
         own = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
         plain = ("asmi_entropy", "asmi_log_likelihood")
         found = _joined(self._parts) | own
-        depth = self.settings.depth
+        depth = self.settings.config.depth
         return {n if n in plain else at_depth(n, depth): v for n, v in found.items()} | {
             "asmi_tokens": np.array(self.ids, dtype=np.int64),
             "asmi_prompt_length": self._length,
             "asmi_seconds": self._seconds,
             "asmi_reused_depths": 0,
         }
+
+
+def _masks(used: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]]:
+    """Seed and masks of an example; `tokens` are those that they follow from."""
+    drawn = used.config
+    assert drawn.num_masks is not None
+    assert drawn.mask_rate is not None
+    return maths.example_masks(
+        drawn.num_masks, used.num_heads, drawn.mask_rate, drawn.mask_sampler, drawn.seed,
+        used.layer, tokens,
+    )  # fmt: skip
+
+
+def _change(used: Settings) -> Perturbation:
+    """What a mask changes."""
+    config = used.config
+    assert not isinstance(config.dose, str)  # a file, which `with_dose` has read
+    return Perturbation(config.perturbation, config.dose, config.seed)
 
 
 def _of_tokens(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:

@@ -17,10 +17,11 @@ def load(
 
     Args:
         model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
-        **settings: of `Scorer`.
+        **settings: as for `Scorer`.
 
     Raises:
         OSError: no such model here, in the cache or on the hub.
         TypeError, ValueError: as `Scorer`; or no such dtype.
     """
-    return Scorer(*load_named(model, gguf_file, dtype, device_map), **settings)
+    loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
+    return Scorer(loaded, tokenizer=tokenizer, **settings)

@@ -175,7 +175,7 @@ def _cells(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
         "asmi_sources": None
         if score.sources is None
         else _json({name: asdict(source) for name, source in score.sources.items()}),
-        "asmi_settings": _json(score.settings | {"variant": score.variant}),
+        "asmi_settings": _json(score.settings),
         "asmi_warnings": _json(score.warnings) if score.warnings else None,
         "asmi_error": None,
     }

@@ -27,6 +27,7 @@ from lm_polygraph_asmi.analysis.choice import (
     matched_pairs,
 )
 from lm_polygraph_asmi.analysis.heads import head_criticality
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
@@ -90,7 +91,7 @@ class Tokens:
         if lacking:
             raise ValueError(
                 f"{run.path} has not saved {', '.join(lacking)}: the probe needs a run of the "
-                "config asmi_heads (asmi.calculator.details=true)"
+                "config asmi_heads (asmi.details=true)"
             )
         found: dict[str, list[np.ndarray]] = {}
         for row, values in enumerate(zip(*(run.stats[name] for name in names), strict=True)):
@@ -405,7 +406,7 @@ def probe_of(
     gguf_file: str | None = None,
     dtype: str = "auto",
     device_map: str | None = None,
-    depth: float = 0.6,
+    depth: float = ASMIConfig.depth,
     **settings: Any,
 ) -> tuple[CausalProbe, dict[int, Answer]]:
     """A probe of a finished run, and the answers it is to be run on.

@@ -2,11 +2,11 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -22,36 +22,23 @@ from lm_polygraph_asmi.analysis.calibration import (
 from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
-from lm_polygraph_asmi.saved.aggregation import MEAN, aggregated_by
-from lm_polygraph_asmi.saved.names import ABSENT
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.saved.doses import with_dose
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.validation import BETA, TAU, VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from lm_polygraph_asmi.saved.cells import Cell
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 2
+FORMAT = 3
 ANEW = (
     "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
     "`polygraph_asmi reference` from a finished run"
 )
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
-UNNAMED = ABSENT | {"aggregation": MEAN}
-"""What settings mean that do not name these, as those of older references."""
-COMPARED = (
-    "variant", "depth", "layer", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope",
-    "closing_token", "stop", "tau", "beta", "num_samples", "weights", "tokenizer", *UNNAMED,
-)  # fmt: skip
-"""Settings that make a score another one; compared where both sides know them."""
-NEEDED = (
-    "variant", "depth", "num_masks", "mask_rate", "top_k", "mask_sampler", "scope", "closing_token",
-)  # fmt: skip
-"""Settings without which nobody knows what a reference is of."""
 NOT_RECORDED = "not recorded"
 """In place of a model's name, where a run has no manifest."""
 USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
@@ -79,7 +66,7 @@ class Reference:
             answers held out, lower = better; see `held_out_brier`.
         quality: metric by which its answers were judged wrong (below 0.5).
         n, clusters, errors: answers, clusters, wrong answers.
-        settings: of ASMI, `variant` and `closing_token` among them.
+        settings: as in `Score.settings`.
         masking_response: mean MI_t of its tokens, nats; None where it was not saved.
         decision: the threshold below which answers are accepted; None where none was asked for.
         signals: how well each signal ranked the errors, by name; see `calibrate` of this folder.
@@ -126,72 +113,92 @@ class Reference:
     usual: dict[str, list[float]] = field(default_factory=dict)
     unit: str = "answers"
 
+    @property
+    def config(self) -> ASMIConfig:
+        """Settings for other answers to be scored as these were; of the machine none."""
+        machine = ASMIConfig.names("machine")
+        known = {name: of for name, of in self.settings.items() if name not in machine}
+        return ASMIConfig.from_dict(known)
+
     @classmethod
-    def read(
-        cls,
-        path: str | Path,
-        variant: str = "sem",
-        depth: float = 0.6,
-        source: str = "all",
-        aggregation: str = MEAN,
-    ) -> "Reference":
+    def read(cls, path: str | Path, **wanted: Any) -> "Reference":
         """A saved reference (.json), or one made of a run (manager file or folder) or of rows.
 
         Args:
             path: rows end in .jsonl, see `from_spans`.
-            variant, depth, source, aggregation: which score of a run.
+            **wanted: settings of the score.
 
         Raises:
             FileNotFoundError: nothing there.
             ValueError: no run or several, no such score in it, no right or no wrong answers, or
-                another kind of file.
+                another kind of file; or it is of a score with other settings.
         """
         if not str(path):
             raise ValueError("reference is an empty path: leave it out, or name a run")
         path = Path(path)
-        if path.suffix.lower() in ROWS:
-            return cls.from_spans(path)
-        if path.suffix == ".json":
-            return cls.load(path)
-        return cls.from_run(path, variant, depth, source, aggregation)
+        if path.suffix.lower() in ROWS or path.suffix == ".json":
+            found = cls.load(path) if path.suffix == ".json" else cls.from_spans(path)
+            found.check_wanted(wanted)
+            return found
+        return cls.from_run(path, **wanted)
+
+    def check_wanted(self, wanted: Mapping[str, Any]) -> None:
+        """Raise ValueError where this is of a score with other settings than are wanted."""
+        here = {name: value for name, value in wanted.items() if value is not None}
+        different = _differences(self.config, with_dose(self.config.replace(**here)))
+        if different:
+            raise ValueError(
+                f"the reference {self.name} is of another score ({different}): leave these "
+                "settings out, which takes the reference's, or take a reference made with them"
+            )
 
     @classmethod
-    def from_run(
-        cls,
-        path: str | Path,
-        variant: str = "sem",
-        depth: float = 0.6,
-        source: str = "all",
-        aggregation: str = MEAN,
-        metric: str | None = None,
-    ) -> "Reference":
-        """Fit on all answers of a finished run with finite scores. Arguments as for `score`;
-        `metric` judges the answers, None: AlignScore, or the first one the run has.
+    def from_run(cls, path: str | Path, metric: str | None = None, **wanted: Any) -> "Reference":
+        """Fit on all answers of a finished run with finite scores.
+
+        Args:
+            metric: judges the answers; None: AlignScore, or the first one the run has.
+            **wanted: settings of the score, such as `method="asmi"`; of those that are left out the
+                run's, and Sem-ASMI of several methods.
 
         Raises:
             FileNotFoundError: no such run.
             ValueError: no run or several, no such score or metric in it, no right or no wrong
                 answers.
         """
-        from lm_polygraph_asmi.saved.cells import load_cells, same_depth, with_source
+        from lm_polygraph_asmi.saved.cells import load_cells, of_config
 
+        depth = wanted.get("depth", ASMIConfig.depth)
         cell, *others = load_cells([path], metric, depth)
         if others:
             raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
-        cell = with_source(cell, source, aggregation)
-        symbol = VARIANTS[variant]
-        if not same_depth(cell.depth, depth) or symbol not in cell.variants:
+        asked = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
+
+        def fits(config: ASMIConfig) -> bool:
+            told = {n: v for n, v in asked.items() if None not in (v, getattr(config, n))}
+            return config.replace(**told).score_key() == config.score_key()
+
+        if not cell.methods:
             raise ValueError(
-                f"{path} has no score {symbol} at depth {depth:.0%}, source {source}, aggregation "
-                f"{aggregation}, but {list(cell.scores)}: give a run with this variant, depth, "
-                "source and aggregation, or score with those it has"
+                f"{path} says of no score which settings it had: only runs with the callback "
+                "RunRecord write a manifest, which says it"
             )
-        method = cell.variants[symbol]
+        method = next((name for name, config in cell.methods.items() if fits(config)), None)
+        if method is None:
+            raise ValueError(
+                f"{path} has no score with the settings {_said(wanted)}, but {list(cell.scores)}: "
+                "give a run with these, or score with those it has"
+            )
+        config = cell.methods[method]
+        cell = of_config(cell, config)
         scores = cell.score(method)
         own = cell.tokens("asmi_log_likelihood")  # MSP as `score` computes it
         msp = cell.msp if own is None else np.array([-answer.sum() for answer in own])
         if msp is None:
             raise ValueError(f"{path} has saved neither MSP nor asmi_log_likelihood")
+        used = cell.settings()
+        if used is None:
+            raise ValueError(f"{path} has not saved asmi_settings: nobody knows what masks it had")
         return cls.fitted(
             path,
             scores,
@@ -203,7 +210,7 @@ class Reference:
             method=method,
             model=str(cell.run.recorded("model").get("path") or NOT_RECORDED),
             judged_by=cell.metric,
-            settings=(cell.settings() or {}) | {"variant": variant} | _own_settings(cell, method),
+            settings=used | config.besides_masks(),
             masking_response=None
             if cell.mi_tokens is None
             else float(np.concatenate(cell.mi_tokens).mean()),
@@ -226,6 +233,7 @@ class Reference:
         path = Path(path)
         rows = _labelled_rows(path)
         (first, *others) = rows
+        config = ASMIConfig.from_dict(first["settings"])
         prompts = [row["prompt"] for row in rows]
         same = text_clusters([p if isinstance(p, str) else json.dumps(p) for p in prompts])
         labelled = [
@@ -246,18 +254,14 @@ class Reference:
             [cluster for _, _, cluster in labelled],
             np.array([span["tokens"] * math.log(span["perplexity"]) for span in spans]),
             name=path.name,
-            method=" ".join(
-                [VARIANTS[first["variant"]], "of parts", *aggregated_by(first["settings"])]
-            ),
+            method=" ".join([config.symbol, "of parts", *config.said("aggregation")]),
             model=first["model"],
             judged_by="their labels",
-            settings=first["settings"] | {"variant": first["variant"]},
+            settings=first["settings"],
             unit="parts",
         )
         for row in others:
-            other = found.other_settings(
-                row["settings"] | {"variant": row["variant"], "model": row["model"]}
-            )
+            other = found.other_settings(row["settings"] | {"model": row["model"]})
             if other:
                 raise ValueError(
                     f"rows {first['row']} and {row['row']} of {path} are of other scores "
@@ -307,15 +311,10 @@ class Reference:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        own = {
-            "prr": _plain(self.prr),
-            "decision": self.decision and self.decision.to_dict(),
-            "signals": {name: [*map(_plain, signal)] for name, signal in self.signals.items()},
-            "promises": [decision.to_dict() for decision in self.promises],
-        }
-        content = {"format": FORMAT, **asdict(self), **own}
-        text = json.dumps(content, indent=1, allow_nan=False)
-        Path(path).write_text(text, encoding="utf-8")
+        from pydantic_core import to_json
+
+        content = {"format": FORMAT, **vars(self)}
+        Path(path).write_bytes(to_json(content, indent=1, inf_nan_mode="null"))
 
     @classmethod
     def load(cls, path: str | Path) -> "Reference":
@@ -325,6 +324,8 @@ class Reference:
             FileNotFoundError: nothing there.
             ValueError: another kind of file.
         """
+        from pydantic import TypeAdapter, ValidationError
+
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if "format" not in content:
@@ -334,20 +335,15 @@ class Reference:
                 )
             if content.pop("format") != FORMAT:
                 raise ValueError(f"{path} is not a reference of the format {FORMAT}: {ANEW}")
-            content["prr"] = _interval(content["prr"])
-            content["signals"] = {
-                name: Signal(*map(_interval, signal))
-                for name, signal in content.get("signals", {}).items()
-            }
-            content["decision"] = content.get("decision") and Decision.from_dict(
-                content["decision"]
-            )
-            content["promises"] = tuple(map(Decision.from_dict, content.get("promises", ())))
-            content["calibration"] = [Step(*step) for step in content["calibration"]]
-            content["brier"] = content["brier"] and tuple(content["brier"])
-            return cls(**content)
+            for bounds in (content["prr"], *chain(*content["signals"].values())):
+                bounds[:] = [math.nan if bound is None else bound for bound in bounds]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved reference: {error!r}") from error
+        try:
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
+            raise ValueError(f"{path} is not a saved reference: {'; '.join(wrong)}") from error
 
     @property
     def identity(self) -> str:
@@ -361,20 +357,20 @@ class Reference:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Where the settings of a score are not those of this run, which makes it another score."""
-        own, other = UNNAMED | self.settings, UNNAMED | settings
+        own, other = _compared(self.settings), _compared(settings)
         found = [
             FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
-            for name in COMPARED
-            if name in own and name in other and own[name] != other[name]
+            for name in own
+            if name in other and own[name] != other[name]
         ]
-        there, here = Path(self.model).name, Path(settings.get("model", "")).name
-        lacking = [name for name in NEEDED if name not in self.settings]
-        if here and there == NOT_RECORDED:
-            lacking.append("model")
-        elif there and here and there != here:
-            found.append(f"model {there} there, {here} here")
+        lacking = [name for name in self.config.score_key() if name not in (*self.settings, "stop")]
         if lacking:
             found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
+        there, here = Path(self.model).name, Path(settings.get("model", "")).name
+        if here and there == NOT_RECORDED:
+            found.append(f"model not recorded there: {ANEW}")
+        elif there and here and there != here:
+            found.append(f"model {there} there, {here} here")
         return found
 
     def probability_of_error(self, score: float) -> Interval | None:
@@ -565,26 +561,21 @@ def _shown(interval: Interval) -> str:
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def _plain(interval: Interval) -> list[float | None]:
-    return [None if math.isnan(bound) else bound for bound in interval]
-
-
-def _interval(bounds: Sequence[float | None]) -> Interval:
-    return Interval(*(float("nan") if bound is None else bound for bound in bounds))
+Given: TypeAlias = "Reference | str | Path | Sequence[Reference | str | Path] | None"
+"""What `score` takes for a reference."""
 
 
 def of_answers_and_parts(
-    given: "Reference | str | Path | Sequence[Reference | str | Path] | None",
-    variant: str,
-    depth: float,
-    source: str = "all",
-    aggregation: str = MEAN,
+    given: Given, wanted: Mapping[str, Any]
 ) -> tuple[Reference | None, Reference | None]:
     """The reference of answers and that of parts; None for each that was not given.
 
+    Args:
+        wanted: settings of the score, those that were said.
+
     Raises:
         FileNotFoundError: nothing there.
-        ValueError: no reference, or two of a kind.
+        ValueError: no reference, two of a kind, or one of a score with other settings.
     """
     several = [given] if isinstance(given, str | Path | Reference) else given
     found: dict[str, Reference] = {}
@@ -596,16 +587,41 @@ def of_answers_and_parts(
                 "reference must be a Reference, or the path of a saved one, of a finished run or "
                 f"of labelled rows; got {one!r:.80}"
             )
-        read = one
-        if not isinstance(read, Reference):
-            read = Reference.read(read, variant, depth, source, aggregation)
+        read = one if isinstance(one, Reference) else Reference.read(one, **wanted)
+        read.check_wanted(wanted)
         if read.unit in found:
             raise ValueError(
                 f"two references of {read.unit}, {found[read.unit].name} and {read.name}: give "
                 "one, and besides at most one of labelled parts"
             )
         found[read.unit] = read
-    return found.get("answers"), found.get("parts")
+    answers, parts = found.get("answers"), found.get("parts")
+    different = _differences(parts.config, answers.config) if answers and parts else ""
+    if different:
+        raise ValueError(
+            f"references of two scores, of parts there, of answers here: {different}. Score both "
+            "with the same settings"
+        )
+    return answers, parts
+
+
+def settled(
+    given: Given, config: ASMIConfig | None, settings: Mapping[str, Any]
+) -> tuple[ASMIConfig, Reference | None, Reference | None]:
+    """The settings of a score, and its references of answers and of parts.
+
+    What neither `config` nor `settings` says is the reference's, else the default.
+
+    Raises:
+        FileNotFoundError, TypeError, ValueError: as `of_answers_and_parts` and `ASMIConfig`.
+    """
+    said = ASMIConfig.check_names(settings) | (
+        {} if config is None else config.to_dict() | dict(settings)
+    )
+    answers, parts = of_answers_and_parts(given, said)
+    known = answers or parts
+    base = config or (ASMIConfig() if known is None else known.config)
+    return base.replace(**settings), answers, parts
 
 
 def _labelled_rows(path: Path) -> list[dict[str, Any]]:
@@ -619,7 +635,7 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             labels, parts = row["wrong"], len(row["spans"])
             fit = len(labels) == parts and all(label in (True, False, None) for label in labels)
-            _ = [row[name] for name in ("row", "prompt", "variant", "model", "settings")]
+            _ = [row[name] for name in ("row", "prompt", "model", "settings")]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} of {path} is no scored row with labels ({error!r}): wanted what "
@@ -637,25 +653,21 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _own_settings(cell: "Cell", method: str) -> dict[str, Any]:
-    """What a run says of a score besides the masks: closing token, aggregation, gate."""
-    from lm_polygraph_asmi.saved.cells import variant
+def _differences(there: ASMIConfig, here: ASMIConfig) -> str:
+    """Settings that make two scores different ones, in words."""
+    own, other = there.score_key(), here.score_key()
+    return "; ".join(
+        f"{name} {own[name]!r} there, {value!r} here"
+        for name, value in other.items()
+        if value != own.get(name, value)
+    )
 
-    parsed = variant(method)
-    found: dict[str, Any] = {
-        "closing_token": "no closing token" not in method,
-        "aggregation": MEAN if parsed is None else parsed.aggregation,
-    }
-    config = cell.run.recorded("config")
-    generation = config.get("generation_params")
-    if isinstance(generation, dict):
-        stop = generation.get("stop_strings") or []
-        found["stop"] = [stop] if isinstance(stop, str) else sorted(stop)
-    if method.startswith(VARIANTS["adapt"]):
-        for name, default in (("tau", TAU), ("beta", BETA)):  # a name says what is no default
-            named = re.search(rf"{name}=([\d.e+-]+)", method)
-            found[name] = float(named[1]) if named else default
-        asmi = config.get("asmi")
-        if isinstance(asmi, dict) and "num_samples" in asmi:
-            found["num_samples"] = asmi["num_samples"]
-    return found
+
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What two scores must share, as far as saved settings say it."""
+    key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
+    return key | {n: settings[n] for n in ("layer", *FINGERPRINTS) if n in settings}
+
+
+def _said(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "of Sem-ASMI"

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, votes
-from lm_polygraph_asmi.saved.aggregation import MEAN, aggregate, aggregated_by
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.saved.aggregation import aggregate
 from lm_polygraph_asmi.saved.names import at_depth, passage, perturbed_by
 from lm_polygraph_asmi.scoring.division import Span, divide, span_of
 from lm_polygraph_asmi.scoring.page import (
@@ -27,7 +28,6 @@ from lm_polygraph_asmi.scoring.page import (
     visible,
 )
 from lm_polygraph_asmi.scoring.reference import Reference
-from lm_polygraph_asmi.validation import VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ class Token:
         id: token id.
         mi: MI_t, nats.
         agreement: A_t, in [0, 1].
-        u: MI_t with the variant's discount, nats; higher = more fragile.
+        u: MI_t with the method's discount, nats; higher = more fragile.
         entropy: of the unmasked model's distribution, nats.
         log_likelihood: of the token under the unmasked model, nats.
         vote: share of masks under which it stays the most likely token.
@@ -221,7 +221,6 @@ class Score:
     Attributes:
         score: mean of u over the counted tokens, nats, 0 to ln S, or their sum or maximum, as
             `aggregation` says; higher = more fragile.
-        variant: "asmi", "sem" or "adapt".
         prompt: text or messages.
         answer: as it was given, text or token ids; or the model's own as text, without what ends
             it.
@@ -230,9 +229,9 @@ class Score:
         tokens: all of them.
         counted: so many of them, from the first, make up the score.
         msp: negative log-likelihood of the answer under the unmasked model, nats.
-        diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other variants.
-        settings: layer, p, S, K and the rest, as in force; whether the closing token counts, the
-            stop strings of a text answer, and Adapt-ASMI's tau, beta and number of samples.
+        diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other methods.
+        settings: of `config`, those in force, p and S as they were derived, and the layer; of token
+            ids no stop strings.
         model: its name; empty for one that has none.
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
@@ -257,7 +256,6 @@ class Score:
     """
 
     score: float
-    variant: str
     prompt: str | list[dict[str, Any]]
     answer: str | list[int]
     scored_text: str
@@ -315,17 +313,22 @@ class Score:
         return self.score
 
     def __repr__(self) -> str:
-        return f"Score({self.method} {self.score:.4f} nats, answer={self.answer!r})"
+        return f"Score({self.label} {self.score:.4f} nats, answer={self.answer!r})"
+
+    @property
+    def config(self) -> ASMIConfig:
+        """The settings in force; of samples that were given, not how many there were."""
+        return ASMIConfig.from_dict(self.settings | {"num_samples": ASMIConfig.num_samples})
 
     @property
     def symbol(self) -> str:
         """The method's name, such as "Sem-ASMI"."""
-        return VARIANTS[self.variant]
+        return self.config.symbol
 
     @property
-    def method(self) -> str:
+    def label(self) -> str:
         """The symbol, and how tokens are aggregated and what masks change, if not as the paper."""
-        said = [*aggregated_by(self.settings), *perturbed_by(self.settings)]
+        said = self.config.said("aggregation", "perturbation", "dose")
         return f"{self.symbol} ({', '.join(said)})" if said else self.symbol
 
     @property
@@ -336,7 +339,7 @@ class Score:
     @property
     def aggregation(self) -> str:
         """How the score comes of u: "mean", "sum" or "max" over the counted tokens."""
-        return str(self.settings.get("aggregation", MEAN))
+        return self.config.aggregation
 
     @property
     def _times(self) -> int:
@@ -401,7 +404,7 @@ class Score:
 
     @property
     def _compared(self) -> dict[str, Any]:
-        return self.settings | {"variant": self.variant, "model": self.model}
+        return self.settings | {"model": self.model}
 
     @property
     def _yardstick(self) -> Reference | None:
@@ -447,7 +450,7 @@ class Score:
             "perplexity": self.msp / self.counted,
             "entropy": float(np.mean([token.entropy for token in tokens])),
         }
-        return found | {self.variant: self.score}
+        return found | {self.config.method: self.score}
 
     @property
     def accept(self) -> bool | None:
@@ -491,11 +494,11 @@ class Score:
         times = f"{self._times} " if self._times > 1 else ""
         named = {"max": "maximum"}.get(self.aggregation, self.aggregation)
         said = [
-            f"{self.method}: {self.score:.4f} nats (0 to {times}ln S = {self.highest:.2f}; higher "
+            f"{self.label}: {self.score:.4f} nats (0 to {times}ln S = {self.highest:.2f}; higher "
             f"= more fragile), the {named} over {self.counted} token{'s' * (self.counted != 1)}"
-            f"{'; masks at the answer alone' * (self.settings.get('scope') == 'response')}."
+            f"{'; masks at the answer alone' * (self.config.scope == 'response')}."
         ]
-        if perturbed_by(self.settings):
+        if self.config.is_control:
             said.append(
                 f"Not the method: masks change {', '.join(perturbed_by(self.settings))} in the "
                 "layer, an arm of the falsifier in the place of heads. A control, no score to use."

@@ -3,6 +3,7 @@
 import operator
 import unicodedata
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
     if not _are_messages(prompt):
         raise ValueError(
             "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
-            f"'...'}}; got {prompt!r:.80}"
+            f"'...'}}; got {prompt!r:.80}. Many prompts are for `Scorer.score_many`"
         )
     messages = [{**message, **_as_text(message)} for message in prompt]
     if not messages or messages[-1].get("role") != "assistant":
@@ -302,12 +303,6 @@ def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[
     return tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
 
 
-def _agreed(one: str, other: str) -> int:
-    """Characters that two texts have in common from their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def spans(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[str, list[tuple[int, int]]]:
@@ -332,6 +327,6 @@ def spans(
             end = len(whole)
         else:
             so_far = decode([*context, *answer_ids[:length]])
-            end = max(end, _agreed(so_far.rstrip(UNFINISHED), whole))
+            end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), whole])))
         found.append((start - len(before), end - len(before)))
     return whole[len(before) :], found

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.model import Memory, layer_at, scoring_session, states_se
 from lm_polygraph_asmi.model.unmasked import States
 from lm_polygraph_asmi.saved.manifest import model_revision
 from lm_polygraph_asmi.saved.runs import load_run
-from lm_polygraph_asmi.scoring.engine import prompt_is_shared
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
 MEMORY = "asmi_memory"
@@ -214,11 +214,9 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     `masks` is the entry of the masked passes, which tells whether they have a use for what the
     model knows then.
     """
-    masks = config.get("masks") or {}
-    told = ("scope", "source", "without_context", "perturbation")
-    remember = prompt_is_shared(**{name: masks[name] for name in told if name in masks})
-    depths = masks.get("depths", (0.6,)) if remember else ()
-    depths = depths if isinstance(depths, Sequence) else (depths,)
+    given = dict(config.get("masks") or {})
+    masks = Engine(**{n: v for n, v in given.items() if n not in ("journal", "context_regex")})
+    depths = masks.depths if masks.prompt_is_shared else ()
     calculator: StatCalculator
     if config["answers"] is not None:
         calculator = SavedAnswersCalculator(config["answers"], depths)

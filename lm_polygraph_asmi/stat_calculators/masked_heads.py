@@ -7,13 +7,13 @@ import numpy as np
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
-from lm_polygraph_asmi.host.context import context_span
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.host.context import NO_CONTEXT, context_span
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.saved.names import masked_head_stats, require
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
-from lm_polygraph_asmi.validation import check_context_regex
 
 
 class MaskedHeadsCalculator(StatCalculator):
@@ -23,20 +23,22 @@ class MaskedHeadsCalculator(StatCalculator):
     `greedy_tokens` alone, and uses what its generation knew where that was kept.
 
     Args:
+        config, **engine: as for `scoring.engine.Engine`.
         context_regex: for sources other than "all": its first group is the context in a prompt.
-        **settings: of `scoring.engine.Engine`: depths, num_masks, mask_rate, top_k, mask_sampler,
-            scope, source, without_context, seed, attention, memory_budget, details, journal.
 
     Raises:
         TypeError: a setting there is not.
         ValueError: one out of range; a source other than "all" without `context_regex`.
     """
 
-    def __init__(self, context_regex: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, config: ASMIConfig | None = None, context_regex: str | None = None, **engine: Any
+    ) -> None:
         super().__init__()
-        self.engine = Engine(**settings)
+        self.engine = Engine(config, **engine)
         self.context_regex = context_regex
-        check_context_regex(self.engine.needs_context, context_regex)
+        if self.engine.needs_context and not context_regex:
+            raise ValueError(NO_CONTEXT)
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:

@@ -10,11 +10,12 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
 from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.saved.names import DIVERSITY, masked_head_stats
 
-OPTIONS = ("attention", "memory_budget", "journal", "details", "context_regex", "without_context")
-"""Settings of the masked-heads calculator that are not read from the estimators."""
+OPTIONS = ("journal", "details", "context_regex", "without_context")
+"""What the masked-heads calculator takes besides a config."""
 
 
 def available_stat_calculators(
@@ -32,7 +33,8 @@ def available_stat_calculators(
             attention.
         sentence_claims: whether claims, for estimators of that level, are sentences; else
             LM-Polygraph's extractor asks a chat model for them.
-        **options: further settings of the masked-heads calculator, of `OPTIONS`.
+        **options: `attention`, `memory_budget`, and what the masked-heads calculator takes besides
+            a config, `OPTIONS`.
 
     Raises:
         ValueError: estimators of this plugin with different settings, which one calculator cannot
@@ -44,27 +46,29 @@ def available_stat_calculators(
         >>> "MaskedHeadsCalculator" in {calculator.name for calculator in found}
         True
     """
-    unknown = sorted(set(options) - set(OPTIONS))
+    unknown = sorted(set(options) - {*OPTIONS, *ASMIConfig.names("machine")})
     if unknown:
+        known = ", ".join([*ASMIConfig.names("machine"), *OPTIONS])
         raise ValueError(
-            f"options are {', '.join(OPTIONS)}; got {', '.join(unknown)}. Depths and all that is "
+            f"options are {known}; got {', '.join(unknown)}. Depths and all that is "
             "part of a score are settings of the estimators"
         )
     ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
-    settings = [estimator.expected for estimator in ours]
-    if any(other != settings[0] for other in settings):
+    configs = [estimator.config for estimator in ours] or [ASMIConfig()]
+    masks = [config.replace(depth=0.5, source="all").to_dict("masks") for config in configs]
+    if any(other != masks[0] for other in masks):
         raise ValueError(
             f"the estimators {', '.join(map(str, ours))} have different settings besides their "
             "depth and source: one manager serves one S, p, K, sampler, scope and seed. Use "
             "several managers"
         )
-    depths = sorted({estimator.depth for estimator in ours}) or [0.6]
-    sources = list(dict.fromkeys(estimator.source for estimator in ours)) or ["all"]
-    config = {"depths": depths, **(settings[0] if settings else {}), "source": sources, **options}
+    depths = sorted({config.depth for config in configs})
+    sources = list(dict.fromkeys(config.source for config in configs))
+    own = configs[0].to_dict("masks", "machine") | options
     masked_heads = StatCalculatorContainer(
         name="MaskedHeadsCalculator",
         builder="lm_polygraph_asmi.stat_calculators.masked_heads",
-        cfg=OmegaConf.create(config),
+        cfg=OmegaConf.create({"depths": depths, "sources": sources, **own}),
         stats=masked_head_stats(
             depths, bool(options.get("details")), sources, bool(options.get("without_context"))
         ),

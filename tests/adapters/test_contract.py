@@ -39,7 +39,7 @@ def test_the_numbers_are_those_of_the_score(scorer):
 @pytest.mark.parametrize(("accept", "decision"), [(True, "accept"), (False, "abstain")])
 def test_a_decision_is_passed_on(scorer, accept, decision):
     score = scorer.score(PROMPT, " Brask")
-    names = ("signals", "method", "score", "settings", "variant", "model", "warnings")
+    names = ("signals", "symbol", "score", "settings", "model", "warnings")
     known = {name: getattr(score, name) for name in names}
     decided = SimpleNamespace(
         **known, accept=accept, error_probability=0.25, accept_reason="why it is so"
@@ -54,7 +54,7 @@ def test_the_key_tells_settings_apart_and_nothing_else(folder, scorer):
     assert key == config_key(scorer.score("Where?", " True or False"))
     assert key == config_key(scorer.score(PROMPT))  # the model's own answer
     assert len(key) == 12
-    for other in ({"depth": 0.3}, {"scope": "all"}, {"stop": "."}, {"variant": "asmi"}):
+    for other in ({"depth": 0.3}, {"scope": "all"}, {"stop": "."}, {"method": "asmi"}):
         own = open_scorer(str(folder), **SETTINGS | other)
         assert config_key(own.score(PROMPT, " Brask")) != key, other
 
@@ -70,6 +70,17 @@ def test_a_request_has_an_ending_and_a_length_of_its_own(folder, scorer):
         assert own.settings == direct.settings
     assert scorer.score(PROMPT).answer == text  # and the scorer itself is as it was
     assert len(for_request(scorer, None, 2).score(PROMPT).tokens) == 2
+
+
+def test_drawn_answers_end_each_by_itself(folder):
+    """As in a direct call: none is cut off where another one ends."""
+    how = SETTINGS | {"method": "adapt", "num_samples": 8, "seed": 3}
+    plain = open_scorer(str(folder), **how)
+    for stop in (">", "e"):  # the first of them holds ">" early on, "e" others
+        direct = open_scorer(str(folder), **how, stop=stop).score(PROMPT, " Brask")
+        own = for_request(plain, [stop], 8).score(PROMPT, " Brask")
+        assert own.diversity == pytest.approx(direct.diversity, abs=1e-6)
+        assert config_key(own) == config_key(direct)
 
 
 def test_generation_is_halted_before_the_next_token(scorer):
@@ -96,7 +107,7 @@ def test_scoring_leaves_another_threads_generation_alone(folder):
     """Without the twin, hooks of the one would be met by the other."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    scorer = open_scorer(model, tokenizer, **SETTINGS)
+    scorer = open_scorer(model, tokenizer=tokenizer, **SETTINGS)
     expected = scorer.score(PROMPT, " Brask").score
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     how = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}

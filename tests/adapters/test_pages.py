@@ -32,7 +32,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
 def copied(scorer, tmp_path):
     """The server's page, with a server behind the address that it names."""
     needs(SERVE)
-    own = open_scorer(scorer.model, scorer.tokenizer, **SETTINGS | {"stop": "\n"})
+    own = open_scorer(scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | {"stop": "\n"})
     with serving(own, name="smollm2", answer=32) as address:
         page = tmp_path / SERVE.name
         page.write_text(SERVE.read_text().replace("127.0.0.1:8000", address))

@@ -1,6 +1,7 @@
 """The server, asked by OpenAI's client and by raw requests."""
 
 import http.client
+import inspect
 import json
 import signal
 import socket
@@ -86,7 +87,9 @@ def test_a_completion(client, scorer):
 
 def test_a_chat(client, scorer):
     found = client.chat.completions.create(model="tiny", messages=CHAT, max_completion_tokens=4)
-    direct = open_scorer(scorer.model, scorer.tokenizer, **SETTINGS | {"max_new_tokens": 4})
+    direct = open_scorer(
+        scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | {"max_new_tokens": 4}
+    )
     score = direct.score(CHAT)
     assert found.choices[0].message.content == score.answer
     assert found.choices[0].message.role == "assistant"
@@ -132,8 +135,26 @@ def test_a_streamed_chat_with_usage(client):
     assert not usage.choices
 
 
+def test_an_answer_whose_score_draws_others(scorer):
+    """Adapt-ASMI: samples end in the request's own stop, each by itself."""
+    how = {"method": "adapt", "num_samples": 3, "max_new_tokens": 4}
+    own = open_scorer(scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | how)
+    stop = scorer.score(PROMPT).answer[2:4]
+    direct = open_scorer(scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | how, stop=stop)
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4}
+    with serving(own) as address:
+        client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none")
+        whole = client.completions.create(**asked, stop=stop)
+        *_, last = client.completions.create(**asked, stop=stop, stream=True)
+        given = bench_serve.ask(int(address.split(":")[1]), "/score", prompt=PROMPT, answer=" I")
+    same(whole.asmi, direct.score(PROMPT))
+    same(last.asmi, direct.score(PROMPT))
+    same(given["asmi"], own.score(PROMPT, " I"))
+    assert whole.asmi["method"] == "Adapt-ASMI"
+
+
 def test_a_stream_of_another_scope_ends_in_the_score_of_that_scope(scorer):
-    own = open_scorer(scorer.model, scorer.tokenizer, scope="all", stop=".")
+    own = open_scorer(scorer.model, tokenizer=scorer.tokenizer, scope="all", stop=".")
     with serving(own) as address:
         client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none")
         asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 5}
@@ -164,7 +185,9 @@ def test_clients_side_by_side_get_what_a_direct_call_says(address, scorer):
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(one, asked))
-    direct = open_scorer(scorer.model, scorer.tokenizer, **SETTINGS | {"max_new_tokens": 3})
+    direct = open_scorer(
+        scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | {"max_new_tokens": 3}
+    )
     for reply, prompt in zip(found, asked, strict=True):
         score = direct.score(prompt)
         assert reply.choices[0].text == score.answer
@@ -203,6 +226,21 @@ def test_messages_name_the_field_and_what_was_expected(client):
     assert told(model="other") == (404, "model", "there is one model here: 'tiny'")
 
 
+@pytest.mark.parametrize("kind", ["Completion", "ChatCompletion"])
+def test_every_field_of_openais_client_is_taken_or_refused_by_name(client, kind):
+    chat = kind == "ChatCompletion"
+    create = (client.chat if chat else client).completions.create
+    asked = {"model": "tiny", **({"messages": CHAT} if chat else {"prompt": PROMPT})}
+    sent_otherwise = {"extra_headers", "extra_query", "extra_body", "timeout"}
+    taken = {*getattr(wire, kind).model_fields, *wire.WITHOUT_EFFECT, *sent_otherwise}
+    others = inspect.signature(create).parameters.keys() - taken
+    assert {"temperature", "top_p", "n", "logit_bias", "presence_penalty"} <= others
+    for name in others:
+        with pytest.raises(openai.UnprocessableEntityError) as error:
+            create(**asked, **{name: 7})
+        assert error.value.body["message"].startswith(f"{name}: "), name
+
+
 def test_a_prompt_beyond_the_context_window_is_told_so(scorer):
     """The limit of the options may be above what the model can read."""
     with serving(scorer, prompt=10_000) as address:
@@ -217,7 +255,7 @@ def test_a_prompt_beyond_the_context_window_is_told_so(scorer):
 def test_without_a_chat_template(scorer):
     from tests.tiny_lm import tokenizer
 
-    with serving(open_scorer(scorer.model, tokenizer(), **SETTINGS)) as address:
+    with serving(open_scorer(scorer.model, tokenizer=tokenizer(), **SETTINGS)) as address:
         client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.UnprocessableEntityError, match="no chat template"):
             client.chat.completions.create(model="tiny", messages=CHAT)
@@ -284,8 +322,7 @@ def test_a_calibration_run_of_other_settings_is_refused_at_the_start(folder, cal
     arguments = ["--model", str(folder), "--reference", str(calibrated), "--stop", ".", "--scope"]
     done = CliRunner().invoke(main, ["serve", *arguments, "all", "--port", "0"])
     assert done.exit_code
-    assert "of another score: " in done.output
-    assert "scope response there, all here" in done.output
+    assert "is of another score (scope 'response' there, 'all' here)" in done.output
 
 
 @pytest.fixture
@@ -430,7 +467,9 @@ def test_the_load_script(folder):
     [
         (["--port", "70000"], "is not in the range"),
         (["--queue", "-1"], "at least 0"),
-        (["--variant", "adapt"], "'adapt' is not one of 'asmi', 'sem'"),
+        (["--method", "raw"], "'raw' is not one of"),
+        (["--source", "context"], "no such option"),
+        (["--depth", "2"], "depth must lie in (0, 1)"),
         (["--api-key-file", "EMPTY"], "its first line is empty"),
         (["--host", "0.0.0.0"], "WARNING: anyone who reaches 0.0.0.0:8000 can use this model"),
         (["--otel"], "opentelemetry"),

@@ -35,7 +35,9 @@ def events(exporter):
 
 
 def test_a_scorer_emits_an_event_for_each_score(scorer, provider, exporter):
-    own = telemetry.instrument(Scorer(scorer.model, scorer.tokenizer, scope="response"), provider)
+    own = telemetry.instrument(
+        Scorer(scorer.model, tokenizer=scorer.tokenizer, scope="response"), provider
+    )
     expected = assess(scorer, PROMPT, " Brask")
     span = TracerProvider().get_tracer("test").start_span("chat")
     with trace.use_span(span):

@@ -12,13 +12,10 @@ from lm_polygraph_asmi.analysis.comparison import (
     auroc,
     auroc_difference,
     auroc_interval,
-    difference_interval,
     mcnemar,
     prr_intervals,
-    tally,
 )
 from lm_polygraph_asmi.analysis.prr import weighted_prr
-from tests.analysis.paper import GROUNDED, HEAD_TO_HEAD, SEM_SEMENT, TOP_BASELINE, TOP_SEMENT
 from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
 
 
@@ -121,58 +118,6 @@ def test_columns_that_do_not_pair_up(change, message):
         prr_intervals(columns, quality, keys(3, 2), [("a", "b")], 50)
 
 
-def test_tally():
-    intervals = [
-        Interval(0.2, 0.1, 0.3),
-        Interval(0.2, 0.0, 0.3),  # holds zero
-        Interval(0.1, -0.1, 0.3),
-        Interval(-0.1, -0.3, 0.0),
-        Interval(-0.2, -0.3, -0.1),
-        Interval(-0.3, -0.4, -0.2),
-        Interval(0.2, np.nan, np.nan),  # no verdict
-    ]
-    assert tally(intervals) == (1, 3, 2)
-    assert tally(-i for i in intervals) == (2, 3, 1)
-    assert tally([]) == (0, 0, 0)
-
-
-def printed(column, datasets=GROUNDED, without=None) -> list[Interval]:
-    return [
-        Interval(*row[column])
-        for cell, row in HEAD_TO_HEAD.items()
-        if cell[1] in datasets and cell != without
-    ]
-
-
-def test_counts_the_paper_states_of_its_table():
-    """Appendix "Head-to-Head Significance"."""
-    assert len(HEAD_TO_HEAD) == 16
-    assert len(printed(TOP_SEMENT)) == 12
-    assert tally(printed(TOP_SEMENT)) == (6, 4, 2)
-    baseline = tally(printed(TOP_BASELINE))
-    assert (baseline.wins, baseline.losses) == (3, 4)
-    assert sum(found.value > 0 for found in printed(TOP_BASELINE)) == 8
-    sem = tally(printed(SEM_SEMENT))
-    assert sem.wins + sem.ties == 10
-    # In every column where the top variant ties, Sem-ASMI ties or beats Semantic Entropy.
-    tied = [
-        Interval(*row[SEM_SEMENT])
-        for cell, row in HEAD_TO_HEAD.items()
-        if cell[1] in GROUNDED and not Interval(*row[TOP_SEMENT]).excludes(0)
-    ]
-    assert tally(tied).losses == 0
-    parametric = tally(printed(TOP_BASELINE, ["TriviaQA"]))
-    assert (parametric.wins, parametric.losses) == (0, 3)
-
-
-def test_counts_the_paper_states_without_the_column_of_empty_answers():
-    left_out = ("Llama-2-7B", "SQuAD")
-    assert tally(printed(TOP_SEMENT, without=left_out)) == (5, 4, 2)
-    baseline = printed(TOP_BASELINE, without=left_out)
-    assert sum(found.value > 0 for found in baseline) == 8
-    assert tally(baseline).wins == 3
-
-
 @pytest.mark.parametrize("levels", [2, 5, 1000])
 def test_auroc_is_scikit_learns(levels):
     rng = np.random.default_rng(5)
@@ -223,13 +168,12 @@ def test_a_difference_shares_its_draws():
     rng = np.random.default_rng(8)
     first, second = rng.normal(size=(2, 45))
     wrong, names = rng.random(45) < 0.4, keys(15, 3)
-    found = difference_interval(auroc, first, second, wrong, names, 100)
+    found = auroc_difference(first, second, wrong, names, 100)
     rows = [np.repeat(np.arange(45), c) for draws in cluster_draws(names, 100) for c in draws]
     drawn = [roc_auc_score(wrong[r], first[r]) - roc_auc_score(wrong[r], second[r]) for r in rows]
     value = roc_auc_score(wrong, first) - roc_auc_score(wrong, second)
     assert found == pytest.approx((value, *ends(drawn, 15)))
-    assert auroc_difference(first, second, wrong, names, 100) == pytest.approx(found)
-    assert difference_interval(auroc, first, first, wrong, names, 20) == (0, 0, 0)
+    assert auroc_difference(first, first, wrong, names, 20) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])
@@ -295,7 +239,7 @@ def test_surplus_rows_are_not_ignored():
     with pytest.raises(ValueError, match="score has 4 values for 3 cluster keys"):
         auroc_interval([1, 2, 3, 4], [0, 1, 0], names)
     with pytest.raises(ValueError, match="wrong has 4 values"):
-        difference_interval(auroc, [1, 2, 3], [1, 2, 3], [0, 1, 0, 1], names)
+        auroc_difference([1, 2, 3], [1, 2, 3], [0, 1, 0, 1], names)
     with pytest.raises(ValueError, match="second has 2 values"):
         mcnemar([1, 2, 3], [1, 2], [0, 1, 0], 1)
     with pytest.raises(ValueError, match=r"flagged must lie in 0 \.\.\. 3, got 4"):

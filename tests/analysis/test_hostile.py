@@ -68,9 +68,6 @@ CALLS = {
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc_interval": lambda f, c: f(c["score"], c["wrong"], c["clusters"], FEW),
-    "difference_interval": lambda f, c: f(
-        analysis.auroc, c["score"], c["other"], c["wrong"], c["clusters"], FEW
-    ),
     "auroc_difference": lambda f, c: f(
         c["score"], c["other"], c["wrong"], c["clusters"], FEW
     ),
@@ -127,10 +124,10 @@ OTHERS = {
     "cluster_band", "cluster_interval",  # of a function of the caller's
     "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
     "best_signal", "drifts", "recommendation", "risk_p_value",
-    "same_order", "sample_size", "tally", "text_clusters", "votes", "wilson_interval",
+    "same_order", "sample_size", "text_clusters", "votes", "wilson_interval",
     "equivalence_size", "verdicts",
     # Of masks and what they do to tokens: see the tests of heads, coupling, probe and falsifier.
-    "arm_comparisons", "chance_of_hitting", "concentration", "corrected_correlation",
+    "arm_comparisons", "concentration", "corrected_correlation",
     "criticality_coupling", "double_dissociation", "flip_contrasts", "flip_differences",
     "flip_rates", "head_criticality", "high_stratum", "permutation_null", "redrawn_masks",
     "redrawn_null", "sharpening", "split_half",
@@ -208,7 +205,6 @@ UNDEFINED = {
     "rejection_curve": {"one cluster", "one answer"},
     "coverage_intervals": {"one cluster", "one answer"},
     "auroc_interval": {"one cluster", *NO_CONTRAST},
-    "difference_interval": {"one cluster", *NO_CONTRAST},
     "rank_signals": {"one cluster", *NO_CONTRAST},
     "auroc_difference": {"one cluster", *NO_CONTRAST},
     "aurc_difference": {"one cluster", "one answer"},

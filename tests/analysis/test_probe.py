@@ -1,12 +1,9 @@
 """Flip rates, and what random heads must flip."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import (
-    chance_of_hitting,
     flip_contrasts,
     flip_differences,
     flip_rates,
@@ -86,14 +83,6 @@ def test_intervals_hold_the_truth():
     assert coverage(rates, 0.5) > 0.89
 
 
-@pytest.mark.parametrize(("heads", "decisive"), [(6, 1), (6, 2), (5, 5)])
-def test_chance_is_counted_over_all_choices(heads, decisive):
-    for k in range(heads + 1):
-        choices = list(combinations(range(heads), k))
-        hits = np.mean([min(one, default=heads) < decisive for one in choices])
-        assert chance_of_hitting(k, heads, decisive) == pytest.approx(hits)
-
-
 def test_what_is_no_table_of_flips_is_refused():
     with pytest.raises(ValueError, match=r"\(m, K\)"):
         flip_rates([1.0, 0.0], ["a", "b"])
@@ -101,5 +90,3 @@ def test_what_is_no_table_of_flips_is_refused():
         flip_rates([[np.nan]], ["a"])
     with pytest.raises(ValueError, match="no row"):
         flip_rates(np.empty((0, 2)), [])
-    with pytest.raises(ValueError, match="decisive heads of 4"):
-        chance_of_hitting(5, 4)

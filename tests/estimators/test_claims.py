@@ -6,6 +6,7 @@ from lm_polygraph.estimators import MaximumClaimProbability
 from lm_polygraph.stat_calculators.extract_claims import Claim, ClaimsExtractor
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.saved.names import saved_stats
 from lm_polygraph_asmi.stat_calculators.sentence_claims import (
     SentenceClaimsCalculator,
@@ -69,11 +70,10 @@ def test_claims_of_another_answer(places):
     stats = {
         "asmi_mi_d60": [np.ones(3)],
         "asmi_settings_d60": [
-            {"num_heads": 4, "num_masks": 47, "mask_rate": 0.09, "top_k": 64,
-             "mask_sampler": "bernoulli", "scope": "all", "seed": 0}
+            ASMIConfig(num_masks=47, mask_rate=0.09).to_dict("masks") | {"num_heads": 4}
         ],
         "claims": [[Claim("text", "sentence", places)]],
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match="claims and scores are of other answers"):
         ASMI(level="claim")(stats)
 

@@ -4,20 +4,13 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
 from lm_polygraph_asmi.estimators.source_attention import SourceAttention
 from lm_polygraph_asmi.estimators.source_kl import SourceKL
 from lm_polygraph_asmi.estimators.without_context import WithoutContext
 
-USED = {
-    "num_masks": 40,
-    "mask_rate": 0.15,
-    "top_k": 64,
-    "mask_sampler": "bernoulli",
-    "scope": "all",
-    "seed": 0,
-    "num_heads": 32,
-}
+USED = ASMIConfig(num_masks=40, mask_rate=0.15).to_dict("masks") | {"num_heads": 32}
 MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]
 AGREEMENT = [np.array([0.5, 1.0, 1.0]), np.array([0.25])]
 
@@ -26,7 +19,7 @@ def stats(depth: str = "d60", **settings) -> dict:
     return {
         f"asmi_mi_{depth}": MI,
         f"asmi_agreement_{depth}": AGREEMENT,
-        f"asmi_settings_{depth}": [USED | settings] * 2,
+        f"asmi_settings_{depth}": [USED | {"depth": float(depth[1:3]) / 100} | settings] * 2,
         "asmi_diversity": [0.0, 0.5],
         "asmi_closing": [True, True],
     }

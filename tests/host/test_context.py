@@ -35,7 +35,7 @@ PROMPTS = {
 def regex_of(name, *overrides):
     with initialize(version_base=None, config_path=None):
         config = compose(name, overrides=list(overrides))
-    assert config.asmi.calculator.context_regex == config.data.context_regex
+    assert config.asmi.context_regex == config.data.context_regex
     return config.data.context_regex
 
 

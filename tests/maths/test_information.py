@@ -19,29 +19,30 @@ S, T, V = 6, 3, 40
 
 @pytest.fixture
 def log_probs() -> torch.Tensor:
+    """In float64: what holds exactly is held against 1e-12, far above its rounding."""
     generator = torch.Generator().manual_seed(1)
-    return (3 * torch.randn(S, T, V, generator=generator)).log_softmax(-1)
+    return (3 * torch.randn(S, T, V, generator=generator).double()).log_softmax(-1)
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 8, V, 3 * V])
 def test_equals_plain_loops(log_probs, top_k):
     fast = mutual_information(log_probs, top_k)
     slow = reference.mutual_information(log_probs, min(top_k, V))
-    assert fast.tolist() == pytest.approx(slow, abs=1e-6)
+    assert fast.tolist() == pytest.approx(slow, abs=1e-12)
 
 
 def test_top_v_is_no_truncation(log_probs):
     p = log_probs.double().exp()
     mean = p.mean(0)
     exact = -(mean * mean.log()).sum(-1) + (p * p.log()).sum(-1).mean(0)
-    torch.testing.assert_close(mutual_information(log_probs, V), exact, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mutual_information(log_probs, V), exact, atol=1e-12, rtol=0)
 
 
 def test_truncation_loses_information(log_probs):
     """Merging tokens into a tail bin can only lower mutual information."""
     values = [mutual_information(log_probs, k) for k in (1, 4, 16, V)]
     for smaller, larger in itertools.pairwise(values):
-        assert (smaller <= larger + 1e-9).all()
+        assert (smaller <= larger + 1e-12).all()
 
 
 def test_mean_divergence_from_the_mean_is_mutual_information(log_probs):
@@ -116,7 +117,7 @@ def test_probability_zero_is_no_information(log_probs):
     """Tokens no subnetwork can produce change nothing."""
     padded = torch.cat([log_probs, torch.full((S, T, 9), -math.inf)], dim=-1)
     torch.testing.assert_close(
-        mutual_information(padded, V + 9), mutual_information(log_probs, V), atol=1e-6, rtol=0
+        mutual_information(padded, V + 9), mutual_information(log_probs, V), atol=1e-12, rtol=0
     )
 
 
@@ -125,7 +126,7 @@ def test_logits_are_refused(log_probs):
         mutual_information(log_probs + 5, 8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_any_floating_point_type_will_do(log_probs, dtype):
     rounded = log_probs.to(dtype)
     torch.testing.assert_close(

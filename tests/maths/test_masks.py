@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import MASK_SAMPLERS
 from lm_polygraph_asmi.maths import mask_seed, sample_head_masks
-from lm_polygraph_asmi.validation import MASK_SAMPLERS
 
 
 def generator(seed: int = 0) -> torch.Generator:

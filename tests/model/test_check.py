@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     attention_of,
@@ -32,7 +33,6 @@ from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.validation import SCOPES
 from tests.families import tiny_model
 from tests.registry import tiny_class
 
@@ -683,7 +683,7 @@ def test_an_edit_is_told_places_in_the_whole_sequence(monkeypatch):
                 way.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
                 for way in suffix.ways(model, unmasked, 2)
             ]
-            assert len(found) == (4 if scope == "all" else 5)
+            assert len(found) == 4
             for states in found[1:]:
                 torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
 

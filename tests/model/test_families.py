@@ -1,28 +1,27 @@
 """Every family, checked against full forward passes written in the plainest way."""
 
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.model import (
-    FAMILIES,
     attention_of,
-    check_replay,
-    family_of,
     num_layers,
     response_embeddings,
-    run_unmasked,
     scoring_session,
+    structure_of,
     subnetwork_log_probs,
     target_layer,
 )
-from lm_polygraph_asmi.validation import MASK_SAMPLERS, SCOPES
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
-from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, tiny_model
+from tests.families import LLAMA_LIKE, PROJECTIONS
+from tests.rounding import allowed
 
 LAYER = 2
 
@@ -39,10 +38,6 @@ def full_passes(model, input_ids, prompt_length, layer, scope, drawn=None) -> to
     )
 
 
-def test_every_entry_of_the_table_has_a_tiny_model():
-    assert {type(tiny_model(name)).__name__ for name in CONFIGS} == set(FAMILIES)
-
-
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
@@ -55,7 +50,7 @@ def test_suffix_equals_full_passes(family_model, input_ids, layer, sampler, scop
     drawn = masks(sampler)
     fast = subnetwork_log_probs(family_model, input_ids, PROMPT_LENGTH, layer, drawn, scope=scope)
     slow = full_passes(family_model, input_ids, PROMPT_LENGTH, layer, scope, drawn)
-    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(family_model, input_ids), rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-2
 
@@ -76,7 +71,7 @@ def test_suffix_equals_full_passes_under_sdpa(family_model, input_ids, scope):
         slow = full_passes(family_model, input_ids, PROMPT_LENGTH, LAYER, scope)
     finally:
         family_model.set_attn_implementation(original)
-    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(family_model, input_ids), rtol=0)
 
 
 @both_scopes
@@ -85,7 +80,7 @@ def test_short_prompts_and_one_token_responses(family_model, input_ids, prompt_l
     fast = subnetwork_log_probs(family_model, input_ids, prompt_length, LAYER, masks(), scope=scope)
     slow = full_passes(family_model, input_ids, prompt_length, LAYER, scope)
     assert fast.shape == (9, 17 - prompt_length, 61)
-    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(family_model, input_ids), rtol=0)
 
 
 def test_a_long_response_to_a_short_prompt(family_model):
@@ -93,7 +88,7 @@ def test_a_long_response_to_a_short_prompt(family_model):
     input_ids = torch.randint(3, 61, (60,), generator=torch.Generator().manual_seed(1))
     fast = subnetwork_log_probs(family_model, input_ids, 3, LAYER, masks(), scope="response")
     slow = full_passes(family_model, input_ids, 3, LAYER, "response")
-    torch.testing.assert_close(fast, slow, atol=2e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(family_model, input_ids), rtol=0)
 
 
 def test_the_scopes_differ(family_model, input_ids):
@@ -111,12 +106,9 @@ def test_all_ones_masks_reproduce_the_model(family_model, input_ids, scope):
     )
     with torch.no_grad():
         logits = family_model(input_ids=input_ids[None]).logits[0, PROMPT_LENGTH - 1 : -1]
-    for row in log_probs:
-        torch.testing.assert_close(row, logits.log_softmax(-1), atol=1e-5, rtol=0)
+    expected = logits.log_softmax(-1).expand_as(log_probs)
+    torch.testing.assert_close(log_probs, expected, atol=allowed(family_model, input_ids), rtol=0)
     assert mutual_information(log_probs, 61).abs().max() < 1e-9
-    with scoring_session(family_model):
-        unmasked = run_unmasked(family_model, input_ids, PROMPT_LENGTH, [LAYER], scope)
-        check_replay(family_model, unmasked, LAYER)
 
 
 @both_scopes
@@ -133,10 +125,11 @@ def test_one_mask_at_a_time_equals_all_at_once(family_model, input_ids, scope):
         )
         for budget in (None, 1)
     )
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(together, alone, atol=allowed(family_model, input_ids), rtol=0)
 
 
 def test_response_embeddings_equal_separate_passes(family_model, input_ids):
+    family_model = copy.deepcopy(family_model).double()
     responses = [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9]]
     prompt = input_ids[:PROMPT_LENGTH]
     with scoring_session(family_model):
@@ -146,7 +139,7 @@ def test_response_embeddings_equal_separate_passes(family_model, input_ids):
         sequence = torch.cat([prompt, torch.tensor(response)])
         with torch.no_grad():
             states = family_model(input_ids=sequence[None], output_hidden_states=True).hidden_states
-        torch.testing.assert_close(row, states[middle][0, -1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(row.double(), states[middle][0, -1], atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_without_heads_is_refused_by_name(input_ids):
@@ -154,7 +147,7 @@ def test_a_model_without_heads_is_refused_by_name(input_ids):
 
     mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
     with pytest.raises(TypeError, match=r"MambaForCausalLM has no attention heads"):
-        family_of(mamba)
+        structure_of(mamba)
     with pytest.raises(TypeError, match="MambaForCausalLM"):
         subnetwork_log_probs(mamba, input_ids, PROMPT_LENGTH, 1, torch.ones(2, 4))
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     layer_at,
@@ -22,7 +23,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layers import heads_width
 from lm_polygraph_asmi.saved.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.families import tiny_model
 from tests.registry import tiny_class
@@ -206,8 +206,8 @@ def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
     words = tokenizer()
     model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
     how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
-    found = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
-    again = score(model, words, "Who built it?", variant="adapt", num_samples=3, **how)
+    found = score(model, "Who built it?", tokenizer=words, method="adapt", num_samples=3, **how)
+    again = score(model, "Who built it?", tokenizer=words, method="adapt", num_samples=3, **how)
     assert found.score == again.score
     assert 0 < found.score < 2
     assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)

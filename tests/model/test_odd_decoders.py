@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import FAMILIES, Family, structure_of, subnetwork_log_probs
+from lm_polygraph_asmi.model import structure_of, subnetwork_log_probs
 from lm_polygraph_asmi.model.check import ways_seen_right
 from tests.odd_decoders import HEADS, WIDTH, Attention, Layer, heads_masked, odd_decoder
 
@@ -175,14 +175,3 @@ class Dropping(Attention):
 def test_a_model_that_does_not_repeat_itself_is_refused_with_that_reason():
     with pytest.raises(TypeError, match="does not repeat itself"):
         structure_of(odd_decoder(Dropping))
-
-
-def test_an_entry_that_names_another_projection_is_refused(monkeypatch):
-    right = Family("model.layers", "attn.o", "model.norm")
-    monkeypatch.setitem(FAMILIES, "OddForCausalLM", right)
-    assert apart(odd_decoder(), text(1)) < 1e-5
-    for name in ("q", "k"):
-        wrong = Family("model.layers", f"attn.{name}", "model.norm")
-        monkeypatch.setitem(FAMILIES, "OddForCausalLM", wrong)
-        with pytest.raises(TypeError, match=f"no block of the input of 'attn.{name}' to itself"):
-            structure_of(odd_decoder())

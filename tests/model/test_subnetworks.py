@@ -1,28 +1,26 @@
 """What does not depend on the family: errors, memory, and the model left as it was."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
-    FAMILIES,
     attention_of,
-    check_replay,
     response_embeddings,
     run_subnetworks,
     run_unmasked,
     scoring_session,
+    structure_of,
     subnetwork_log_probs,
     subnetworks,
     suffix,
 )
 from lm_polygraph_asmi.model.layer_call import LayerCall
-from lm_polygraph_asmi.validation import SCOPES
 from tests import reference
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
+from tests.rounding import allowed
 
 
 def masks(num_masks: int = 12) -> torch.Tensor:
@@ -70,7 +68,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monk
 
     monkeypatch.setattr(subnetworks, "run_suffix", scarce)
     in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
-    torch.testing.assert_close(in_pieces, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(in_pieces, whole, atol=allowed(llama, input_ids), rtol=0)
     assert sizes[0] > 2
     # Nothing that succeeded was run again.
     assert sum(size for size in sizes if size <= 2) == len(masks().unique(dim=0))
@@ -104,7 +102,7 @@ def test_model_is_left_as_found(input_ids):
 
 def test_model_is_left_as_found_after_an_exception(input_ids, monkeypatch):
     model = tiny_model("llama").train()
-
+    structure_of(model)  # looked at before anything fails
     kind = type(model.model.layers[0].mlp)
     own, failing = kind.forward, [3]
 
@@ -174,7 +172,7 @@ def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
     slow = reference.subnetwork_log_probs(
         model, "model.layers.2.self_attn.o_proj", 1, input_ids, PROMPT_LENGTH, masks(), scope
     )
-    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(model, input_ids), rtol=0)
     assert hooks_of(model) == len(handles)
 
 
@@ -189,14 +187,17 @@ def test_hooks_may_act_at_some_positions_alone(layer, scope):
         return hidden
 
     model = tiny_model("llama")
+    texts = [
+        torch.randint(3, 61, (n,), generator=torch.Generator().manual_seed(n)) for n in (18, 21)
+    ]
+    most = allowed(model, texts[1])  # before the hook, to which a cache is no sequence
     model.model.layers[layer].register_forward_hook(steer)
-    for prompt, length in ((12, 18), (14, 21)):
-        ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(length))
+    for prompt, ids in zip((12, 14), texts, strict=True):
         fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
         slow = reference.subnetwork_log_probs(
             model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
         )
-        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
+        torch.testing.assert_close(fast, slow, atol=most, rtol=0)
 
 
 def layer_compiled(model):
@@ -264,36 +265,6 @@ def test_non_finite_logits(input_ids):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
 
 
-def test_a_family_entry_that_does_not_fit_is_noticed(input_ids, monkeypatch):
-    """A model whose last layer does more on the way out than replaying it shows."""
-    model = tiny_model("llama")
-    kind = type(model.model)
-    original = kind.forward
-
-    def doctored(*args, **kwargs):
-        output = original(*args, **kwargs)
-        output.last_hidden_state = output.last_hidden_state * 2
-        return output
-
-    monkeypatch.setattr(kind, "forward", doctored)
-    with scoring_session(model):
-        unmasked = run_unmasked(model, input_ids, PROMPT_LENGTH, [2])
-        with pytest.raises(RuntimeError, match="does not fit this model"):
-            check_replay(model, unmasked, 2)
-
-
-def test_a_family_entry_that_names_another_module_is_noticed(input_ids, monkeypatch):
-    """Masking the inputs of the wrong projection would replay perfectly with all heads kept."""
-    wrong = replace(FAMILIES["LlamaForCausalLM"], output_projection="mlp.down_proj")
-    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", wrong)
-    with pytest.raises(TypeError, match=r"takes 48 inputs, the heads make 32.*FAMILIES"):
-        subnetwork_log_probs(tiny_model("llama"), input_ids, PROMPT_LENGTH, 2, masks())
-    absent = replace(FAMILIES["LlamaForCausalLM"], output_projection="attention.wo")
-    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", absent)
-    with pytest.raises(TypeError, match=r"LlamaForCausalLM has not what its entry.*`attention`"):
-        subnetwork_log_probs(tiny_model("llama"), input_ids, PROMPT_LENGTH, 2, masks())
-
-
 def test_tokens_outside_the_vocabulary(llama, input_ids):
     input_ids[3] = 61
     with pytest.raises(ValueError, match=r"token ids must lie in \[0, 60\]"):
@@ -334,7 +305,7 @@ def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monk
         sizes.clear()
         monkeypatch.setattr(subnetworks, "PACKED_POSITIONS", packed)
         parts = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
-        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+        torch.testing.assert_close(parts, whole, atol=allowed(llama, input_ids), rtol=0)
         assert max(sizes) == expected
 
 
@@ -345,4 +316,4 @@ def test_attention_without_an_explicit_mask_runs_the_last_layer_whole(
     monkeypatch.setattr(suffix, "attention_of", lambda _: "flash_attention_2")
     monkeypatch.setattr(LayerCall, "replay_after", None)  # would hand the layer a mask
     found = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=allowed(llama, input_ids), rtol=0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.model import (
     num_layers,
     run_subnetworks,
@@ -13,7 +14,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.subnetworks import masks_per_pass
 from lm_polygraph_asmi.model.suffix import run_suffix
-from lm_polygraph_asmi.validation import SCOPES
 from tests.conftest import PROMPT_LENGTH
 from tests.families import SIZES, tiny_model
 from tests.peak_memory import PeakMemory

@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.saved.manifest import write_manifest
-from lm_polygraph_asmi.saved.names import COVERAGE_AT
+from lm_polygraph_asmi.saved.names import COVERAGE_AT, Settings
 
+METHODS = "methods"
+"""Beside what a manager file holds: what its manifest says of the scores."""
 BASELINES = ("MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ")
 MASKS = 6
 
@@ -39,20 +42,23 @@ def content(
     own["asmi_prompt_length"] = [100] * n
     own["asmi_seconds"] = [50.0] * 10 + [2.0] * (n - 10)
     own["seconds_greedy"] = [50.0] * 10 + [1.0] * (n - 10)
-    seeded = f", seed={mask_seed}" if mask_seed else ""
+    methods = {}
     for depth in depths:
+        config = ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed)
         mi = [
             scale * (0.1 + 0.2 * w + 0.05 * rng.random(t) + 0.02 * masks.random(t))
             for w, t in zip(wrong, lengths, strict=True)
         ]
         agreement = [np.clip(1 - 2 * m + 0.1 * rng.random(len(m)), 0, 1) for m in mi]
         scores = {
-            "ASMI": [m.mean() for m in mi],
-            "Sem-ASMI": [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)],
-            "Adapt-ASMI": [(m * (1 - a / 2)).mean() for m, a in zip(mi, agreement, strict=True)],
+            "asmi": [m.mean() for m in mi],
+            "sem": [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)],
+            "adapt": [(m * (1 - a / 2)).mean() for m, a in zip(mi, agreement, strict=True)],
         }
-        for symbol, values in scores.items():
-            estimations["sequence", f"{symbol} ({depth}%, K={top_k}{seeded})"] = values
+        for method, values in scores.items():
+            own_config = config.replace(method=method)
+            estimations["sequence", str(own_config)] = values
+            methods |= described(own_config)
         mean_entropy = [rng.random(t) for t in lengths]
         own |= {
             f"asmi_mi_d{depth}": mi,
@@ -66,11 +72,10 @@ def content(
             ],
             f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
             f"asmi_settings_d{depth}": [
-                {
-                    "depth": depth / 100, "layer": 3, "num_layers": 6, "num_heads": 8,
-                    "num_masks": MASKS, "mask_rate": 0.1, "top_k": top_k, "scope": "all",
-                    "mask_sampler": "bernoulli", "seed": mask_seed, "attention": "sdpa",
-                }
+                Settings(
+                    config.replace(num_masks=MASKS, mask_rate=0.1, attention="sdpa"), "all",
+                    layer=3, num_layers=6, num_heads=8,
+                ).to_dict()
             ] * n,
         }  # fmt: skip
     texts = {
@@ -87,13 +92,39 @@ def content(
         "stats": {**texts, **own},
         "metrics": {},
         "state": "Initialized",
+        METHODS: methods,
     }
+
+
+def put(saved: dict[str, Any], config: ASMIConfig, values: Any) -> None:
+    """Add a score to a run."""
+    saved["estimations"]["sequence", str(config)] = values
+    saved[METHODS] = saved[METHODS] | described(config)
+
+
+def exchanged(saved: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """The same run whose scores have other settings, and no baselines."""
+    found = {**saved, "estimations": {}, METHODS: {}}
+    for name, of in saved[METHODS].items():
+        config = ASMIConfig.from_dict(of).replace(**changed)
+        put(found, config, saved["estimations"]["sequence", name])
+    return found
+
+
+def described(*configs: ASMIConfig) -> dict[str, dict[str, Any]]:
+    """What a manifest says of scores, by their names."""
+    return {str(config): config.to_dict() | {"symbol": config.symbol} for config in configs}
 
 
 def manifest(n: int, dataset: str = "asmi_squad", closed: bool = False) -> dict[str, Any]:
     return {
         "model": {"name": "asmi_tiny_model", "path": "models/tiny", "revision": "abc"},
-        "dataset": {"name": dataset, "source": "squad.json", "closed_book": closed},
+        "dataset": {
+            "name": dataset,
+            "source": "squad.json",
+            "closed_book": closed,
+            "grounded": any(name in dataset for name in ("coqa", "squad", "babi")) and not closed,
+        },
         "seeds": {"run": 1, "masks": 0, "samples": 0},
         "rows": {
             "ids": [f"q{i}" for i in range(n)],
@@ -137,16 +168,18 @@ def arm(
 ) -> dict[str, Any]:
     """A run of the falsifier over the answers of another: its scores with noise, or noise alone."""
     rng = np.random.default_rng([seed, *name.encode()])
-    part = name if dose is None else f"{name}, dose={dose:.4g}"
-    again = f", seed={seed}" if seed else ""
-    estimations = {}
-    for (level, method), values in saved["estimations"].items():
-        if "ASMI" not in method or ", seed=" in method:
+    estimations, methods = {}, {}
+    for method, of in saved[METHODS].items():
+        config = ASMIConfig.from_dict(of)
+        if config.seed:
             continue
+        values = saved["estimations"]["sequence", method]
+        config = config.replace(perturbation=name, dose=dose, seed=seed)
+        methods |= described(config)
         score = np.asarray(values)
         error = score.std() * rng.normal(size=len(score))
         own = error if noise is None else score + noise * error
-        estimations[level, method.replace(")", f"{again}, {part})")] = own.tolist()
+        estimations["sequence", str(config)] = own.tolist()
     kept = {name: v for name, v in saved["stats"].items() if not name.startswith("asmi_")}
     settings = {
         stat: [used | {"perturbation": name, "seed": seed} for used in values]
@@ -154,7 +187,7 @@ def arm(
     }  # fmt: skip
     if dose is not None:
         settings = {s: [used | {"dose": dose} for used in v] for s, v in settings.items()}
-    return {**saved, "estimations": estimations, "stats": kept | settings}
+    return {**saved, "estimations": estimations, "stats": kept | settings, METHODS: methods}
 
 
 def matched(about: dict[str, Any], matching: str = "effect", times: float = 1.0) -> dict[str, Any]:
@@ -227,5 +260,5 @@ def save(
     n = len(saved["stats"].get("input_texts", ()))
     about = manifest(n) if about is None else about
     if about:
-        write_manifest(about, file)
+        write_manifest({"methods": saved.get(METHODS, {}), **about}, file)
     return file

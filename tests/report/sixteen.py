@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import build_report, load_cells
-from lm_polygraph_asmi.saved.names import COVERAGE_AT
-from tests.report.runs import MASKS, manifest, save
+from lm_polygraph_asmi.saved.names import COVERAGE_AT, Settings
+from tests.report.runs import MASKS, manifest, put, save
 
 MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")
 DATASETS = ("coqa", "squad", "babi", "triviaqa")
@@ -89,19 +90,21 @@ def cell(
         "seconds_cross_encoder": seconds(0.5),
         "asmi_diversity_seconds": seconds(0.1),
     }
+    saved: dict[str, Any] = {"estimations": estimations, "methods": {}}
     for depth in depths:
         level = 0.5 * difficulty + 0.7 * fragility + (depth - 60) / 40 * rng.normal(size=n)
         mi = [0.05 * own for own in tokens(level, 0.8)]
         agreement = [np.clip(0.6 - m + 0.2 * rng.normal(size=len(m)), 0, 1) for m in mi]
         scores = {
-            "ASMI": [m.mean() for m in mi],
-            "Sem-ASMI": [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)],
-            "Adapt-ASMI": [(m * (1 - a / 2)).mean() for m, a in zip(mi, agreement, strict=True)],
+            "asmi": [m.mean() for m in mi],
+            "sem": [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)],
+            "adapt": [(m * (1 - a / 2)).mean() for m, a in zip(mi, agreement, strict=True)],
         }
-        for symbol, values in scores.items():
-            estimations["sequence", f"{symbol} ({depth}%, K=64)"] = values
+        config = ASMIConfig(depth=depth / 100)
+        for method, values in scores.items():
+            put(saved, config.replace(method=method), values)
         if rivalled and depth == depths[0]:
-            nearly = np.array(scores["Sem-ASMI"]) * np.exp(0.02 * rng.normal(size=n))
+            nearly = np.array(scores["sem"]) * np.exp(0.02 * rng.normal(size=n))
             estimations["sequence", "RAUQ"] = nearly.tolist()
         entropy = tokens(0.6 * difficulty, 0.5)
         share = [rng.random((t, len(COVERAGE_AT))) for t in lengths]
@@ -116,15 +119,13 @@ def cell(
             ],
             f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
             f"asmi_settings_d{depth}": [
-                {
-                    "depth": depth / 100, "layer": 20, "num_layers": 36, "num_heads": 32,
-                    "num_masks": 40, "mask_rate": 0.15, "top_k": 64, "scope": "all",
-                    "mask_sampler": "bernoulli", "seed": 0, "attention": "sdpa",
-                }
+                Settings(
+                    config.replace(num_masks=40, mask_rate=0.15, attention="sdpa"), "all",
+                    layer=20, num_layers=36, num_heads=32,
+                ).to_dict()
             ] * n,
         }  # fmt: skip
-    return {
-        "estimations": estimations,
+    return saved | {
         "gen_metrics": {
             ("sequence", "AlignScore"): quality.tolist(),
             ("sequence", "Rouge_rougeL"): other.tolist(),

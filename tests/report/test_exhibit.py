@@ -13,7 +13,6 @@ from lm_polygraph_asmi.report.exhibit import (
     frame,
     text,
 )
-from lm_polygraph_asmi.saved.cells import Variant, variant
 
 NAN = float("nan")
 
@@ -69,19 +68,6 @@ def test_a_flat_table_has_numbers_alone():
     assert flat["PRR"].tolist() == [0.5, 0.4]
     assert flat["gap high"][0] == 0.2
     assert np.isnan(flat["gap"].astype(float)[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "parsed"),
-    [
-        ("Sem-ASMI (60%, K=64)", Variant("Sem-ASMI", 0.6, "K=64")),
-        ("ASMI (62.5%, K=64, scope=response)", Variant("ASMI", 0.625, "K=64, scope=response")),
-        ("RAUQ (entropy)", None),
-        ("SemanticEntropy", None),
-    ],
-)
-def test_names_of_variants(name, parsed):
-    assert variant(name) == parsed
 
 
 def test_the_frame_of_an_item():

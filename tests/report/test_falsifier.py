@@ -25,7 +25,7 @@ from lm_polygraph_asmi.report.exhibits.falsifier import (
     prr_of_heads,
     verdicts_on,
 )
-from lm_polygraph_asmi.saved.cells import Unavailable, variant
+from lm_polygraph_asmi.saved.cells import Unavailable
 from tests.report.runs import arm, content, manifest, matched, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
@@ -66,7 +66,7 @@ def test_arms_are_kept_out_of_a_cells_methods(cell):
     assert [one.arm for one in cell.arms] == [
         "pseudo_heads", "foreign", "mlp", "mlp", "isotropic", "mlp",
     ]  # fmt: skip
-    assert not any(parsed.is_arm for name in cell.scores if (parsed := variant(name)))
+    assert not any(config.is_control for config in cell.methods.values())
     assert cell.variants["Sem-ASMI"] == SEM
     mlp = cell.arms[2]
     assert (mlp.dose, mlp.matching, mlp.times) == (0.8, "effect", 1.0)
@@ -261,7 +261,7 @@ def test_a_file_as_the_calculator_s_dose_is_matched_by_effect(tmp_path):
     """As the configs of heads take it, without the node of the falsifier."""
     saved, about = content(N), manifest(N)
     save(tmp_path / "heads", saved, about)
-    config = {"asmi": {"calculator": {"dose": "doses.json"}}}
+    config = {"asmi": {"dose": "doses.json"}}
     save(tmp_path / "mlp", arm(saved, "mlp", None), about | {"config": config})
     (cell,) = load_cells([tmp_path / "heads", tmp_path / "mlp"])
     assert [(one.matching, one.times) for one in cell.arms] == [("effect", 1.0)]

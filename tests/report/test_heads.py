@@ -9,7 +9,6 @@ from lm_polygraph_asmi.analysis import (
     Interval,
     adds_information,
     auroc_interval,
-    chance_of_hitting,
     criticality_coupling,
     distinct_signal,
     head_criticality,
@@ -30,7 +29,7 @@ from lm_polygraph_asmi.report.exhibits.heads import (
 )
 from lm_polygraph_asmi.report.exhibits.probe import causal_differences, causal_probe
 from lm_polygraph_asmi.saved.probe import probe_path, read_probe, write_probe
-from tests.report.runs import content, dissect, manifest, probe, save
+from tests.report.runs import content, dissect, exchanged, manifest, probe, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 60
@@ -257,11 +256,7 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     plain, fewer, more = content(20), content(20), content(20)
     dissect(fewer, masks=100)
     dissect(more, masks=120)
-    more["estimations"] = {
-        (level, name.replace("K=64", "K=64, S=120")): values
-        for (level, name), values in more["estimations"].items()
-        if "ASMI" in name
-    }
+    more = exchanged(more, num_masks=120)
     for name, saved in (("more", more), ("fewer", fewer), ("plain", plain)):
         save(tmp_path / name, saved)
     (cell,) = load_cells([tmp_path / name for name in ("more", "fewer", "plain")])
@@ -317,10 +312,7 @@ def test_an_arm_over_the_first_answers_is_no_part_of_heads(tmp_path):
         if name == "mlp":
             settings = own["stats"]["asmi_settings_d60"]
             own["stats"]["asmi_settings_d60"] = [used | {"perturbation": name} for used in settings]
-            own["estimations"] = {
-                (level, method.replace("%, K=64", "%, K=64, mlp")): values
-                for (level, method), values in own["estimations"].items()
-            }
+            own = exchanged(own, perturbation=name)
         write_probe(probe(20), save(tmp_path / name, own, about))
     (cell,) = load_cells([tmp_path / name for name in ("mlp", "heads", "whole")])
     assert [run.path.parent.name for run in cell.parts] == ["heads"]
@@ -436,7 +428,7 @@ def test_the_probe_has_its_rates_and_their_controls(cell):
     assert table.loc["low MI, critical heads", "k = 8"].high > 0  # none of 60 is not never
     random = table.loc["high MI, random heads†"]
     for k in (1, 2, 4):
-        expected = 100 * decided * chance_of_hitting(k, 8)
+        expected = 100 * decided * k / 8  # heads at random, one of 8 decisive
         assert random[f"k = {k}"].value == pytest.approx(expected, abs=6)
     assert high["run's own masks†"] == pytest.approx(10 * decided)
     assert "by construction" in item.notes[0]

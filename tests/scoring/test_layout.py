@@ -36,7 +36,7 @@ def scores(tokenizer):
     model = whitebox(max_position_embeddings=1100).model
     settings = {"scope": "response", "num_masks": 4, "mask_rate": 0.3}
     return {
-        name: spread(score(model, tokenizer, PROMPT, " " + text, **settings))
+        name: spread(score(model, PROMPT, " " + text, tokenizer=tokenizer, **settings))
         for name, text in TEXTS.items()
     }
 

@@ -29,7 +29,7 @@ ROWS = [
 
 @pytest.fixture
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer, **SETTINGS, max_new_tokens=3)
+    return Scorer(model, tokenizer=tokenizer, **SETTINGS, max_new_tokens=3)
 
 
 def test_rows_come_out_as_they_went_in(scorer, passes):  # noqa: F811

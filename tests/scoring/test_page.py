@@ -38,7 +38,9 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    return score(model, tokenizer, PROMPT, " in Brask\n né 🪁", mask_rate=0.3, num_masks=30)
+    return score(
+        model, PROMPT, " in Brask\n né 🪁", tokenizer=tokenizer, mask_rate=0.3, num_masks=30
+    )
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +114,13 @@ def test_signs_are_not_parted(model, tokenizer):
         ("e\u0301!", "e\u0301"),
         ("🇳🇴", "🇳🇴"),
     ):
-        own = pieces(score(model, tokenizer, PROMPT, text, num_masks=4).tokens)
+        own = pieces(score(model, PROMPT, text, tokenizer=tokenizer, num_masks=4).tokens)
         assert whole in [piece.text.strip() for piece in own]
         assert "".join(piece.text for piece in own) == text + "</s>"
         assert max(len(piece.tokens) for piece in own) > 1
         assert all(piece.shade == max(t.shade for t in piece.tokens) for piece in own)
     ids = tokenizer("🪁", add_special_tokens=False)["input_ids"][:2]
-    (piece,) = pieces(score(model, tokenizer, PROMPT, ids, num_masks=4).tokens)
+    (piece,) = pieces(score(model, PROMPT, ids, tokenizer=tokenizer, num_masks=4).tokens)
     assert len(piece.tokens) == 2  # a character that is never finished
 
 
@@ -134,7 +136,7 @@ def test_characters_that_steer(found):
 
 def test_code_in_a_fixed_width(model, tokenizer):
     answer = " So:\n```\nx = 1\n```\nand `y` | z.\n| a | b |\n"
-    own = pieces(score(model, tokenizer, PROMPT, answer, num_masks=4).tokens)
+    own = pieces(score(model, PROMPT, answer, tokenizer=tokenizer, num_masks=4).tokens)
     code = "".join(piece.text for piece in own if piece.code)
     for part in ("x = 1", "`y`", "| a | b |"):
         assert part in code

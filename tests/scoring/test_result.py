@@ -21,7 +21,9 @@ from tests.scoring.conftest import PROMPT
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    return score(model, tokenizer, PROMPT, " in Brask\n 1931", mask_rate=0.3, num_masks=30)
+    return score(
+        model, PROMPT, " in Brask\n 1931", tokenizer=tokenizer, mask_rate=0.3, num_masks=30
+    )
 
 
 def reference_for(found, **changed) -> Reference:
@@ -41,7 +43,7 @@ def reference_for(found, **changed) -> Reference:
         n=10,
         clusters=5,
         errors=5,
-        settings=found.settings | {"variant": "sem"},
+        settings=found.settings,
     )
     return replace(made, **changed)
 
@@ -123,9 +125,9 @@ def test_with_a_reference_that_does_not_rank(found, interval):
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 
-@pytest.mark.parametrize("name", ["num_masks", "scope", "closing_token", "stop", "variant"])
+@pytest.mark.parametrize("name", ["num_masks", "scope", "closing_token", "stop", "method"])
 def test_with_a_reference_of_another_score(found, name):
-    other = {"num_masks": 7, "scope": "response", "closing_token": False, "variant": "asmi",
+    other = {"num_masks": 7, "scope": "response", "closing_token": False, "method": "asmi",
              "stop": ["\n"]}  # fmt: skip
     settings = reference_for(found).settings | {name: other[name]}
     one = judged(found, settings=settings)
@@ -143,20 +145,20 @@ def test_with_a_reference_of_another_model(found):
 def test_a_reference_goes_with_the_call(model, tokenizer, tmp_path):
     run = runs.save(tmp_path / "run")
     settings = {"num_masks": runs.MASKS, "mask_rate": 0.1, "reference": run.parent}
-    one = score(model, tokenizer, PROMPT, " Brask", **settings)
+    one = score(model, PROMPT, " Brask", tokenizer=tokenizer, **settings)
     assert one.reference == Reference.from_run(run)
     one.reference.save(tmp_path / "saved.json")
     settings["reference"] = str(tmp_path / "saved.json")
-    again = score(model, tokenizer, PROMPT, " Brask", **settings)
+    again = score(model, PROMPT, " Brask", tokenizer=tokenizer, **settings)
     assert again.verdict == one.verdict
     # The planted run has its layer 3 masked, this model its layer 2.
     assert "other settings (layer 3 there, 2 here)" in one.verdict[1]
-    raw = score(model, tokenizer, PROMPT, " Brask", variant="asmi", reference=run)
+    raw = score(model, PROMPT, " Brask", tokenizer=tokenizer, method="asmi", reference=run)
     assert raw.reference.method == "ASMI (60%, K=64)"
 
 
 def test_a_masking_response_near_zero(model, tokenizer, found):
-    still = score(model, tokenizer, PROMPT, " Brask", mask_rate=1e-9, num_masks=2)
+    still = score(model, PROMPT, " Brask", tokenizer=tokenizer, mask_rate=1e-9, num_masks=2)
     assert still.masking_response == pytest.approx(0, abs=1e-9)
     assert any("Masking heads hardly moved the model" in line for line in still.verdict)
     assert all(token.vote in (0, 1) for token in still.tokens)
@@ -168,7 +170,9 @@ def test_a_masking_response_near_zero(model, tokenizer, found):
 
 
 def test_to_dict_is_json(model, tokenizer, found):
-    adapt = score(model, tokenizer, PROMPT, " Brask", variant="adapt", samples=[" a", " b"])
+    adapt = score(
+        model, PROMPT, " Brask", tokenizer=tokenizer, method="adapt", samples=[" a", " b"]
+    )
     for one in (found, judged(found), judged(found, prr=Interval(0.3, np.nan, np.nan)), adapt):
         content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
         assert content["score"] == float(one)
@@ -246,16 +250,14 @@ def test_bars_follow_the_shade(found):
 
 def test_an_arm_of_the_falsifier_is_named_wherever_its_number_stands(model, tokenizer):
     """In the name, in words, in the settings, on the page; the score is that of its engine."""
-    heads = score(model, tokenizer, PROMPT, " the mill", num_masks=5, mask_rate=0.4)
+    heads = score(model, PROMPT, " the mill", tokenizer=tokenizer, num_masks=5, mask_rate=0.4)
     found = score(
-        model, tokenizer, PROMPT, " the mill", num_masks=5, mask_rate=0.4, perturbation="mlp",
-        dose=2.0,
+        model, PROMPT, " the mill", tokenizer=tokenizer, num_masks=5, mask_rate=0.4,
+        perturbation="mlp", dose=2.0,
     )  # fmt: skip
     assert float(found) != float(heads)
     assert found.settings["perturbation"] == "mlp"
-    assert "perturbation" not in heads.settings
-    assert "dose" not in heads.settings
-    assert found.method == "Sem-ASMI (mlp, dose=2)"
+    assert found.label == "Sem-ASMI (mlp, dose=2)"
     assert repr(found).startswith("Score(Sem-ASMI (mlp, dose=2) ")
     assert "Not the method: masks change mlp, dose=2 in the layer" in found.verdict[1]
     assert "<h2>Sem-ASMI (mlp, dose=2) " in found.to_html()

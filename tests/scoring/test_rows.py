@@ -50,7 +50,7 @@ def written(path):
 
 @pytest.fixture
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer, max_new_tokens=3)
+    return Scorer(model, tokenizer=tokenizer, max_new_tokens=3)
 
 
 @pytest.fixture
@@ -124,7 +124,9 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
     lines = written(out)
     for number, (line, (_, one, _)) in enumerate(zip(lines, found, strict=True)):
         row = ROWS[number]
-        alone = score(model, tokenizer, row["prompt"], row.get("answer"), max_new_tokens=3)
+        alone = score(
+            model, row["prompt"], row.get("answer"), tokenizer=tokenizer, max_new_tokens=3
+        )
         assert line.items() >= json.loads(json.dumps(one.to_dict())).items()
         assert float(alone) == line["score"]
         assert (line["row"], line["prompt"]) == (number, row["prompt"])
@@ -150,10 +152,12 @@ def test_parts_of_a_row(scorer, tmp_path):
 
 
 def test_samples_of_a_row(model, tokenizer):
-    scorer = Scorer(model, tokenizer, variant="adapt")
+    scorer = Scorer(model, tokenizer=tokenizer, method="adapt")
     row = Row(0, {"prompt": PROMPT, "answer": [5], "samples": [" a", " Brask"]})
     ((_, found, _),) = score_rows(scorer, [row])
-    expected = score(model, tokenizer, PROMPT, [5], samples=[" a", " Brask"], variant="adapt")
+    expected = score(
+        model, PROMPT, [5], tokenizer=tokenizer, samples=[" a", " Brask"], method="adapt"
+    )
     assert float(found) == float(expected)
 
 
@@ -243,7 +247,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\n$"
     assert re.search(said, done.stdout)
     assert [line["row"] for line in written(out)] == [1, 3, 4]
-    expected = score(model, tokenizer, PROMPT, " Brask", depth=0.9)
+    expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
     assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
     assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
     # Again, mended: only what is missing is scored.
@@ -263,7 +267,7 @@ def test_command_that_streams(command, model, tokenizer, tmp_path):
     streamed = command(source, "--stream", "--scope", "response", "--html", page)
     assert streamed.exit_code == 0, streamed.output
     expected = score(
-        model, tokenizer, PROMPT, scope="response", max_new_tokens=3, seeded_by="prompt"
+        model, PROMPT, tokenizer=tokenizer, scope="response", max_new_tokens=3, seeded_by="prompt"
     )
     assert streamed.stdout.startswith(visible("".join(token.text for token in expected.tokens)))
     assert f"Sem-ASMI: {float(expected):.4f} nats" in streamed.stdout
@@ -332,12 +336,14 @@ def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
     source.write_text(PROMPT + "\n")
     done = command("--prompt-file", source, "--answer", " Brask", "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
-    expected = score(model, tokenizer, PROMPT, " Brask")
+    expected = score(model, PROMPT, " Brask", tokenizer=tokenizer)
     assert f"Sem-ASMI: {float(expected):.4f} nats" in done.stdout
     assert "No verdict" in done.stdout
     assert " Brask" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    plain = command("--prompt-file", source, "--variant", "asmi", "--scope", "response")
-    expected = score(model, tokenizer, PROMPT, variant="asmi", scope="response", max_new_tokens=3)
+    plain = command("--prompt-file", source, "--method", "asmi", "--scope", "response")
+    expected = score(
+        model, PROMPT, tokenizer=tokenizer, method="asmi", scope="response", max_new_tokens=3
+    )
     assert f"\nASMI: {float(expected):.4f} nats" in "\n" + plain.stdout
     stopped = command("--prompt-file", source, "--answer", " Brask", "--stop", "\\n", "--out",
                       tmp_path / "out.jsonl")  # fmt: skip
@@ -358,7 +364,7 @@ def test_command_with_a_chat_template(command, tmp_path):
         tokenizer.chat_template = CHAT
         tokenizer.save_pretrained(tmp_path / "chat")
         messages = [{"role": "user", "content": PROMPT}]
-        expected = score(whitebox.model, tokenizer, messages, " Brask")
+        expected = score(whitebox.model, messages, " Brask", tokenizer=tokenizer)
     finally:
         tokenizer.chat_template = None
     out = tmp_path / "out.jsonl"
@@ -378,7 +384,7 @@ def test_command_reads_the_reference_of_the_source(command, tmp_path):
         "--reference", runs.save(tmp_path / "run"), model="no such model",
     )  # fmt: skip
     assert done.exit_code == 1
-    assert "has no score Sem-ASMI at depth 60%, source context" in done.stderr.replace("\n", " ")
+    assert "has no score with the settings" in done.stderr.replace("\n", " ")
 
 
 def test_command_with_a_reference(command, tmp_path):
@@ -401,7 +407,7 @@ def test_command_with_all_settings(command, folder, tmp_path):
     source, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
     source.write_text(PROMPT)
     settings = {
-        "variant": "adapt", "depth": 0.9, "scope": "response", "num_masks": 9, "mask_rate": 0.3,
+        "method": "adapt", "depth": 0.9, "scope": "response", "num_masks": 9, "mask_rate": 0.3,
         "mask_sampler": "balanced", "top_k": 8, "seed": 3, "num_samples": 4, "tau": 0.1,
         "beta": 2.0, "closing_token": False,
     }  # fmt: skip
@@ -413,21 +419,24 @@ def test_command_with_all_settings(command, folder, tmp_path):
     (line,) = written(out)
     assert line["score"] == pytest.approx(float(expected), rel=1e-6)
     assert line["settings"] == json.loads(json.dumps(expected.settings))
-    own = set(settings) - {"variant"}
+    own = set(settings)
     assert {name: line["settings"][name] for name in own} == {n: settings[n] for n in own}
 
 
 def test_command_that_saves_a_reference(tmp_path):
     run, out = runs.save(tmp_path / "run"), tmp_path / "reference.json"
     for variant in ("sem", "asmi"):
-        words = ["reference", str(run), "--variant", variant, "--out", str(out)]
+        words = ["reference", str(run), "--method", variant, "--out", str(out)]
         done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
         assert done.exit_code == 0, done.output
-        expected = Reference.from_run(run, variant)
+        expected = Reference.from_run(run, method=variant)
         assert Reference.load(out) == expected
         assert expected.ground in done.stdout
     for words, message in (
-        ([str(run), "--depth", "0.9", "--out", str(out)], "has no score Sem-ASMI at depth 90%"),
+        (
+            [str(run), "--depth", "0.9", "--out", str(out)],
+            "no score with the settings depth=0.9",
+        ),
         ([str(run), "--out", str(tmp_path / "reference")], "name a .json file"),
         ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "No such file"),
     ):
@@ -492,7 +501,10 @@ def test_commands_with_labelled_parts(command, tmp_path):
          "wrong": [n == 1, n == 2]} for n in range(4)
     ]  # fmt: skip
     source, scored, saved = (tmp_path / name for name in ("in.jsonl", "scored.jsonl", "parts.json"))
-    assert command("--prompt-file", write(source, labelled), "--out", scored).exit_code == 0
+    as_run = ("--num-masks", runs.MASKS, "--mask-rate", 0.1)  # as the one of the answers below
+    assert (
+        command("--prompt-file", write(source, labelled), "--out", scored, *as_run).exit_code == 0
+    )
     made = CliRunner().invoke(main, ["reference", str(scored), "--out", str(saved)])
     assert made.exit_code == 0, made.output
     expected = Reference.from_spans(scored)
@@ -516,9 +528,9 @@ def test_commands_with_labelled_parts(command, tmp_path):
 
 def test_load(folder):
     assert load(str(folder)).model.dtype == torch.float32
-    scorer = load(str(folder), dtype="bfloat16", variant="asmi", seed=3)
+    scorer = load(str(folder), dtype="bfloat16", method="asmi", seed=3)
     assert scorer.model.dtype == torch.bfloat16
-    assert (scorer.variant, scorer.engine.seed) == ("asmi", 3)
+    assert (scorer.config.method, scorer.config.seed) == ("asmi", 3)
     assert not scorer.model.training
     assert len(scorer.score(PROMPT, " Brask").tokens) > 1
 
@@ -531,7 +543,7 @@ def test_rows_of_another_input_are_not_mixed(scorer, model, tokenizer, tmp_path)
     with pytest.raises(ValueError, match="holds a row 0 of another input"):
         list(score_rows(scorer, other, out))
     with pytest.raises(ValueError, match="another model or other settings"):
-        list(score_rows(Scorer(model, tokenizer, variant="asmi"), rows, out))
+        list(score_rows(Scorer(model, tokenizer=tokenizer, method="asmi"), rows, out))
 
 
 def test_an_answer_of_another_type(scorer):
@@ -549,8 +561,8 @@ def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
     assert rows_left(scorer, rows, out) == []
     for other, changed in (
         (scorer, [Row(0, {"prompt": PROMPT, "answer": " 1931"})]),
-        (Scorer(model, tokenizer, max_new_tokens=3, stop="\n"), rows),
-        (Scorer(model, tokenizer, max_new_tokens=3, seed=1), rows),
+        (Scorer(model, tokenizer=tokenizer, max_new_tokens=3, stop="\n"), rows),
+        (Scorer(model, tokenizer=tokenizer, max_new_tokens=3, seed=1), rows),
     ):
         with pytest.raises(ValueError, match="of another input"):
             rows_left(other, changed, out)

@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
     assert set(stats["asmi_closing"]) == {True, False}
     for variant, estimator in estimators.items():
         expected = run.estimations["sequence", str(estimator)]
-        scorer = Scorer(ending, variant=variant, **settings)
+        scorer = Scorer(ending, method=variant, **settings)
         for row, prompt in enumerate(TEXTS):
             ids = stats["greedy_tokens"][row]
             found = scorer.score(prompt, ids, stats["sample_tokens"][row])
@@ -107,7 +107,7 @@ def check_votes(found, top_tokens, tokenizer):
 
 def test_votes_are_not_all_alike(model, tokenizer):
     """Else the test above would show nothing."""
-    found = score(model, tokenizer, PROMPT, mask_rate=0.4, num_masks=30)
+    found = score(model, PROMPT, tokenizer=tokenizer, mask_rate=0.4, num_masks=30)
     votes = [token.vote for token in found.tokens]
     assert 0 < np.mean(votes) < 1
     assert {token.alternative is None for token in found.tokens} == {True, False}
@@ -116,7 +116,7 @@ def test_votes_are_not_all_alike(model, tokenizer):
 
 
 def test_single_pass_numbers_are_those_of_an_ordinary_pass(model, tokenizer):
-    found = score(model, tokenizer, PROMPT, " in Brask")
+    found = score(model, PROMPT, " in Brask", tokenizer=tokenizer)
     ids = torch.tensor(tokenizer(PROMPT + " in Brask</s>")["input_ids"])
     answer = ids[-len(found.tokens) :]
     with torch.no_grad():
@@ -143,13 +143,13 @@ def greedy(model, tokenizer, length, stop=None):
 def test_without_an_answer_the_greedy_one_is_scored(ending, tokenizer):
     ended = greedy(ending.model, tokenizer, 20)
     assert ended[-1] == tokenizer.eos_token_id
-    found = score(ending, None, PROMPT, max_new_tokens=20)
+    found = score(ending, PROMPT, max_new_tokens=20)
     assert [token.id for token in found.tokens] == ended
-    by_ids = score(ending, None, PROMPT, ended)
+    by_ids = score(ending, PROMPT, ended)
     assert by_ids.tokens == found.tokens
     assert numbers(by_ids)[:5] == numbers(found)[:5]
     # Where the answer ends is known from its ids: no stop string made it what it is.
-    assert found.settings == by_ids.settings | {"stop": []}
+    assert found.settings == by_ids.settings | {"stop": [], "max_new_tokens": 20}
 
 
 def test_greedy_answers_with_stop_strings(model, tokenizer):
@@ -158,14 +158,14 @@ def test_greedy_answers_with_stop_strings(model, tokenizer):
     expected = greedy(model, tokenizer, 6, stop)
     assert len(expected) < len(plain)
     for stops in (stop, ["never said", stop]):
-        found = score(model, tokenizer, PROMPT, stop=stops, max_new_tokens=6)
+        found = score(model, PROMPT, tokenizer=tokenizer, stop=stops, max_new_tokens=6)
         assert [token.id for token in found.tokens] == expected
     # A LM-Polygraph model has stop strings of its own; those of the call come first.
     own = whitebox(stop_strings=[stop])
     own.model = model
-    assert [t.id for t in score(own, None, PROMPT, max_new_tokens=6).tokens] == expected
-    assert [t.id for t in score(own, None, PROMPT, max_new_tokens=6, stop=[]).tokens] == plain
-    uncounted = score(own, None, PROMPT, max_new_tokens=6, closing_token=False)
+    assert [t.id for t in score(own, PROMPT, max_new_tokens=6).tokens] == expected
+    assert [t.id for t in score(own, PROMPT, max_new_tokens=6, stop=[]).tokens] == plain
+    uncounted = score(own, PROMPT, max_new_tokens=6, closing_token=False)
     assert uncounted.counted == len(expected) - 1
 
 
@@ -188,56 +188,38 @@ def test_what_a_model_ships_does_not_change_its_greedy_answer(tokenizer, shipped
     shipped = {"suppress_tokens": expected[:1]} if isinstance(shipped, str) else shipped
     for name, value in shipped.items():
         setattr(model.generation_config, name, value)
-    found = score(model, tokenizer, PROMPT, max_new_tokens=40)
+    found = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=40)
     assert [token.id for token in found.tokens] == expected
 
 
 def test_a_plain_model_and_a_wrapped_one(tokenizer):
     wrapped = whitebox()
-    plain = score(wrapped.model, tokenizer, PROMPT, " in Brask")
-    assert numbers(score(wrapped, None, PROMPT, " in Brask")) == numbers(plain)
-
-
-def test_a_list_of_prompts(model, tokenizer):
-    answers = [" in Brask", None, [7, 8]]
-    found = score(model, tokenizer, TEXTS[:3], answers, max_new_tokens=4)
-    for one, prompt, answer in zip(found, TEXTS[:3], answers, strict=True):
-        alone = score(model, tokenizer, prompt, answer, max_new_tokens=4)
-        assert numbers(one) == numbers(alone)
-        assert one.prompt == prompt
-    assert len({float(one) for one in found}) == 3
-    made = score(model, tokenizer, TEXTS[:2], max_new_tokens=4)
-    assert [len(one.tokens) for one in made] == [4, 4]
-    assert score(model, tokenizer, []) == []
-    samples = [[" a", " b"], [" Brask", " 1931"]]
-    both = score(model, tokenizer, TEXTS[:2], [[5], [6]], samples=samples, variant="adapt")
-    assert both[0].diversity != both[1].diversity
-    with pytest.raises(ValueError, match="2 prompts, but 1 in answer: give a list"):
-        score(model, tokenizer, TEXTS[:2], ["one"])
-    with pytest.raises(ValueError, match="answer is a single str, but there are 2 prompts"):
-        score(model, tokenizer, TEXTS[:2], "on")
+    plain = score(wrapped.model, PROMPT, " in Brask", tokenizer=tokenizer)
+    assert numbers(score(wrapped, PROMPT, " in Brask")) == numbers(plain)
 
 
 def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
     model = whitebox().model
-    assert score(model, tokenizer, PROMPT, " Brask").scored_text == " Brask</s>"
-    assert score(model, tokenizer, PROMPT, " Brask</s>").scored_text == " Brask</s>"
-    assert score(model, tokenizer, PROMPT, " Brask", stop="\n").scored_text == " Brask\n"
-    assert score(model, tokenizer, PROMPT, " Brask\n", stop="\n").scored_text == " Brask\n"
-    bare = score(model, tokenizer, PROMPT, " Brask", closing_token=False)
+    assert score(model, PROMPT, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
+    assert score(model, PROMPT, " Brask</s>", tokenizer=tokenizer).scored_text == " Brask</s>"
+    assert score(model, PROMPT, " Brask", tokenizer=tokenizer, stop="\n").scored_text == " Brask\n"
+    assert (
+        score(model, PROMPT, " Brask\n", tokenizer=tokenizer, stop="\n").scored_text == " Brask\n"
+    )
+    bare = score(model, PROMPT, " Brask", tokenizer=tokenizer, closing_token=False)
     assert (bare.scored_text, bare.counted) == (" Brask", len(bare.tokens))
     # Token ids are scored as they are.
-    assert score(model, tokenizer, PROMPT, [7, 8]).scored_text == tokenizer.decode([7, 8])
-    assert score(model, tokenizer, PROMPT, np.array([7, 8])).counted == 2
+    assert score(model, PROMPT, [7, 8], tokenizer=tokenizer).scored_text == tokenizer.decode([7, 8])
+    assert score(model, PROMPT, np.array([7, 8]), tokenizer=tokenizer).counted == 2
     # Chat models name several end tokens, in no useful order; the tokenizer's ends their turns.
     model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
-    assert score(model, tokenizer, PROMPT, " Brask").scored_text == " Brask</s>"
-    assert score(model, tokenizer, PROMPT, " Brask<s>").scored_text == " Brask<s>"
+    assert score(model, PROMPT, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
+    assert score(model, PROMPT, " Brask<s>", tokenizer=tokenizer).scored_text == " Brask<s>"
     nameless = deepcopy(tokenizer)
     nameless.eos_token = None
-    assert score(model, nameless, PROMPT, " Brask").scored_text == " Brask<s>"
+    assert score(model, PROMPT, " Brask", tokenizer=nameless).scored_text == " Brask<s>"
     model.generation_config.eos_token_id = None
-    assert score(model, nameless, PROMPT, " Brask").scored_text == " Brask"
+    assert score(model, PROMPT, " Brask", tokenizer=nameless).scored_text == " Brask"
 
 
 @pytest.fixture
@@ -255,38 +237,41 @@ def drawn(monkeypatch):
 
 
 def test_settings_of_the_gate(model, tokenizer):
-    settings = {"variant": "adapt", "tau": np.float32(0.25), "closing_token": np.bool_(True)}
-    found = score(model, tokenizer, PROMPT, " Brask", samples=[" a", " b", " c"], **settings)
+    settings = {"method": "adapt", "tau": np.float32(0.25), "closing_token": np.bool_(True)}
+    found = score(
+        model, PROMPT, " Brask", tokenizer=tokenizer, samples=[" a", " b", " c"], **settings
+    )
     gate = {"tau": 0.25, "beta": 10.0, "num_samples": 3, "stop": []}
     assert found.settings.items() >= gate.items()
     json.dumps(found.to_dict(), allow_nan=False)
-    assert "tau" not in score(model, tokenizer, PROMPT, " Brask").settings
+    assert "tau" not in score(model, PROMPT, " Brask", tokenizer=tokenizer).settings
     for wrong, message in (({"num_samples": 1}, "at least 2"), ({"tau": math.nan}, "be a number")):
         with pytest.raises(ValueError, match=message):
-            score(model, tokenizer, PROMPT, " Brask", variant="adapt", **wrong)
+            score(model, PROMPT, " Brask", tokenizer=tokenizer, method="adapt", **wrong)
 
 
 def test_a_stop_string_within_an_answer_does_not_end_it(model, tokenizer):
     """Its last token counts, and it is closed like any other."""
     for closing_token in (True, False):
         settings = {"stop": "\n", "closing_token": closing_token}
-        found = score(model, tokenizer, PROMPT, " Brask\n Nadia", **settings)
+        found = score(model, PROMPT, " Brask\n Nadia", tokenizer=tokenizer, **settings)
         assert found.scored_text == " Brask\n Nadia" + "\n" * closing_token
         assert found.counted == len(found.tokens)
-        closed = score(model, tokenizer, PROMPT, " Brask\n Nadia\n", **settings)
+        closed = score(model, PROMPT, " Brask\n Nadia\n", tokenizer=tokenizer, **settings)
         assert closed.scored_text == " Brask\n Nadia\n"
         assert closed.counted == len(closed.tokens) - (not closing_token)
 
 
 def test_samples_follow_from_prompt_and_seed(ending, drawn):
-    settings = {"variant": "adapt", "max_new_tokens": 8}
-    score(ending, None, PROMPT, [5], **settings)
+    settings = {"method": "adapt", "max_new_tokens": 8}
+    score(ending, PROMPT, [5], **settings)
     torch.manual_seed(99)
     torch.rand(3)
     before = torch.get_rng_state()
-    score(ending, None, ["Something else", PROMPT], [[6], [7]], **settings)
+    for prompt, ids in (("Something else", [6]), (PROMPT, [7])):
+        score(ending, prompt, ids, **settings)
     assert torch.get_rng_state().equal(before)
-    score(ending, None, PROMPT, [5], seed=1, **settings)
+    score(ending, PROMPT, [5], seed=1, **settings)
     first, other_prompt, again, other_seed = drawn
     assert first == again
     assert first not in (other_prompt, other_seed)
@@ -296,7 +281,7 @@ def test_samples_follow_from_prompt_and_seed(ending, drawn):
 
 def test_sampled_answers_come_without_their_end_token(ending, drawn):
     eos = ending.tokenizer.eos_token_id
-    score(ending, None, PROMPT, [5], variant="adapt", num_samples=30, max_new_tokens=8)
+    score(ending, PROMPT, [5], method="adapt", num_samples=30, max_new_tokens=8)
     assert min(map(len, drawn[0])) < 8
     assert not any(eos in ids for ids in drawn[0])
 
@@ -314,7 +299,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
 
     monkeypatch.setattr(model, "generate", spy)
     settings = {"num_samples": 4, "max_new_tokens": 3, "stop": "never said"}
-    score(model, tokenizer, PROMPT, [5], variant="adapt", **settings)
+    score(model, PROMPT, [5], tokenizer=tokenizer, method="adapt", **settings)
     ((config, min_p, stops),) = seen
     assert (config.do_sample, config.temperature) == (True, 0.5)
     assert (config.top_k, config.top_p, min_p) == (50, 1.0, None)
@@ -324,29 +309,29 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("samples", [[], [" Brask"], [" Brask", ""], [[5, 6], []]], ids=str)
 def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
-    found = score(model, tokenizer, PROMPT, [5, 6], variant="adapt", samples=samples)
+    found = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="adapt", samples=samples)
     (warning,) = found.warnings
     assert "Fewer than two sampled answers have a token" in warning
     assert found.verdict[-2] == warning
     assert found.diversity == 1
-    plain = score(model, tokenizer, PROMPT, [5, 6], variant="asmi")
+    plain = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="asmi")
     assert float(found) == pytest.approx(float(plain), rel=1e-3)
 
 
 def test_samples_as_texts_and_as_ids(model, tokenizer):
     texts = [" Brask", " in 1931"]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    settings = {"variant": "adapt", "tau": 0.5, "beta": 3.0}
+    settings = {"method": "adapt", "tau": 0.5, "beta": 3.0}
     by_text, by_id = (
-        score(model, tokenizer, PROMPT, [5, 6], samples=samples, **settings)
+        score(model, PROMPT, [5, 6], tokenizer=tokenizer, samples=samples, **settings)
         for samples in (texts, ids)
     )
     assert numbers(by_text) == numbers(by_id)
     assert not by_text.warnings
     ended = [[*one, tokenizer.eos_token_id] for one in ids]  # as `generate` returns them
-    assert numbers(score(model, tokenizer, PROMPT, [5, 6], samples=ended, **settings)) == numbers(
-        by_id
-    )
+    assert numbers(
+        score(model, PROMPT, [5, 6], tokenizer=tokenizer, samples=ended, **settings)
+    ) == numbers(by_id)
     assert by_text.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - by_text.diversity))))
 
 
@@ -378,27 +363,27 @@ def replace_linear(part, make):
 def test_a_quantised_model(tokenizer):
     model = whitebox().model
     replace_linear(model.model, Int8Linear)
-    settings = {"variant": "adapt", "num_samples": 3, "max_new_tokens": 8}
-    found = score(model, tokenizer, PROMPT, **settings)
+    settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 8}
+    found = score(model, PROMPT, tokenizer=tokenizer, **settings)
     replace_linear(model.model, Int8Linear.plain)
-    expected = score(model, tokenizer, PROMPT, **settings)
+    expected = score(model, PROMPT, tokenizer=tokenizer, **settings)
     assert float(found) == pytest.approx(float(expected), rel=1e-4)
     model.lm_head = Int8Linear(model.lm_head)
     with pytest.raises(TypeError, match="leave lm_head out of the quantisation"):
-        score(model, tokenizer, PROMPT, **settings)
+        score(model, PROMPT, tokenizer=tokenizer, **settings)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
     """Torch's dynamic quantisation rounds a row otherwise in another batch."""
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(RuntimeError, match="as dynamic quantisation does, cannot be scored"):
-        score(quantised, tokenizer, PROMPT, " Brask")
+    with pytest.raises(TypeError, match="as dynamic quantisation does, and cannot be scored"):
+        score(quantised, PROMPT, " Brask", tokenizer=tokenizer)
 
 
 def test_a_model_split_over_devices(model, tokenizer, tmp_path):
-    settings = {"variant": "adapt", "num_samples": 3, "max_new_tokens": 6}
-    expected = score(model, tokenizer, PROMPT, **settings)
+    settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 6}
+    expected = score(model, PROMPT, tokenizer=tokenizer, **settings)
     for split in (
         on_disk(whitebox().model, "upper half", tmp_path),
         accelerate.cpu_offload(whitebox().model),
@@ -406,7 +391,7 @@ def test_a_model_split_over_devices(model, tokenizer, tmp_path):
         ids = torch.tensor([[1, 5]])
         split(ids)
         before = state(split)
-        found = score(split, tokenizer, PROMPT, **settings)
+        found = score(split, PROMPT, tokenizer=tokenizer, **settings)
         assert found.scored_text == expected.scored_text
         assert float(found) == pytest.approx(float(expected), abs=1e-6)
         assert state(split) == before
@@ -436,7 +421,7 @@ def found_in(model):
 CALLS = {
     "answer": {"answer": " Brask", "attention": "sdpa"},
     "greedy": {"max_new_tokens": 4, "stop": "never said"},
-    "samples": {"variant": "adapt", "max_new_tokens": 4, "num_samples": 3, "attention": "sdpa"},
+    "samples": {"method": "adapt", "max_new_tokens": 4, "num_samples": 3, "attention": "sdpa"},
 }
 
 
@@ -456,10 +441,10 @@ def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
     in_training, model, tokenizer, settings
 ):
     before = found_in(in_training)
-    found = score(in_training, tokenizer, PROMPT, **settings)
+    found = score(in_training, PROMPT, tokenizer=tokenizer, **settings)
     assert found_in(in_training) == before
     assert found.settings["attention"] == settings.get("attention", "eager")
-    assert numbers(found) == numbers(score(model, tokenizer, PROMPT, **settings))
+    assert numbers(found) == numbers(score(model, PROMPT, tokenizer=tokenizer, **settings))
     ids = torch.tensor([[1, 5, 6]])
     in_training(ids, labels=ids).loss.backward()
 
@@ -478,14 +463,14 @@ def test_left_as_found_after_an_exception(in_training, tokenizer, settings, call
     handle = in_training.model.layers[-1].mlp.register_forward_hook(interrupt)
     before = found_in(in_training)
     with pytest.raises(KeyboardInterrupt):
-        score(in_training, tokenizer, PROMPT, **settings)
+        score(in_training, PROMPT, tokenizer=tokenizer, **settings)
     assert found_in(in_training) == before
     handle.remove()
 
 
 def test_refusals(model, tokenizer):
     for settings, message in (
-        ({"variant": "raw"}, "variant must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
+        ({"method": "raw"}, "method must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
         ({"scope": "prompt"}, "scope must be one of"),
         ({"depth": 60}, r"depth must lie in \(0, 1\)"),
         ({"answer": ""}, "the answer is empty"),
@@ -495,29 +480,29 @@ def test_refusals(model, tokenizer):
         ({"answer": [len(tokenizer)]}, "is this the model's own tokenizer"),
     ):
         with pytest.raises(ValueError, match=message):
-            score(model, tokenizer, PROMPT, **settings)
+            score(model, PROMPT, tokenizer=tokenizer, **settings)
     with pytest.raises(ValueError, match="needs its tokenizer"):
-        score(model, None, PROMPT)
+        score(model, PROMPT)
     with pytest.raises(ValueError, match=r"context window 256: there is no room for an answer"):
-        score(model, tokenizer, PROMPT * 60)
+        score(model, PROMPT * 60, tokenizer=tokenizer)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
     with pytest.raises(TypeError, match="MambaForCausalLM has no attention heads"):
-        score(mamba, tokenizer, PROMPT)
+        score(mamba, PROMPT, tokenizer=tokenizer)
 
 
 def test_a_prompt_that_nearly_fills_the_window(model, tokenizer):
     prompt = "<s>" * 252  # and one more in front
-    assert len(score(model, tokenizer, prompt).tokens) == 3
+    assert len(score(model, prompt, tokenizer=tokenizer).tokens) == 3
     with pytest.raises(ValueError, match="there is no room for an answer"):
-        score(model, tokenizer, prompt + "<s>" * 3)
+        score(model, prompt + "<s>" * 3, tokenizer=tokenizer)
 
 
 def test_without_a_pad_token(ending, tokenizer):
     without = deepcopy(tokenizer)
     without.pad_token = None
-    settings = {"variant": "adapt", "max_new_tokens": 8}
-    expected = score(ending.model, tokenizer, PROMPT, **settings)
-    assert numbers(score(ending.model, without, PROMPT, **settings)) == numbers(expected)
+    settings = {"method": "adapt", "max_new_tokens": 8}
+    expected = score(ending.model, PROMPT, tokenizer=tokenizer, **settings)
+    assert numbers(score(ending.model, PROMPT, tokenizer=without, **settings)) == numbers(expected)
 
 
 def test_public_names():

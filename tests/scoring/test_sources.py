@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import maths, score
+from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.model import run_unmasked, scoring_session, subnetwork_log_probs
 from lm_polygraph_asmi.model.sources import head_parts
 from lm_polygraph_asmi.saved.names import masked_head_stats
@@ -14,6 +15,7 @@ from lm_polygraph_asmi.scoring.call import Scorer
 from lm_polygraph_asmi.scoring.context import passages_of
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import reference
+from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
 FACTS = ["The ferry Ondine was built in Brask in 1931.", "The blue kites start in the passage."]
@@ -37,7 +39,7 @@ def example(host):
 
 @pytest.fixture(scope="module")
 def by_source(example):
-    engine = Engine(scope="response", source=["all", "context", "elsewhere"], details=True, **FEW)
+    engine = Engine(scope="response", sources=["all", "context", "elsewhere"], details=True, **FEW)
     return engine.score(*example, SPANS, passages=True)
 
 
@@ -98,15 +100,20 @@ def test_attention_adds_up_and_passages_too(by_source):
 def test_all_is_what_it_is_alone(example, by_source):
     alone = Engine(scope="response", details=True, **FEW).score(*example)
     assert not [name for name in alone if "source" in name]
+    most = allowed(example[0], torch.cat([example[1], torch.tensor(example[2])]))
     for name in set(alone) - {"asmi_seconds", "asmi_reused_depths"}:
-        np.testing.assert_array_equal(alone[name], by_source[name], err_msg=name)
+        own, plain = by_source[name], alone[name]
+        if np.asarray(plain).dtype.kind == "f":
+            np.testing.assert_allclose(own, plain, rtol=0, atol=most, err_msg=name)
+        else:
+            np.testing.assert_array_equal(own, plain, err_msg=name)
 
 
 def test_every_listed_statistic_is_written_and_no_other(example):
-    for source in ("all", "context", ["all", "context"]):
-        found = Engine(scope="response", source=source, **FEW).score(*example, SPANS)
+    for sources in (["all"], ["context"], ["all", "context"]):
+        found = Engine(scope="response", sources=sources, **FEW).score(*example, SPANS)
         ours = {"asmi_closing", "asmi_token_texts"}  # of the calculator
-        assert set(found) == set(masked_head_stats(source=source)) - ours
+        assert set(found) == set(masked_head_stats(sources=sources)) - ours
 
 
 def test_the_prompt_without_the_context(example, tmp_path):
@@ -140,7 +147,7 @@ def test_journal(example, tmp_path):
     """What was scored without sources serves a run with them; another context is another entry."""
     journal = str(tmp_path / "journal")
     Engine(scope="response", journal=journal, **FEW).score(*example)
-    both = Engine(scope="response", source=["all", "context"], journal=journal, **FEW)
+    both = Engine(scope="response", sources=["all", "context"], journal=journal, **FEW)
     first = both.score(*example, SPANS[:1])
     assert first["asmi_reused_depths"] == 0  # not all of the depth
     again = both.score(*example, SPANS[:1])
@@ -160,8 +167,8 @@ def test_journal(example, tmp_path):
     ("settings", "message"),
     [
         ({"source": "context"}, "is for scope 'response'"),
-        ({"source": ["all", "all"], "scope": "response"}, "must name each source once"),
-        ({"source": [], "scope": "response"}, "must name each source once"),
+        ({"sources": ["all", "all"], "scope": "response"}, "must name each source once"),
+        ({"sources": [], "scope": "response"}, "must name each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),
         (
             {"source": "context", "scope": "response", "perturbation": "pseudo_heads"},
@@ -197,7 +204,7 @@ def found(host):
 def test_a_score_names_what_it_hangs_on(host, found):
     assert list(found.sources) == ["passage 1", "passage 2", "context", "elsewhere"]
     assert [source.text for source in found.sources.values()] == [*FACTS, None, None]
-    engine = Engine(scope="response", source=["all", "context", "elsewhere"], num_masks=6,
+    engine = Engine(scope="response", sources=["all", "context", "elsewhere"], num_masks=6,
                     mask_rate=0.4)  # fmt: skip
     prompt = tokenizer()(PROMPT, return_tensors="pt")["input_ids"][0]
     spans = [p.tokens for p in passages_of(tokenizer(), PROMPT, PROMPT, prompt.tolist(), FACTS)]
@@ -207,18 +214,23 @@ def test_a_score_names_what_it_hangs_on(host, found):
     for source, name in zip(found.sources.values(),
                             ("passage0", "passage1", "context", "elsewhere"),
                             strict=True):  # fmt: skip
-        assert source.mi == pytest.approx(stats[f"asmi_mi_d60_{name}"].mean())
-        assert source.share == float(source) == pytest.approx(source.mi / whole)
+        own = stats[f"asmi_mi_d60_{name}"].mean()
+        assert source.mi == pytest.approx(own, abs=NO_INFORMATION)
+        assert (
+            source.share
+            == float(source)
+            == pytest.approx(source.mi / whole, abs=NO_INFORMATION / whole)
+        )
         assert source.kl == pytest.approx(stats[f"asmi_source_kl_d60_{name}"].mean())
     assert [token.context_share for token in found.tokens] == pytest.approx(
-        stats["asmi_source_share_d60_context"].tolist()
+        stats["asmi_source_share_d60_context"].tolist(), abs=NO_INFORMATION / whole
     )
     assert json.loads(json.dumps(found.to_dict()))["sources"]["passage 2"]["text"] == FACTS[1]
 
 
 def test_the_score_itself_is_what_it_is_without_a_context(host, found):
     plain = score(host, PROMPT, ANSWER, num_masks=6, mask_rate=0.4)
-    assert plain.score == found.score
+    assert plain.score == pytest.approx(found.score, abs=NO_INFORMATION)
     assert plain.sources is None
     assert plain.tokens[0].context_share is None
     assert plain.settings == found.settings
@@ -227,12 +239,12 @@ def test_the_score_itself_is_what_it_is_without_a_context(host, found):
 
 def test_the_score_of_a_source(host, found):
     given = {"num_masks": 6, "mask_rate": 0.4, "scope": "response"}
-    of = score(host, PROMPT, ANSWER, context=FACTS, source="context", variant="asmi", **given)
+    of = score(host, PROMPT, ANSWER, context=FACTS, source="context", method="asmi", **given)
     assert of.settings["source"] == "context"
     assert of.score == pytest.approx(found.sources["context"].mi, rel=1e-5)
     with pytest.raises(ValueError, match="source 'context' needs to know the context"):
         score(host, PROMPT, ANSWER, source="context", **given)
-    with pytest.raises(ValueError, match="source must name one source"):
+    with pytest.raises(ValueError, match="source must be one of 'all', 'context'"):
         Scorer(host, source=["all", "context"], scope="response")
     plain, named = (Scorer(host, scope="response", **own).identity
                     for own in ({}, {"source": "context"}))  # fmt: skip
@@ -293,7 +305,7 @@ def test_passages_of_a_chat(host):
     few = {"num_masks": 3, "mask_rate": 0.4}
 
     def texts(context):
-        result = score(host.model, chat, messages, ANSWER, context=context, **few)
+        result = score(host.model, messages, ANSWER, tokenizer=chat, context=context, **few)
         return [s.text for s in result.sources.values() if s.text is not None]
 
     assert texts((0, 1)) == [FACTS[1]]
@@ -335,11 +347,3 @@ def test_messages_may_say_what_others_say():
         starts(FACTS[0])
     with pytest.raises(ValueError, match="message 2 is the answer"):
         starts(2)
-
-
-def test_many_prompts_have_a_context_each(host):
-    both = score(host, [PROMPT, PROMPT], [ANSWER, ANSWER], context=[FACTS, None],
-                 num_masks=3, mask_rate=0.4)  # fmt: skip
-    assert [result.sources is None for result in both] == [False, True]
-    with pytest.raises(ValueError, match="2 prompts, but 1 in context"):
-        score(host, [PROMPT, PROMPT], context=[FACTS])

@@ -4,8 +4,6 @@ import json
 from copy import deepcopy
 from itertools import pairwise
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -155,13 +153,13 @@ def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
     model = whitebox(vocab_size=len(sentencepiece)).model
     with_chat = deepcopy(sentencepiece)
     with_chat.chat_template = CHAT
-    found = score(model, with_chat, MESSAGES, "Brask")
+    found = score(model, MESSAGES, "Brask", tokenizer=with_chat)
     assert found.scored_text == " Brask</s>"
     check_cover(found.scored_text, [(token.start, token.end) for token in found.tokens])
     (warning,) = found.warnings
     assert "The tokenizer reads the answer as ' Brask</s>'" in warning
     assert warning in found.verdict
-    assert not score(model, sentencepiece, PROMPT, " Brask").warnings
+    assert not score(model, PROMPT, " Brask", tokenizer=sentencepiece).warnings
 
 
 def test_an_answer_follows_its_prompt(tokenizer):
@@ -177,7 +175,7 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     assert tokenizer(prompt + answer)["input_ids"][: len(before)] != before
     ids = answer_tokens(tokenizer, prompt, answer)
     assert ids == tokenizer(answer, add_special_tokens=False)["input_ids"]
-    found = score(model, tokenizer, prompt, answer)
+    found = score(model, prompt, answer, tokenizer=tokenizer)
     assert found.scored_text == answer + "</s>"
     assert [token.id for token in found.tokens] == [*ids, 2]
     (warning,) = found.warnings
@@ -187,12 +185,12 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_tokens_of_a_score(model, tokenizer, answer):
-    found = score(model, tokenizer, PROMPT, answer)
+    found = score(model, PROMPT, answer, tokenizer=tokenizer)
     closed = answer if answer.endswith("</s>") else answer + "</s>"
     assert found.scored_text == closed
     assert "".join(token.text for token in found.tokens) == closed
     assert all(token.text == closed[token.start : token.end] for token in found.tokens)
-    by_ids = score(model, tokenizer, PROMPT, [token.id for token in found.tokens])
+    by_ids = score(model, PROMPT, [token.id for token in found.tokens], tokenizer=tokenizer)
     assert [vars(t) for t in by_ids.tokens] == [vars(t) for t in found.tokens]
 
 
@@ -202,15 +200,13 @@ def test_chat(model, chat):
         prompt_tokens(chat, MESSAGES).tolist()
         == (chat(written, add_special_tokens=False)["input_ids"])
     )
-    found = score(model, chat, MESSAGES, " Brask")
+    found = score(model, MESSAGES, " Brask", tokenizer=chat)
     as_text = deepcopy(chat)
     as_text._tokenizer.post_processor = None  # the text below has its BOS
-    assert float(found) == float(score(model, as_text, written, " Brask"))
+    assert float(found) == float(score(model, written, " Brask", tokenizer=as_text))
     assert found.prompt == MESSAGES
     assert found.scored_text == " Brask</s>"
-    both = score(model, chat, [MESSAGES, MESSAGES], [" Brask", None], max_new_tokens=3)
-    assert float(both[0]) == float(found)
-    assert len(both[1].tokens) == 3
+    assert len(score(model, MESSAGES, tokenizer=chat, max_new_tokens=3).tokens) == 3
 
 
 def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatch):
@@ -221,11 +217,11 @@ def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatc
     own.chat_template = CHAT.replace("</s>", "<turn>\n")
     assert own.chat_template != CHAT
     assert behind_answer(own, MESSAGES)[0] == turn
-    scorer = Scorer(model, own)
+    scorer = Scorer(model, tokenizer=own)
     ids = scorer._end_token(MESSAGES)
     assert ids == [own.eos_token_id]  # generation would not stop at <turn>: nor does an answer
     monkeypatch.setattr(model.generation_config, "eos_token_id", [2, turn])
-    scorer = Scorer(model, own)
+    scorer = Scorer(model, tokenizer=own)
     assert scorer._end_token(MESSAGES) == [turn]
     assert scorer._end_token(PROMPT) == [own.eos_token_id]
     # Templates that refuse an answer, end it with nothing, or leave it out.
@@ -237,34 +233,23 @@ def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatc
 @pytest.mark.parametrize("prompt", [7, None, {"role": "user", "content": "?"}, b"x", [[7]], [None]])
 def test_what_is_no_prompt(model, tokenizer, prompt):
     with pytest.raises(ValueError, match="a prompt is text, or a list of chat messages"):
-        score(model, tokenizer, prompt, [" Brask"] if isinstance(prompt, list) else " Brask")
-
-
-def test_prompts_in_other_sequences(model, tokenizer):
-    expected = [float(one) for one in score(model, tokenizer, [PROMPT, "Why?"], [" Brask", " 1"])]
-    for prompts in (
-        (PROMPT, "Why?"),
-        np.array([PROMPT, "Why?"]),
-        pd.Series([PROMPT, "Why?"], [4, 5]),
-    ):
-        found = score(model, tokenizer, prompts, [" Brask", " 1"])
-        assert [float(one) for one in found] == expected
+        score(model, prompt, " Brask", tokenizer=tokenizer)
 
 
 def test_messages_that_cannot_be_read(model, tokenizer, chat):
     with pytest.raises(ValueError, match="this tokenizer has no chat template"):
-        score(model, tokenizer, MESSAGES, " Brask")
+        score(model, MESSAGES, " Brask", tokenizer=tokenizer)
     with pytest.raises(ValueError, match="the chat template refuses these messages: roles!"):
-        score(model, chat, [{"role": "other", "content": PROMPT}], " Brask")
+        score(model, [{"role": "other", "content": PROMPT}], " Brask", tokenizer=chat)
 
 
 def test_prompts_of_special_tokens_and_none(model, tokenizer):
-    found = score(model, tokenizer, "<s></s>", " Brask")
+    found = score(model, "<s></s>", " Brask", tokenizer=tokenizer)
     assert prompt_tokens(tokenizer, "<s></s>").tolist() == [1, 1, 2]
     assert found.scored_text == " Brask</s>"
     assert prompt_tokens(tokenizer, "").tolist() == [1]
-    assert len(score(model, tokenizer, "", max_new_tokens=2).tokens) == 2
+    assert len(score(model, "", tokenizer=tokenizer, max_new_tokens=2).tokens) == 2
     plain = deepcopy(tokenizer)
     plain._tokenizer.post_processor = None
     with pytest.raises(ValueError, match="the prompt has no token"):
-        score(model, plain, "", " Brask")
+        score(model, "", " Brask", tokenizer=plain)

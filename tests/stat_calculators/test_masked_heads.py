@@ -8,11 +8,11 @@ import transformers
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
 from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
 from lm_polygraph_asmi.saved.names import masked_head_stats
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
-from lm_polygraph_asmi.validation import MASK_SAMPLERS, SCOPES
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
@@ -95,17 +95,12 @@ def test_every_listed_statistic_is_written_and_no_other(model):
 def test_settings_are_saved(model):
     used = run(model, TEXTS[:1])["asmi_settings_d60"][0]
     assert used == {
-        "depth": 0.6,
+        **ASMIConfig(num_masks=47, mask_rate=0.09).to_dict("masks"),
         "layer": 2,
         "num_layers": 4,
         "num_heads": 4,
-        "num_masks": 47,
-        "mask_rate": 0.09,
-        "top_k": 64,
-        "mask_sampler": "bernoulli",
-        "scope": "all",
-        "seed": 0,
         "attention": "eager",
+        "requested_layer": None,
     }
     explicit = MaskedHeadsCalculator(
         num_masks=7, mask_rate=0.3, top_k=5, seed=3, attention="sdpa", depths=[0.9]
@@ -404,10 +399,10 @@ def test_the_context_of_each_prompt(model):
     texts = ["Who built the ferry Ondine? The ferry.", "Who built the blue kites? The question."]
     sources = ["all", "context"]
     calculator = MaskedHeadsCalculator(
-        r"built (.*)\?", scope="response", source=sources, num_masks=4, mask_rate=0.4
+        context_regex=r"built (.*)\?", scope="response", sources=sources, num_masks=4, mask_rate=0.4
     )
     found = run(model, texts, calculator)
-    assert set(found) == set(masked_head_stats(source=sources))
+    assert set(found) == set(masked_head_stats(sources=sources))
     for row, (text, passage) in enumerate(
         zip(texts, (" the ferry Ondine", " the blue kites"), strict=True)
     ):
@@ -422,4 +417,4 @@ def test_the_context_of_each_prompt(model):
     with pytest.raises(ValueError, match="finds no context in the prompt 'True or'"):
         run(model, ["True or"], calculator)
     with pytest.raises(ValueError, match="sources other than 'all' need to know the context"):
-        MaskedHeadsCalculator(scope="response", source=sources)
+        MaskedHeadsCalculator(scope="response", sources=sources)

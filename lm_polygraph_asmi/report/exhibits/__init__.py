@@ -47,7 +47,6 @@ from lm_polygraph_asmi.saved.cells import (
     FEW,
     Cell,
     one_per_question_set,
-    variant,
 )
 
 EXHIBITS: tuple[Callable[[Sequence[Cell]], Items], ...] = (
@@ -74,10 +73,7 @@ def findings(cells: Sequence[Cell]) -> list[str]:
 def _scores(cells: Sequence[Cell]) -> list[tuple[Cell, str, Interval]]:
     """ASMI's scores with their PRR intervals."""
     return [
-        (cell, method, intervals_of(cell)[0][method])
-        for cell in cells
-        for method in cell.scores
-        if variant(method)
+        (cell, method, intervals_of(cell)[0][method]) for cell in cells for method in cell.methods
     ]
 
 

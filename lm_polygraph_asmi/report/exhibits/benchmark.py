@@ -22,6 +22,7 @@ from lm_polygraph_asmi.analysis.verdict import (
     holm,
     prr_comparisons,
 )
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import (
     AtMost,
@@ -39,7 +40,6 @@ from lm_polygraph_asmi.saved.cells import (
     Cell,
     Unavailable,
     one_per_question_set,
-    variant,
 )
 from lm_polygraph_asmi.saved.runs import MSP
 
@@ -60,27 +60,29 @@ SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTru
 """Baselines that depend on the sampled answers."""
 
 
-def family(method: str) -> str:
-    return ASMI_FAMILY if variant(method) else FAMILIES.get(method, "other")
+def _families(cells: Sequence[Cell]) -> dict[str, str]:
+    """Method -> family."""
+    found = {m: FAMILIES.get(m, "other") for cell in cells for m in cell.scores}
+    return found | {method: ASMI_FAMILY for cell in cells for method in cell.methods}
 
 
 def _in_table_order(cells: Sequence[Cell]) -> list[str]:
     """Methods by family as in the paper, variants by depth."""
-    found = dict.fromkeys(method for cell in cells for method in cell.scores)
+    found, ours = _families(cells), {m: c for cell in cells for m, c in cell.methods.items()}
     families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
     known = list(FAMILIES)
 
     def position(method: str) -> tuple[int, float, int]:
-        parsed = variant(method)
+        depth = ours[method].depth if method in ours else 0
         place = known.index(method) if method in known else len(known)
-        return families.index(family(method)), parsed.depth if parsed else 0, place
+        return families.index(found[method]), depth, place
 
     return sorted(found, key=position)
 
 
 def competes(method: str, cell: Cell) -> bool:
     """Whether a method is marked best or second best: baselines, and the operating variants."""
-    return variant(method) is None or method in cell.variants.values()
+    return method not in cell.methods or method in cell.variants.values()
 
 
 def benchmark(cells: Sequence[Cell]) -> Items:
@@ -92,7 +94,7 @@ def benchmark(cells: Sequence[Cell]) -> Items:
     figure = figures.forest(
         {cell.label: {brief(m): i for m, i in intervals_of(cell)[0].items()} for cell in cells},
         "PRR, 95 % over clusters; black: baselines, blue: ASMI",
-        black=[brief(method) for method in methods if variant(method) is None],
+        black=[brief(method) for cell in cells for method in cell.baselines],
     )
     marks = (
         "Bold: the highest among baselines and the variants at the operating depth, where its "
@@ -149,7 +151,8 @@ def _by_method(
     marked: bool,
 ) -> pd.DataFrame:
     """A row per method, a column per cell; the highest marked if it is to be."""
-    table = pd.DataFrame({"method": methods, "family": [family(m) for m in methods]})
+    families = _families(cells)
+    table = pd.DataFrame({"method": methods, "family": [families.get(m) for m in methods]})
     for cell in cells:
         found = {m: value(cell, m) for m in cell.scores}
         lead = _lead(cell) if marked else {}
@@ -594,14 +597,12 @@ def _by_depth(cell: Cell, symbol: str) -> dict[float, str]:
     """depth -> method, for methods that differ from the operating variant in depth alone."""
     if symbol not in cell.variants:
         return {}
-    operating = variant(cell.variants[symbol])
-    assert operating is not None
-    found = {}
-    for method in cell.scores:
-        parsed = variant(method)
-        if parsed and (parsed.symbol, parsed.settings) == (symbol, operating.settings):
-            found[parsed.depth] = method
-    return found
+    operating = cell.methods[cell.variants[symbol]]
+    return {
+        config.depth: method
+        for method, config in cell.methods.items()
+        if config.same_but(operating, "depth")
+    }
 
 
 def stability(cells: Sequence[Cell]) -> Items:
@@ -641,13 +642,13 @@ def _redraws(cell: Cell) -> dict[str, np.ndarray]:
         seeds = run.recorded("seeds")
         masks = [used["seed"] for used in run.settings()][:1] or [seeds.get("masks")]
         for method in run.scores:
-            parsed = variant(method)
-            if parsed is None and method not in SAMPLING:
+            config = run.methods.get(method)
+            if config is None and method not in SAMPLING:
                 continue
-            own = [] if parsed and parsed.symbol != "Adapt-ASMI" else [seeds.get("samples")]
-            seed = (*(masks if parsed else []), *own)
+            own = [] if config and config.method != "adapt" else [seeds.get("samples")]
+            seed = (*(masks if config else []), *own)
             scores = run.scores[method].to_numpy(dtype=float)[cell.rows]
             if np.isfinite(scores).all():
-                name = re.sub(r", seed=\d+", "", method)
+                name = method if config is None else str(config.replace(seed=ASMIConfig.seed))
                 drawn.setdefault(name, {}).setdefault(seed, scores)
     return {n: np.array([*by_seed.values()]) for n, by_seed in drawn.items() if len(by_seed) > 1}

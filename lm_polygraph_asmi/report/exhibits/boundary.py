@@ -1,6 +1,5 @@
 """Where it ends: closed-book recall, and the truncation to K tokens."""
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import coverage_by_band, coverage_intervals
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.saved.cells import (
@@ -20,7 +20,6 @@ from lm_polygraph_asmi.saved.cells import (
     Unavailable,
     pairs_of_rows,
     same_depth,
-    variant,
 )
 from lm_polygraph_asmi.saved.names import COVERAGE_AT
 
@@ -148,17 +147,19 @@ PairOfK = tuple[str, int, Cell, str, int, Cell, str]
 
 def _pairs_of_k(cells: Sequence[Cell], symbol: str) -> Iterator[PairOfK]:
     """Scores of one model on one dataset that differ in K alone: symbol; K, cell, method twice."""
-    found: dict[tuple[str, ...], dict[int, tuple[Cell, str]]] = {}
+    groups: list[tuple[Cell, ASMIConfig, dict[int, tuple[Cell, str]]]] = []
     for cell in cells:
-        for method in cell.scores:
-            parsed = variant(method)
-            if parsed is None or parsed.symbol != symbol:
+        for method, config in cell.methods.items():
+            if config.symbol != symbol or not same_depth(config.depth, cell.depth):
                 continue
-            top_k = re.search(r"K=(\d+)", parsed.settings)
-            if top_k and same_depth(parsed.depth, cell.depth):
-                key = cell.model, cell.dataset, parsed.settings.replace(top_k[0], "")
-                found.setdefault(key, {}).setdefault(int(top_k[1]), (cell, method))
-    for by_k in found.values():
+            for first, other, by_k in groups:
+                alike = (first.model, first.dataset) == (cell.model, cell.dataset)
+                if alike and config.same_but(other, "top_k"):
+                    by_k.setdefault(config.top_k, (cell, method))
+                    break
+            else:
+                groups.append((cell, config, {config.top_k: (cell, method)}))
+    for _, _, by_k in groups:
         for small, large in pairwise(sorted(by_k)):
             yield symbol, small, *by_k[small], large, *by_k[large]
 

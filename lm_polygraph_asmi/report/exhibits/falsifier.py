@@ -29,7 +29,7 @@ from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Items, frame
 from lm_polygraph_asmi.report.exhibits.boundary import twins
 from lm_polygraph_asmi.report.exhibits.signal import verdict
-from lm_polygraph_asmi.saved.cells import ArmRun, Cell, Unavailable, pairs_of_rows, variant
+from lm_polygraph_asmi.saved.cells import ArmRun, Cell, Unavailable, pairs_of_rows
 
 SCORES = ("Sem-ASMI", "ASMI")
 OTHERWISE = "no run perturbed anything but heads: needs asmi_falsifier"
@@ -297,18 +297,14 @@ def _correlated(one: Compared, arm: ArmRun) -> tuple[Interval, Interval | None]:
 def _redrawn(one: Compared, arm: ArmRun) -> tuple[np.ndarray, np.ndarray] | None:
     """Scores of heads and of an arm with masks of another seed; None where one is missing."""
 
-    def without_seed(method: str) -> tuple[str, ...]:
-        parsed = variant(method)
-        return tuple(p for p in parsed.own_settings if not p.startswith("seed=")) if parsed else ()
-
     cell = one.cell
-    wanted = without_seed(one.heads)
+    wanted = cell.methods[one.heads]
     for other in cell.arms:
         if _name(other) != _name(arm) or other is arm:
             continue
         try:
             heads = cell.counterpart(other, one.symbol)
-            if heads != one.heads and without_seed(heads) == wanted:
+            if heads != one.heads and cell.methods[heads].same_but(wanted, "seed"):
                 return cell.score(heads), cell.arm_score(other, one.symbol)
         except Unavailable:
             continue

@@ -18,8 +18,9 @@ from lm_polygraph_asmi.analysis.mechanism import (
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, frame
-from lm_polygraph_asmi.saved.cells import SYMBOLS, Cell, Unavailable
+from lm_polygraph_asmi.saved.cells import Cell, Unavailable
 from lm_polygraph_asmi.saved.manifest import PHASES, seconds_by_phase
+from lm_polygraph_asmi.saved.runs import SYMBOLS
 
 CASES = 5
 WARM_UP = 10
@@ -112,7 +113,7 @@ def cosines(cells: Sequence[Cell]) -> Items:
         matrices = cell.saved("asmi_candidate_cosines", at_operating_depth=True)
         candidates = cell.saved("asmi_candidates", at_operating_depth=True)
         if not matrices or not candidates or not cell.mi_tokens or not cell.agreement_tokens:
-            raise Unavailable("not saved (set asmi.calculator.details=true)")
+            raise Unavailable("not saved (set asmi.details=true)")
         # Benign instability: where the kernel takes the most away from MI.
         pairs = zip(cell.mi_tokens, cell.agreement_tokens, strict=True)
         removed = [mi * agreement for mi, agreement in pairs]
@@ -209,7 +210,7 @@ def cost(cells: Sequence[Cell]) -> Items:
         for run in cell.runs:
             found = phase_seconds(seconds_by_phase(run.stats), WARM_UP)
             manifest = run.manifest or {}
-            calculator = run.recorded("config").get("asmi", {}).get("calculator", {})
+            calculator = run.recorded("config").get("asmi", {})
             peak, used = run.recorded("peak_memory_bytes"), run.settings()
             if found:
                 rows.append(
@@ -234,7 +235,7 @@ def cost(cells: Sequence[Cell]) -> Items:
     notes = [
         f"Median seconds an answer and phase, the first {WARM_UP} answers left out, all depths of "
         "a run together. Where results came from a journal, seconds are those of the run "
-        "that made them. asmi.calculator.memory_budget=1 evaluates one mask at a time.",
+        "that made them. asmi.memory_budget=1 evaluates one mask at a time.",
     ]
 
     def draw(table: pd.DataFrame) -> Figure:
@@ -260,7 +261,7 @@ def _cost_by_method(cells: Sequence[Cell]) -> Items:
         by_batching: dict[tuple[Any, ...], dict[bool, float]] = {}
         for run in cell.runs:
             found = method_seconds(seconds_by_phase(run.stats), WARM_UP)
-            calculator = run.recorded("config").get("asmi", {}).get("calculator", {})
+            calculator = run.recorded("config").get("asmi", {})
             used = run.settings()
             if not found or not used:
                 continue

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.verdict import holm
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, Items, Judged, frame, leading
-from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable, variant
+from lm_polygraph_asmi.saved.cells import ENTROPY, Cell, Unavailable
 from lm_polygraph_asmi.saved.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
@@ -183,9 +183,8 @@ def _tests(cell: Cell) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
                 values = np.array([aggregate(answer) for answer in tokens])
                 found.append((f"{name}, {way}", over, values, controls))
     operating = cell.variants.values()
-    for method in cell.scores:
-        parsed = variant(method)
-        if parsed and parsed.symbol == "Sem-ASMI" and method not in operating:
+    for method, config in cell.methods.items():
+        if config.method == "sem" and method not in operating:
             found.append((method, over, cell.score(method), controls))
     if cell.entropy_of_mean is not None and cell.mean_entropy is not None:
         inside = np.column_stack([cell.entropy_of_mean, cell.mean_entropy])

@@ -1,6 +1,5 @@
 """Where the fragility comes from: scores by source, on the same answers and masks."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,31 +10,27 @@ from lm_polygraph_asmi.analysis.added import adds_information
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.redraws import rank_correlation
 from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report.exhibit import Items, frame
-from lm_polygraph_asmi.saved.cells import Cell, Unavailable, Variant, same_depth, variant
+from lm_polygraph_asmi.saved.cells import Cell, Unavailable, same_depth
 from lm_polygraph_asmi.saved.names import at_depth
-
-
-def apart_from_source(parsed: Variant) -> tuple[str, ...]:
-    """Symbol and settings but for the source: scores alike in these differ in it alone."""
-    parts = parsed.settings.split(", ")
-    return (parsed.symbol, *(part for part in parts if not part.startswith("source=")))
-
-
-CHEAPER = re.compile(r"^(Source-KL|Source-attention|Without-context) \(.*source=(\w+)")
-"""Names of scores that ask without random masks what an answer hangs on."""
 
 
 def _by_source(cell: Cell) -> Iterator[dict[str, str]]:
     """Scores at the operating depth that differ in their source alone: source -> method."""
-    found: dict[tuple[str, ...], dict[str, str]] = {}
-    for method in cell.scores:
-        parsed = variant(method)
-        if parsed is not None and same_depth(parsed.depth, cell.depth):
-            found.setdefault(apart_from_source(parsed), {})[parsed.source] = method
-    for methods in found.values():
-        if set(methods) - {"all"}:
-            yield methods
+    groups: list[tuple[ASMIConfig, dict[str, str]]] = []
+    for method, config in cell.methods.items():
+        if not same_depth(config.depth, cell.depth):
+            continue
+        for other, found in groups:
+            if config.same_but(other, "source"):
+                found[config.source] = method
+                break
+        else:
+            groups.append((config, {config.source: method}))
+    for _, found in groups:
+        if set(found) - {"all"}:
+            yield found
 
 
 def _tokens(cell: Cell, statistic: str, source: str) -> list[np.ndarray] | None:
@@ -76,11 +71,12 @@ def sources(cells: Sequence[Cell]) -> Items:
         cell.need_errors()
         rows = []
         for methods in groups:
-            parsed = variant(next(iter(methods.values())))
-            assert parsed is not None
-            rows += _rows(cell, {(parsed.symbol, source): m for source, m in methods.items()})
-        cheaper = {m: found for m in cell.baselines if (found := CHEAPER.match(m))}
-        return rows + _rows(cell, {(found[1], found[2]): m for m, found in cheaper.items()})
+            symbol = cell.methods[next(iter(methods.values()))].symbol
+            rows += _rows(cell, {(symbol, source): m for source, m in methods.items()})
+        # Scores that ask without random masks what an answer hangs on.
+        known = {m: of for m, of in cell.run.described.items() if m in cell.baselines}
+        cheaper = {m: of for m, of in known.items() if of["source"] != "all"}
+        return rows + _rows(cell, {(of["symbol"], of["source"]): m for m, of in cheaper.items()})
 
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["score", "source"])["p"].transform(holm)

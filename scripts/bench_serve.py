@@ -162,6 +162,11 @@ def events(port: int, **fields: Any) -> Iterator[Any]:
         connection.close()
 
 
+def cpu(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    return sum(psutil.Process(pid).cpu_times()[:2])
+
+
 def prompts(number: int) -> list[str]:
     """Of mixed lengths, no two alike."""
     return [
@@ -169,7 +174,9 @@ def prompts(number: int) -> list[str]:
     ]
 
 
-def load(port: int, name: str, scorer: Any, number: int, clients: int, tokens: int) -> None:
+def load(
+    port: int, process: Any, name: str, scorer: Any, number: int, clients: int, tokens: int
+) -> None:
     """Requests side by side, each answer compared with that of a direct call."""
     from lm_polygraph_asmi.adapters.contract import Assessment, assess
 
@@ -200,21 +207,23 @@ def load(port: int, name: str, scorer: Any, number: int, clients: int, tokens: i
         f"load: {number} requests by {clients} clients in {seconds:.1f} s, none lost; other texts "
         f"than a direct call: {others}; scores at most {furthest:.1e} nats apart"
     )
-    ratios = []
+    pairs = []
     for prompt in asked[:40]:
-        times = []
-        for call in (
-            lambda prompt=prompt: assess(scorer, prompt, " Edda Holm"),
-            lambda prompt=prompt: ask(port, ROUTES[2], prompt=prompt, answer=" Edda Holm"),
-        ):
-            begin = time.perf_counter()
+        used = []
+        for call, user in (
+            (lambda prompt=prompt: assess(scorer, prompt, " Edda Holm"), os.getpid()),
+            (lambda prompt=prompt: ask(port, ROUTES[2], prompt=prompt, answer=" Edda Holm"),
+             process.pid),
+        ):  # fmt: skip
+            begin = time.perf_counter(), cpu(user)
             call()
-            times.append(time.perf_counter() - begin)
-        ratios.append((times[1] / times[0], times[1] - times[0]))
-    low, middle, high = statistics.quantiles([ratio for ratio, _ in ratios], n=4)
-    more = statistics.median(extra for _, extra in ratios)
-    click.echo(f"cost: {middle:.2f} of a direct call, median of {len(ratios)} pairs, quartiles "
-               f"{low:.2f} to {high:.2f}; {1000 * more:.1f} ms more in the median")  # fmt: skip
+            used += [time.perf_counter() - begin[0], cpu(user) - begin[1]]
+        pairs.append(used)
+    direct, served = (sum(pair[i] for pair in pairs) / len(pairs) for i in (1, 3))
+    low, middle, high = statistics.quantiles([pair[2] / pair[0] for pair in pairs], n=4)
+    click.echo(f"cost: {served:.3f} s of CPU in the server, {direct:.3f} s in a direct call, ratio "
+               f"{served / direct:.2f}, mean of {len(pairs)} pairs; wall clock: median ratio "
+               f"{middle:.2f}, quartiles {low:.2f} to {high:.2f}")  # fmt: skip
 
 
 def faults(model: str, name: str, log: Any, *options: str) -> None:
@@ -282,7 +291,7 @@ def main(model: str, requests: int, clients: int, max_tokens: int, many: int) ->
             if requests:
                 scorer = open_scorer(model, stop="\n", scope="response", seeded_by="prompt",
                                      max_new_tokens=max_tokens)  # fmt: skip
-                load(port, name, scorer, requests, clients, max_tokens)
+                load(port, process, name, scorer, requests, clients, max_tokens)
             wrong = 0
             for what, *request, expected in (bad := bad_requests(name)):
                 status, reply = send(port, *request)

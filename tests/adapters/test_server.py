@@ -303,7 +303,8 @@ def calibrated(folder, tmp_path_factory):
 def test_decisions_of_a_calibration_run(folder, calibrated):
     answers = [row["answer"] for row in labelled()][:40]
     prompt = labelled()[0]["prompt"]
-    own = open_scorer(str(folder), reference=str(calibrated), **SETTINGS | {"stop": "."})
+    # Scope and stop are those of the calibration run.
+    own = open_scorer(str(folder), reference=str(calibrated), seeded_by="prompt", max_new_tokens=8)
     with serving(own) as address:
         port = int(address.split(":")[1])
         found = bench_serve.ask(port, "/score", prompt=prompt, answer=answers)["data"]
@@ -316,6 +317,22 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     assert written["decision"] in ("accept", "abstain")
     assert undecided["decision"] is None
     assert "of another score (stop" in undecided["reason"]
+
+
+@pytest.mark.parametrize("with_run", [True, False])
+def test_settings_of_the_command(folder, calibrated, with_run, monkeypatch):
+    """Those that are given, else the calibration run's, else those of a stream."""
+    served = []
+    monkeypatch.setattr(serving_module, "serve", lambda scorer, *_: served.append(scorer))
+    more = ["--reference", str(calibrated)] if with_run else ["--method", "adapt", "--tau", "0.4"]
+    call = ["serve", "--model", str(folder), "--max-new-tokens", "5", *more]
+    CliRunner().invoke(main, call, catch_exceptions=False)
+    (own,) = served
+    expected = {"scope": "response", "seeded_by": "prompt", "max_new_tokens": 5} | (
+        {"stop": (".",)} if with_run else {"method": "adapt", "tau": 0.4}
+    )
+    assert {name: getattr(own.config, name) for name in expected} == expected
+    assert (own.reference is not None) == with_run
 
 
 def test_a_calibration_run_of_other_settings_is_refused_at_the_start(folder, calibrated):

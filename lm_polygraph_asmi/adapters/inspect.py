@@ -15,12 +15,11 @@ with extra("inspect"):
 
 
 @scorer(metrics=[mean(), stderr()])
-def asmi(reference: str | None = None, **settings: Any) -> Scorer:
+def asmi(**settings: Any) -> Scorer:
     """Fragility of the answer, nats; higher = more fragile. Baselines and decision in metadata.
 
     Args:
-        reference: file of a calibration run with the same settings.
-        **settings: of `ASMIConfig`.
+        **settings: of `ASMIConfig`; and `reference`, the file of a calibration run.
     """
     ready: dict[int, Any] = {}
     lock = threading.Lock()
@@ -28,9 +27,8 @@ def asmi(reference: str | None = None, **settings: Any) -> Scorer:
     def judged(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
         with lock:
             if id(api.model) not in ready:
-                ready[id(api.model)] = open_scorer(
-                    api.model, tokenizer=api.tokenizer, reference=reference, **settings
-                )
+                own = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
+                ready[id(api.model)] = own
         return assess(ready[id(api.model)], api.hf_chat(messages, []), answer)
 
     async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - Inspect's signature

@@ -95,14 +95,21 @@ def test_inspect_finds_it_by_name():
     assert found[0].load().asmi is adapter.asmi
 
 
-@pytest.mark.slow
-def test_the_page_as_a_user_types_it(tmp_path):
-    """`inspect eval` of ten questions by SmolLM2, and `inspect score` of its log by name."""
+@pytest.fixture(params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+def weights(request, folder, tmp_path):
+    """How Inspect finds the weights of the model in the page's FOLDER."""
     from lm_polygraph_asmi.host.loading import load_named
     from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 
+    if request.param == "tiny":
+        (tmp_path / "FOLDER").symlink_to(folder)
+        return "model_path=FOLDER"
     load_named("smollm2")[1].save_pretrained(tmp_path / "FOLDER")  # a tokenizer; weights are GGUF
-    weights = f"model_path={weights_folder()} -M gguf_file={GGUF_FILE}"
+    return f"model_path={weights_folder()} -M gguf_file={GGUF_FILE}"
+
+
+def test_the_page_as_a_user_types_it(weights, tmp_path):
+    """`inspect eval` of ten questions, and `inspect score` of its log by name."""
     page = DOCS / "how-to/inspect.md"
     (code,) = blocks("python", page)
     (tmp_path / "ferries.py").write_text(code.parsed)
@@ -127,4 +134,3 @@ def test_the_page_as_a_user_types_it(tmp_path):
     run(score.replace("logs/EVAL.eval", f"'{file}' --action overwrite --overwrite"))
     again = read_eval_log(str(file))
     assert [s.scores["asmi"].value for s in again.samples] == pytest.approx(values, abs=1e-5)
-    print(*(f"{v:.5f}" for v in values))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -553,8 +553,11 @@ def _multiplies(module: nn.Module) -> bool:
     """Whether a module multiplies with a matrix, as projections do, however it is kept."""
     if isinstance(module, nn.Embedding):
         return False
-    own = chain(module.parameters(recurse=False), module.buffers(recurse=False))
-    return hasattr(module, "in_features") or any(tensor.ndim == 2 for tensor in own)
+    if hasattr(module, "in_features"):
+        return True
+    # Quantised weights are buffers, under any name.
+    own = [getattr(module, "weight", None), *module.buffers(recurse=False)]
+    return any(isinstance(tensor, Tensor) and tensor.ndim == 2 for tensor in own)
 
 
 def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:

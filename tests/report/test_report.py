@@ -829,7 +829,7 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     (line,) = (line for line in findings(cells) if line.startswith("**Against the best free"))
     counts = items["outcome_counts"].table.set_index(["cells", "comparison"])
     for name, which in (("top Δ best free", "further question)"), ("top Δ best baseline", "all")):
-        n = counts.loc[("grounded" if cells[0].grounded else "not recorded which", name)]
+        n = counts.loc["closed-book", name]
         assert f"better in {n['better']}, equivalent in {n['equivalent']}" in line
         assert which in line
 

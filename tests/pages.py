@@ -19,6 +19,13 @@ PAGES = [
         page for folder in ("", "how-to", "reference") for page in (DOCS / folder).glob("*.md")
     ),
 ]
+ADAPTERS = {
+    DOCS / "how-to/serve.md": ("prometheus_client", "openai"),
+    DOCS / "how-to/inspect.md": ("inspect_ai",),
+    DOCS / "how-to/mlflow.md": ("mlflow.genai", "sqlalchemy", "alembic"),
+    DOCS / "how-to/opentelemetry.md": ("opentelemetry.sdk",),
+}
+"""Pages whose examples need an extra, by what they need; tests/adapters runs them."""
 LANGUAGES = ("python", "bash", "yaml", "text")
 
 

@@ -27,6 +27,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.saved import names
 from tests.pages import (
+    ADAPTERS,
     DOCS,
     DOCSTRINGS,
     NOTEBOOKS,
@@ -72,8 +73,11 @@ def tiny_hub(monkeypatch):
     load_named.cache_clear()
 
 
+RUN_HERE = [page for page in with_blocks("python", FIRST_ANSWER) if page not in ADAPTERS]
+
+
 @pytest.mark.usefixtures("tiny_hub")
-@pytest.mark.parametrize("page", with_blocks("python", FIRST_ANSWER), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch):
     """All of a page in order, as a reader copies it: nothing may be undefined."""
     save(tmp_path / "RUN")
@@ -83,7 +87,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
         example.evaluate()
 
 
-TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash")
+TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash", "curl", "inspect")
 
 
 def typed(code: str, folder) -> list[list[str]]:
@@ -163,6 +167,8 @@ def check(call: list[str]) -> None:
         given = check_click(command, words)
         if rest[0] == "doctor":
             check_eval(["--config-name", given["config_name"], *given["overrides"]])
+    elif program in ("curl", "inspect"):
+        assert any(program in page.read_text() for page in ADAPTERS)  # tests/adapters runs them
     elif program == "bash":
         assert (REPOSITORY / rest[0]).is_file()
     elif program == "pip":
@@ -258,6 +264,8 @@ def test_every_statistic_by_source_is_told():
 
 @BY_PAGE
 def test_module_paths_exist(page):
+    for needed in ADAPTERS.get(page, ()):
+        pytest.importorskip(needed)
     for path in re.findall(r"lm_polygraph_asmi(?:\.\w+)+", page.read_text()):
         module, _, name = path.rpartition(".")
         try:

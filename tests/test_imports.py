@@ -77,8 +77,14 @@ ROOMS = {
         "runs saved host", "torch transformers lm_polygraph datasets",
         "Hydra imports the plugin in every program of the environment",
     ),
+    "adapters": Room(
+        "scoring host model",
+        "torch transformers lm_polygraph datasets fastapi uvicorn inspect_ai mlflow opentelemetry",
+        "thin clients of the scorer, which knows nothing of them; each has a library of its own",
+    ),
     "commands": Room(
-        "maths saved analysis report runs scoring", "torch transformers lm_polygraph datasets",
+        "maths saved analysis report runs scoring adapters",
+        "torch transformers lm_polygraph datasets",
         "a command is a thin front; help must not wait for torch",
     ),
     "experiments": Room(

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.commands.reference import reference
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
 from lm_polygraph_asmi.commands.score import score
+from lm_polygraph_asmi.commands.serve import serve
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,5 +49,5 @@ def experiments() -> None:
     """Test the paper's claims: masks on something else than heads, and the causal probe."""
 
 
-for command in (calibrate, doctor, merge, plan, reference, report, results, score):
+for command in (calibrate, doctor, merge, plan, reference, report, results, score, serve):
     main.add_command(command)

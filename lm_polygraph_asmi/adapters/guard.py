@@ -1,0 +1,149 @@
+"""Around all routes: who may ask, how much, what is counted and logged, and no exception beyond."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from lm_polygraph_asmi.adapters.contract import Assessment, extra
+from lm_polygraph_asmi.adapters.wire import Limits, Refusal
+
+with extra("serve"):
+    import prometheus_client as prometheus
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.result import Score
+
+LOG = logging.getLogger("lm_polygraph_asmi.serve")
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/score", "/health", "/metrics")
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+BODY_SECONDS = 30
+"""So long may the body of a request take to arrive."""
+
+
+class Metrics:
+    """What `/metrics` reports, in a registry of its own."""
+
+    def __init__(self, pending: Callable[[], int]) -> None:
+        self.registry = kept = prometheus.CollectorRegistry()
+        labels = ["route", "status"]
+        self.requests = prometheus.Counter("asmi_requests", "Requests.", labels, registry=kept)
+        self.seconds = prometheus.Histogram(
+            "asmi_request_seconds", "Seconds of a request.", labels[:1], registry=kept
+        )
+        self.decisions = prometheus.Counter(
+            "asmi_decisions", "Scored answers.", ["decision"], registry=kept
+        )
+        self.tokens = prometheus.Counter("asmi_tokens", "Tokens.", ["kind"], registry=kept)
+        waiting = prometheus.Gauge(
+            "asmi_pending", "Requests that have or await the model.", registry=kept
+        )
+        waiting.set_function(pending)
+
+    def scored(self, score: "Score", found: Assessment) -> None:
+        """Count an answer."""
+        self.decisions.labels(found.decision or "none").inc()
+        self.tokens.labels("prompt").inc(score.prompt_tokens or 0)
+        self.tokens.labels("answer").inc(len(score.tokens))
+
+
+class Guard:
+    """Around the whole application: key, host, size of the body, log, and no exception beyond."""
+
+    def __init__(self, app: Any, limits: Limits, key: str | None, local: bool, metrics: Metrics):
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.local = local and key is None
+        self._key = None if key is None else _digest(key.encode())
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status = time.perf_counter(), 0
+        route = scope["path"] if scope["path"] in ROUTES else "other"
+
+        async def watched(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            headers = dict(scope["headers"])
+            self._check(scope["path"], headers)
+            if scope["method"] == "POST":
+                receive = _again(await self._body(headers, receive), receive)
+            await self.app(scope, receive, watched)
+        except Exception as error:
+            refusal = error if isinstance(error, Refusal) else Refusal(500, "internal error")
+            if refusal.status == 500:
+                LOG.error("internal error: %s", type(error).__name__)
+            if not status:
+                await refusal.response()(scope, receive, watched)
+        finally:
+            seconds = time.perf_counter() - start
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(seconds)
+            LOG.info("%s %s %d %.3f s", scope["method"], route, status, seconds)
+
+    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)
+        name = host[0] if len(host) == 2 and host[1].isdigit() else ":".join(host)
+        if self.local and name not in LOCAL:
+            raise Refusal(400, f"Host: expected one of {', '.join(LOCAL)}")
+        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if path != "/health" and self._key and not hmac.compare_digest(_digest(given), self._key):
+            message = "expected the header Authorization: Bearer KEY with this server's key"
+            raise Refusal(401, message, www_authenticate="Bearer")
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
+        """All of the body.
+
+        Raises:
+            Refusal: it is too long, or does not come.
+        """
+        most = self.limits.body
+        # A client that still sends reads no reply: some of what is too long is taken and dropped.
+        dropped = 8 * most
+        message = f"the body is too long: expected at most {most} bytes"
+        too_long = Refusal(413, message, connection="close")
+        if int(headers.get(b"content-length", b"0")) > dropped:
+            raise too_long
+        body, length = bytearray(), 0
+
+        async def read() -> None:
+            nonlocal length
+            more = True
+            while more and length <= dropped:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal(499, "the client is gone")
+                length += len(part := message.get("body", b""))
+                body.extend(part if length <= most else b"")
+                more = message.get("more_body", False)
+            if length > most:
+                raise too_long
+
+        try:
+            await asyncio.wait_for(read(), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            message = f"the body did not arrive within {BODY_SECONDS} s"
+            raise Refusal(408, message, connection="close") from None
+        return bytes(body)
+
+
+def _digest(key: bytes) -> bytes:
+    """Of one length, whatever the key's."""
+    return hashlib.sha256(key).digest()
+
+
+def _again(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
+    """Give the body once more, then what really comes: that the client is gone."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Any:
+        return left.pop() if left else await receive()
+
+    return replay

@@ -1,0 +1,61 @@
+"""A scorer for Inspect, found by its entry point: `lm_polygraph_asmi/asmi`, for `hf/` models."""
+
+import threading
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from lm_polygraph_asmi.adapters.contract import Assessment, assess, extra, open_scorer
+
+with extra("inspect"):
+    import anyio
+    from inspect_ai.model import ChatMessage, get_model
+    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
+    from inspect_ai.solver import TaskState
+
+
+@scorer(metrics=[mean(), stderr()])
+def asmi(**settings: Any) -> Scorer:
+    """Fragility of the answer, nats; higher = more fragile. Baselines and decision in metadata.
+
+    Args:
+        **settings: of `ASMIConfig`; and `reference`, the file of a calibration run.
+    """
+    ready: dict[int, Any] = {}
+    lock = threading.Lock()
+
+    def judged(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
+        with lock:
+            if id(api.model) not in ready:
+                own = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
+                ready[id(api.model)] = own
+        return assess(ready[id(api.model)], api.hf_chat(messages, []), answer)
+
+    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - Inspect's signature
+        api: Any = get_model().api
+        if not all(hasattr(api, name) for name in ("model", "tokenizer", "hf_chat")):
+            raise TypeError(f"expected a model of Inspect's provider hf/, got {state.model}")
+        messages, answer = _asked(state)
+        found = await anyio.to_thread.run_sync(partial(judged, api, messages, answer))
+        return Score(
+            value=found.score, answer=answer, explanation=found.reason, metadata=found.to_dict()
+        )
+
+    return score
+
+
+def _asked(state: TaskState) -> tuple[list[ChatMessage], str]:
+    """The messages that the model was given last, and its answer.
+
+    Raises:
+        ValueError: what the model read or wrote cannot be told from them.
+    """
+    *messages, last = state.messages
+    roles = [message.role for message in messages]
+    if state.tools or "tool" in roles:
+        raise ValueError("expected an answer made without tools")
+    if last.role != "assistant" or not isinstance(last.content, str) or not last.content:
+        raise ValueError("expected the last message to be the model's answer as one text")
+    if ("user", "user") in pairwise(roles):
+        raise ValueError("expected no two user messages in a row: Inspect joins them for hf/")
+    return messages, last.content

@@ -1,0 +1,442 @@
+"""`polygraph_asmi serve`: OpenAI's routes and `/score`, over one model, with the field `asmi`.
+
+One thread has the model; requests wait for it in a queue of bounded length. Nothing of a prompt, no
+path and no stack trace goes into an error or a log.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lm_polygraph_asmi.adapters.contract import Assessment, Halted, extra, for_request
+from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, Guard, Metrics
+from lm_polygraph_asmi.adapters.wire import (
+    ChatCompletion,
+    Completion,
+    Given,
+    Limits,
+    Refusal,
+    Words,
+    sure_length,
+    token_fields,
+)
+
+with extra("serve"):
+    import prometheus_client as prometheus
+    from fastapi import FastAPI, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import StreamingResponse
+    from starlette.exceptions import HTTPException
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.result import Score
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+T = TypeVar("T")
+
+
+class Worker:
+    """The thread that has the model, and the queue before it."""
+
+    def __init__(self, places: int) -> None:
+        self.places, self.pending = places, 0
+        self.closing = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "asmi")
+        self._seconds = 1.0  # of a job, a moving mean
+
+    def submit(self, job: Callable[[Callable[[], bool]], T]) -> tuple["Future[T]", threading.Event]:
+        """Have a job done in its turn; it is given what says whether to go on.
+
+        Returns the job's future, and an event that halts it.
+
+        Raises:
+            Refusal: 429, the queue is full.
+        """
+        if self.pending > self.places:
+            wait = str(max(1, math.ceil(self.pending * self._seconds)))
+            message = f"the queue is full ({self.places} requests wait): try again in {wait} s"
+            raise Refusal(429, message, retry_after=wait)
+        loop, gone = asyncio.get_running_loop(), threading.Event()
+
+        def halted() -> bool:
+            return gone.is_set() or self.closing.is_set()
+
+        def timed() -> T:
+            if halted():
+                raise Halted
+            start = time.perf_counter()
+            try:
+                return job(halted)
+            finally:
+                self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
+
+        def done(_: "Future[T]") -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._left)
+
+        self.pending += 1
+        future = self._thread.submit(timed)
+        future.add_done_callback(done)
+        return future, gone
+
+    def _left(self) -> None:
+        self.pending -= 1
+
+    def close(self) -> None:
+        """Halt what is left, and wait for the thread."""
+        self.closing.set()
+        self._thread.shutdown(cancel_futures=True)
+
+
+class Service:
+    """What the routes do.
+
+    Args:
+        scorer: model and settings.
+        name: the model's, in requests and replies.
+        limits: what is taken.
+        emit: told of every score and its response id.
+    """
+
+    def __init__(
+        self,
+        scorer: "Scorer",
+        name: str,
+        limits: Limits,
+        emit: Callable[[Assessment, str], None] | None = None,
+    ) -> None:
+        from lm_polygraph_asmi.model.layers import context_window
+
+        window = context_window(scorer.model)  # with room for a token of the answer
+        prompt = limits.prompt if window is None else min(limits.prompt, window - 1)
+        self.scorer, self.name, self.limits = scorer, name, replace(limits, prompt=prompt)
+        self.emit = emit or (lambda *_: None)
+        self.worker = Worker(limits.queue)
+        self.metrics = Metrics(lambda: self.worker.pending)
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse another model's name."""
+        if asked is not None and asked != self.name:
+            raise Refusal(404, f"there is one model here: {self.name!r}", "model")
+
+    async def in_turn(self, request: Request, job: Callable[[Callable[[], bool]], T]) -> T:
+        """The result of a job; it is halted if the client goes away.
+
+        Raises:
+            Refusal: the queue is full, or what `_refused` makes of the job's error.
+        """
+        future, gone = self.worker.submit(job)
+        try:
+            return await _unless_gone(request, asyncio.wrap_future(future))
+        except ValueError as error:
+            raise _refused(error) from None
+        finally:
+            gone.set()
+
+    def _own(
+        self, asked: Any, stop: Sequence[str] | None, room: int, halted: Callable[[], bool]
+    ) -> "Scorer":
+        """A scorer for this request, once its prompt is known to fit."""
+        from lm_polygraph_asmi.scoring.text import prompt_tokens
+
+        own = for_request(self.scorer, stop, room, halted)
+        if not isinstance(asked, str):
+            if not getattr(own.tokenizer, "chat_template", None):
+                raise Refusal(422, "this model has no chat template: expected prompt", "messages")
+            if asked[-1]["role"] == "assistant":
+                raise Refusal(422, "expected the last message from the user", "messages")
+        length, most = len(prompt_tokens(own.tokenizer, asked)), self.limits.prompt
+        if length > most:
+            message = f"expected a prompt of at most {most} tokens, got {length}"
+            raise Refusal(422, message, "prompt" if isinstance(asked, str) else "messages")
+        return own
+
+    def _reported(self, score: "Score", response: str) -> dict[str, Any]:
+        found = Assessment.of(score)
+        self.metrics.scored(score, found)
+        self.emit(found, response)
+        return found.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
+
+    async def score(self, given: Given, request: Request) -> Any:
+        """Score given answers."""
+        self.check_model(given.model)
+        asked = given.asked
+        answers = given.answer if isinstance(given.answer, list) else [given.answer]
+        if len(answers) > self.limits.answers:
+            message = f"expected at most {self.limits.answers} answers, got {len(answers)}"
+            raise Refusal(422, message, "answer")
+        response = f"score-{uuid.uuid4().hex}"
+
+        def job(halted: Callable[[], bool]) -> list[dict[str, Any]]:
+            own = self._own(asked, None, self.scorer.config.max_new_tokens, halted)
+            for answer in answers:
+                length = len(own.tokenizer(answer, add_special_tokens=False)["input_ids"])
+                if length > self.limits.answer:
+                    message = f"expected at most {self.limits.answer} tokens, got {length}"
+                    raise Refusal(422, message, "answer")
+            found = []
+            for answer in answers:
+                if halted():
+                    raise Halted
+                found.append(self._reported(own.score(asked, answer), response))
+            return found
+
+        scored = await self.in_turn(request, job)
+        data = [{"index": index, "asmi": one} for index, one in enumerate(scored)]
+        body = {"id": response, "object": "list", "model": self.name, "data": data}
+        return body if answers is given.answer else body | {"asmi": data[0]["asmi"]}
+
+    async def complete(self, asked: Completion | ChatCompletion, request: Request) -> Any:
+        """Answer, whole or as it is written."""
+        self.check_model(asked.model)
+        most = self.limits.answer
+        usual = min(self.scorer.config.max_new_tokens, most)
+        room = asked.max_completion_tokens or asked.max_tokens or usual
+        if room > most:
+            raise Refusal(422, f"expected at most {most} tokens, got {room}", "max_tokens")
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+        words = Words(self.name, chat=isinstance(asked, ChatCompletion))
+        if asked.stream:
+            return await self._streamed(asked, stop, room, words, request)
+
+        def job(halted: Callable[[], bool]) -> dict[str, Any]:
+            own = self._own(asked.asked, stop, room, halted)
+            score = own.score(asked.asked)
+            return words.whole(own, score) | {"asmi": self._reported(score, words.id)}
+
+        return await self.in_turn(request, job)
+
+    async def _streamed(
+        self,
+        asked: Completion | ChatCompletion,
+        stop: Sequence[str] | None,
+        room: int,
+        words: Words,
+        request: Request,
+    ) -> StreamingResponse:
+        loop = asyncio.get_running_loop()
+        parts: asyncio.Queue[Any] = asyncio.Queue()
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+
+        def put(part: Any) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(parts.put_nowait, part)
+
+        def job(halted: Callable[[], bool]) -> None:
+            try:
+                own = self._own(asked.asked, stop, room, halted)
+                writing = own.stream(asked.asked)
+                put(words.chunk(""))  # all that can be refused is over
+                shown, text, waiting = 0, "", []
+                for token in writing:
+                    if halted():
+                        raise Halted
+                    waiting.append(token_fields(token))
+                    text += "" if token.id in own.endings.end_ids else token.text
+                    if (sure := sure_length(text, own.stop)) > shown:
+                        put(words.chunk(text[shown:sure]) | {"asmi": {"tokens": waiting}})
+                        shown, waiting = sure, []
+                score = finished(own, asked.asked, writing.result)
+                last = words.chunk(str(score.answer)[shown:], words.reason(own, score))
+                put(last | {"asmi": self._reported(score, words.id)})
+                if usage:
+                    put(words.chunk() | {"usage": words.usage(score)})
+                put(None)
+            except Exception as error:
+                put(error)
+
+        _, gone = self.worker.submit(job)
+        try:
+            first = await _unless_gone(request, asyncio.ensure_future(parts.get()))
+            if isinstance(first, Exception):
+                raise _refused(first) from None
+        except BaseException:
+            gone.set()
+            raise
+
+        async def events() -> AsyncIterator[str]:
+            part = first
+            try:
+                while part is not None:
+                    if isinstance(part, Exception):
+                        yield _event(_refused(part).content)
+                        return
+                    yield _event(part)
+                    part = await parts.get()
+                yield "data: [DONE]\n\n"
+            finally:  # also where the client has gone away
+                gone.set()
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def finished(scorer: "Scorer", prompt: Any, written: "Score") -> "Score":
+    """The score of a written answer in the scorer's own settings, as one that was given."""
+    if (scorer.config.scope, scorer.config.seeded_by) == ("response", "prompt"):
+        return written
+    score = scorer.score(prompt, [token.id for token in written.tokens])
+    settings = score.settings | {"stop": sorted(scorer.stop)}
+    return replace(score, answer=written.answer, settings=settings, warnings=written.warnings)
+
+
+def _event(content: Any) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _refused(error: Exception) -> Refusal:
+    """What a client is told of an error: messages of the scorer may quote the prompt."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, Halted):
+        return Refusal(503, "the server is shutting down, or the client is gone")
+    if isinstance(error, ValueError):
+        LOG.warning("a request could not be scored: %s", type(error).__name__)
+        where = "that fit the context window together, and messages that the chat template takes"
+        return Refusal(422, f"expected a prompt and an answer of at least one token {where}")
+    LOG.error("internal error: %s", type(error).__name__)
+    return Refusal(500, "internal error")
+
+
+async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
+    """What is worked at; a `Refusal` where the client goes away before it is there."""
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    left = asyncio.ensure_future(disconnect())
+    both: set[asyncio.Future[Any]] = {work, left}
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Refusal(499, "the client is gone")
+        return work.result()
+    finally:
+        left.cancel()
+        work.cancel()
+
+
+async def _on_refusal(_: Request, error: Any) -> Response:
+    return error.response()
+
+
+async def _on_error(_: Request, __: Exception) -> Response:
+    return Refusal(500, "internal error").response()  # what it was, the guard logs
+
+
+async def _on_http(_: Request, error: Any) -> Response:
+    message = "the body is not JSON" if error.status_code == 400 else str(error.detail)
+    return Refusal(error.status_code, message, **(error.headers or {})).response()
+
+
+async def _on_invalid(_: Request, error: Any) -> Response:
+    """What was expected where; never what came, which is the prompt."""
+    said = []
+    for one in error.errors()[:3]:
+        where = ".".join(str(part)[:40] for part in one["loc"][1:])
+        what = one["msg"].removeprefix("Value error, ")
+        if one["type"] == "json_invalid":
+            return Refusal(400, f"the body is not JSON: {one['ctx']['error']}").response()
+        what = "there is no such field" if one["type"] == "extra_forbidden" else what
+        said.append((where, f"{where}: {what}" if where else what))
+    return Refusal(422, "; ".join(what for _, what in said), said[0][0] or None).response()
+
+
+def application(
+    service: Service, key: str | None = None, local: bool = True
+) -> tuple[FastAPI, Guard]:
+    """The routes, and the guard around them, which is what a web server is given.
+
+    Args:
+        service: what they do.
+        key: asked of every request but `/health`; None for none.
+        local: without a key, answer to names of this machine only: a page in a browser could else
+            ask by way of its own name.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.worker.close)
+
+    app = FastAPI(
+        title="ASMI", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
+        exception_handlers={
+            Refusal: _on_refusal, RequestValidationError: _on_invalid, HTTPException: _on_http,
+            Exception: _on_error,
+        },
+    )  # fmt: skip
+
+    @app.post("/v1/completions")
+    async def completions(body: Completion, request: Request) -> Any:
+        return await service.complete(body, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletion, request: Request) -> Any:
+        return await service.complete(body, request)
+
+    app.post("/score")(service.score)
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        one = {"id": service.name, "object": "model", "created": 0, "owned_by": "local"}
+        return {"object": "list", "data": [one]}
+
+    @app.get("/health")
+    async def health() -> Any:
+        return {"status": "ok", "pending": service.worker.pending}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = prometheus.generate_latest(service.metrics.registry)
+        return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    return app, Guard(app, service.limits, key, local, service.metrics)
+
+
+WARM_UP = "Question: 1 + 1? Answer:"
+
+
+def serve(
+    scorer: "Scorer",
+    name: str,
+    host: str,
+    port: int,
+    limits: Limits,
+    key: str | None = None,
+    drain: int = 60,
+    emit: Callable[[Assessment, str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl+C: what runs is finished then, for `drain` seconds.
+
+    Raises:
+        ValueError, RuntimeError, TypeError: the model cannot be scored, or the calibration run is
+            of another score: told before anything is served.
+    """
+    import uvicorn
+
+    first = scorer.score(WARM_UP, " 2")
+    list(for_request(scorer, None, 2).stream(WARM_UP))
+    run = scorer.reference
+    if run and (other := run.other_settings(first.settings | {"model": first.model})):
+        raise ValueError(f"the calibration run is of another score: {'; '.join(other)}")
+    service = Service(scorer, name, limits, emit)
+    local = host in (*LOCAL, "::1")
+    _, guard = application(service, key, local)
+    logging.getLogger("uvicorn.access").disabled = True  # its lines hold what clients ask for
+    config = uvicorn.Config(
+        guard, host=host, port=port, log_config=None, access_log=False, ws="none",
+        server_header=False, limit_concurrency=limits.queue + 200, timeout_graceful_shutdown=drain,
+    )  # fmt: skip
+    LOG.info("serving %s at http://%s:%d", name, host, port)
+    uvicorn.Server(config).run()

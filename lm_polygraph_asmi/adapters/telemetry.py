@@ -1,0 +1,94 @@
+"""An OpenTelemetry event `gen_ai.evaluation.result` for each score; off unless asked for.
+
+Names as in version 1.38.0 of OpenTelemetry's semantic conventions, the first with this event. Its
+status there is development, and later versions refer to a repository of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lm_polygraph_asmi.adapters.contract import Assessment, extra
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+EVENT = "gen_ai.evaluation.result"
+SCHEMA = "https://opentelemetry.io/schemas/1.38.0"
+
+
+def attributes(found: Assessment, response_id: str | None = None) -> dict[str, Any]:
+    """Of the event: numbers, the decision as label, no prompt and no answer."""
+    named = {
+        "gen_ai.evaluation.name": found.method,
+        "gen_ai.evaluation.score.value": found.score,
+        "gen_ai.evaluation.score.label": found.decision,
+        "gen_ai.evaluation.explanation": found.reason,
+        "gen_ai.response.id": response_id,
+        "asmi.msp": found.msp,
+        "asmi.perplexity": found.perplexity,
+        "asmi.entropy": found.entropy,
+        "asmi.error_probability": found.error_probability,
+        "asmi.config_key": found.key,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def emitter(provider: Any = None) -> Callable[..., None]:
+    """What emits the event of an assessment: `emit(found, response_id=None)`.
+
+    Args:
+        provider: of loggers; None for the application's, which must be set by then.
+
+    Raises:
+        ImportError: the extra `otel` is not installed.
+        RuntimeError: no provider of loggers is set, so events would be lost without a word.
+    """
+    with extra("otel"):
+        from opentelemetry import _logs as logs
+        from opentelemetry.sdk._logs import LoggerProvider
+
+    provider = provider or logs.get_logger_provider()
+    if not isinstance(provider, LoggerProvider):
+        raise RuntimeError(
+            "no OpenTelemetry logger provider is set: set one, or start the program with "
+            "opentelemetry-instrument"
+        )
+    logger = provider.get_logger("lm_polygraph_asmi", schema_url=SCHEMA)
+
+    def emit(found: Assessment, response_id: str | None = None) -> None:
+        logger.emit(
+            logs.LogRecord(
+                event_name=EVENT,
+                severity_number=logs.SeverityNumber.INFO,
+                attributes=attributes(found, response_id),
+            )
+        )
+
+    return emit
+
+
+def instrument(scorer: "Scorer", provider: Any = None) -> "Scorer":
+    """The scorer, which emits an event for each of its scores from now on.
+
+    Args:
+        scorer: its `score` and `score_many` do; an answer of `stream` is the caller's to emit.
+        provider: as for `emitter`.
+
+    Raises:
+        ImportError, RuntimeError: as `emitter`.
+    """
+    emit, score, score_many = emitter(provider), scorer.score, scorer.score_many
+
+    def one(*args: Any, **named: Any) -> Any:
+        found = score(*args, **named)
+        emit(Assessment.of(found))
+        return found
+
+    def many(rows: Iterable[Any], *args: Any, **named: Any) -> Iterator[Any]:
+        for outcome in score_many(rows, *args, **named):
+            if outcome.score is not None:
+                emit(Assessment.of(outcome.score))
+            yield outcome
+
+    vars(scorer).update(score=one, score_many=many)
+    return scorer

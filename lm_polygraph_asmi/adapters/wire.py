@@ -1,0 +1,217 @@
+"""What goes over the wire: requests and their limits, replies as OpenAI words them, refusals."""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from lm_polygraph_asmi.adapters.contract import extra
+
+with extra("serve"):
+    from fastapi.responses import JSONResponse
+    from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.result import Score, Token
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+GREEDY = {
+    "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0, "echo": False,
+    "frequency_penalty": 0, "logprobs": False, "top_logprobs": 0,
+}  # fmt: skip
+"""Fields of OpenAI's requests with the only value that this server computes."""
+WITHOUT_EFFECT = ("user", "seed", "metadata")
+"""Fields that change nothing about a greedy answer."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        body: bytes of a request.
+        prompt: tokens of a prompt.
+        answer: tokens of an answer, generated or given.
+        answers: answers of one request to `/score`.
+        queue: requests that may wait for the model while it answers another.
+    """
+
+    body: int = 1_000_000
+    prompt: int = 4096
+    answer: int = 256
+    answers: int = 64
+    queue: int = 16
+
+
+class Refusal(Exception):
+    """A request that is not answered: status, what was expected, and the field it is about."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
+        super().__init__(message)
+        self.status, self.param = status, param
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As OpenAI words errors."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The reply."""
+        return JSONResponse(self.content, self.status, self.headers)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Part(_Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """A message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Text | Annotated[list[Part], Field(min_length=1)]
+
+    @field_validator("content")
+    @classmethod
+    def _as_text(cls, content: str | list[Part]) -> str:
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=1000)]
+Stop = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class StreamOptions(_Strict):
+    """Of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class Generation(_Strict):
+    """What requests for an answer have in common."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _greedy(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, only in GREEDY.items():
+            value = given.get(name)
+            same = isinstance(value, bool) == isinstance(only, bool) and value == only
+            if value is not None and not same:
+                raise ValueError(f"{name}: expected {json.dumps(only)}; answers are greedy")
+        left_out = {*GREEDY, *WITHOUT_EFFECT}
+        return {name: value for name, value in given.items() if name not in left_out}
+
+
+class Completion(Generation):
+    """A request to `/v1/completions`."""
+
+    prompt: Text
+
+    @property
+    def asked(self) -> Any:
+        """As `Scorer.score` takes it."""
+        return self.prompt
+
+
+class ChatCompletion(Generation):
+    """A request to `/v1/chat/completions`."""
+
+    messages: Messages
+
+    @property
+    def asked(self) -> Any:
+        """As `Scorer.score` takes it."""
+        return [message.model_dump() for message in self.messages]
+
+
+class Given(_Strict):
+    """A request to `/score`: a prompt or messages, and one answer or a list of them."""
+
+    model: str | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    answer: Text | Annotated[list[Text], Field(min_length=1)]
+
+    @property
+    def asked(self) -> Any:
+        """As `Scorer.score` takes it."""
+        if (self.prompt is None) == (self.messages is None):
+            raise Refusal(422, "expected either prompt or messages", "prompt")
+        if self.messages is None:
+            return self.prompt
+        return [message.model_dump() for message in self.messages]
+
+
+def token_fields(token: "Token") -> dict[str, Any]:
+    """What a reply says of a token."""
+    names = ("text", "u", "vote", "alternative", "alternative_share")
+    return {name: getattr(token, name) for name in names}
+
+
+def sure_length(text: str, stops: Sequence[str]) -> int:
+    """How many characters can be shown: none of a stop string, nor of what may become one."""
+    if found := [text.find(stop) for stop in stops if stop in text]:
+        return min(found)
+    for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):
+        if any(stop.startswith(text[start:]) for stop in stops):
+            return start
+    return len(text)
+
+
+class Words:
+    """How OpenAI words an answer."""
+
+    def __init__(self, model: str, chat: bool) -> None:
+        self.chat, self.id = chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.base = {"id": self.id, "created": int(time.time()), "model": model}
+
+    def whole(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
+        """A finished answer."""
+        text = str(score.answer)
+        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self.reason(scorer, score)}
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self.base | {"object": kind, "choices": [choice], "usage": self.usage(score)}
+
+    def chunk(self, text: str | None = None, reason: str | None = None) -> dict[str, Any]:
+        """A part of one; without a text it has no choice."""
+        delta = {"delta": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **delta, "logprobs": None, "finish_reason": reason}
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return self.base | {"object": kind, "choices": [] if text is None else [choice]}
+
+    @staticmethod
+    def reason(scorer: "Scorer", score: "Score") -> str:
+        """Why it ended."""
+        closes = scorer.endings.closes([token.id for token in score.tokens])
+        return "stop" if closes else "length"
+
+    @staticmethod
+    def usage(score: "Score") -> dict[str, int]:
+        """Tokens."""
+        prompt, answer = score.prompt_tokens or 0, len(score.tokens)
+        return {"prompt_tokens": prompt, "completion_tokens": answer,
+                "total_tokens": prompt + answer}  # fmt: skip

@@ -1,0 +1,157 @@
+"""Prompt and answer in, score, free baselines and decision out."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_polygraph_asmi.adapters.contract import (
+    Assessment,
+    Halted,
+    assess,
+    config_key,
+    extra,
+    for_request,
+    open_scorer,
+    twin_of,
+)
+from tests.adapters.conftest import SETTINGS
+
+PROMPT = "Who built the ferry?"
+
+
+def test_the_numbers_are_those_of_the_score(scorer):
+    score, found = scorer.score(PROMPT, " Brask"), assess(scorer, PROMPT, " Brask")
+    assert found.score == pytest.approx(score.score, abs=1e-6)
+    for name in ("msp", "perplexity", "entropy"):
+        assert getattr(found, name) == pytest.approx(score.signals[name], abs=1e-5)
+    assert (found.error_probability, found.decision) == (None, None)
+    assert "without a reference" in found.reason
+    assert json.loads(json.dumps(found.to_dict()))["unit"] == "nats"
+
+
+@pytest.mark.parametrize(("accept", "decision"), [(True, "accept"), (False, "abstain")])
+def test_a_decision_is_passed_on(scorer, accept, decision):
+    score = scorer.score(PROMPT, " Brask")
+    names = ("signals", "symbol", "score", "settings", "model", "warnings")
+    known = {name: getattr(score, name) for name in names}
+    decided = SimpleNamespace(
+        **known, accept=accept, error_probability=0.25, accept_reason="why it is so"
+    )
+    found = Assessment.of(decided)
+    assert (found.decision, found.error_probability) == (decision, 0.25)
+    assert found.reason == "why it is so"
+
+
+def test_the_key_tells_settings_apart_and_nothing_else(folder, scorer):
+    key = config_key(scorer.score(PROMPT, " Brask"))
+    assert key == config_key(scorer.score("Where?", " True or False"))
+    assert key == config_key(scorer.score(PROMPT))  # the model's own answer
+    assert len(key) == 12
+    for other in ({"depth": 0.3}, {"scope": "all"}, {"stop": "."}, {"method": "asmi"}):
+        own = open_scorer(str(folder), **SETTINGS | other)
+        assert config_key(own.score(PROMPT, " Brask")) != key, other
+
+
+def test_a_request_has_an_ending_and_a_length_of_its_own(folder, scorer):
+    text = scorer.score(PROMPT).answer
+    for stop in (text[2:4], text[3:5]):
+        own = for_request(scorer, [stop], 6).score(PROMPT)
+        direct = open_scorer(str(folder), **SETTINGS | {"stop": stop, "max_new_tokens": 6})
+        direct = direct.score(PROMPT)
+        assert (own.answer, own.scored_text) == (direct.answer, direct.scored_text)
+        assert own.score == pytest.approx(direct.score, abs=1e-6)
+        assert own.settings == direct.settings
+    assert scorer.score(PROMPT).answer == text  # and the scorer itself is as it was
+    assert len(for_request(scorer, None, 2).score(PROMPT).tokens) == 2
+
+
+def test_drawn_answers_end_each_by_itself(folder):
+    """As in a direct call: none is cut off where another one ends."""
+    how = SETTINGS | {"method": "adapt", "num_samples": 8, "seed": 3}
+    plain = open_scorer(str(folder), **how)
+    for stop in (">", "e"):  # the first of them holds ">" early on, "e" others
+        direct = open_scorer(str(folder), **how, stop=stop).score(PROMPT, " Brask")
+        own = for_request(plain, [stop], 8).score(PROMPT, " Brask")
+        assert own.diversity == pytest.approx(direct.diversity, abs=1e-6)
+        assert config_key(own) == config_key(direct)
+
+
+def test_generation_is_halted_before_the_next_token(scorer):
+    asked = []
+
+    def halted():
+        asked.append(True)
+        return len(asked) > 3
+
+    with pytest.raises(Halted):
+        for_request(scorer, None, 8, halted).score(PROMPT)
+    assert len(asked) == 4
+    assert scorer.score(PROMPT).score > 0
+
+
+def test_a_twin_shares_weights_and_no_module(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    twin = twin_of(model)
+    assert {*map(id, twin.parameters())} == {*map(id, model.parameters())}
+    assert not {*map(id, twin.modules())} & {*map(id, model.modules())}
+
+
+def test_scoring_leaves_another_threads_generation_alone(folder):
+    """Without the twin, hooks of the one would be met by the other."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    scorer = open_scorer(model, tokenizer=tokenizer, **SETTINGS)
+    expected = scorer.score(PROMPT, " Brask").score
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    how = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    before, written, done = model.generate(ids, **how), [], threading.Event()
+
+    def write():
+        while not done.is_set():
+            written.append(model.generate(ids, **how))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        scores = [scorer.score(PROMPT, " Brask").score for _ in range(20)]
+    finally:
+        done.set()
+        thread.join()
+    assert scores == pytest.approx([expected] * 20, abs=1e-6)
+    assert len(written) > 1
+    assert all(torch.equal(one, before) for one in written)
+
+
+def test_a_missing_extra_is_named():
+    with pytest.raises(ImportError, match=r"no_such is not installed: .*\[serve\]"), extra("serve"):
+        import no_such  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("module", "blocked", "named"),
+    [("server", "fastapi", "serve"), ("inspect", "inspect_ai", "inspect")],
+)
+def test_an_adapter_without_its_library_says_what_to_install(module, blocked, named):
+    code = f"""
+import sys
+sys.modules[{blocked!r}] = None
+try:
+    import lm_polygraph_asmi.adapters.{module}
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"pip install 'lm-polygraph-asmi[{named}]'" in done.stdout
+
+
+def test_an_assessment_is_frozen():
+    assert dataclasses.fields(Assessment)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Assessment("m", 0, 0, 0, 0, None, None, "", "").score = 1

@@ -39,7 +39,7 @@ def setting(
     symbol: str = "",
     of: str = "score",
     key: bool = True,
-    shown: Callable[[Any], str] | None = None,
+    shown: Callable[[Any], str] | bool | None = None,
     method: str | None = None,
 ) -> Any:
     """A field of `ASMIConfig`.
@@ -52,7 +52,8 @@ def setting(
         of: what it belongs to: "masks" (what a masked pass computes), "score" (what is made of
             that), "answer" (how answers are generated) or "machine" (how fast, not what).
         key: whether two scores that differ in it are different scores.
-        shown: how a name says a value other than the default; None: names do not.
+        shown: how a name says a value other than the default; False: names do not. None: as
+            "name=value" where it is part of the key.
         method: the only one it is for.
     """
     choices = () if callable(check) else tuple(check)
@@ -64,7 +65,7 @@ def setting(
         "unit": unit,
         "symbol": symbol,
     }
-    about |= {"of": of, "key": key, "shown": shown, "method": method}
+    about |= {"of": of, "key": key, "shown": key if shown is None else shown, "method": method}
     return field(default=default, metadata=about)
 
 
@@ -124,8 +125,19 @@ def _max_new_tokens(name: str, value: Any) -> None:
 
 
 def _truth(name: str, value: Any) -> None:
-    if value not in (True, False):
+    if not isinstance(getattr(value, "tolist", lambda: value)(), bool):  # NumPy's too
         raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def _seed(name: str, value: Any) -> None:
+    check_whole(name, value)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must fit into 64 bits, got {value}")
+
+
+def _bytes(name: str, value: Any) -> None:
+    check_whole(name, value)
+    check_at_least_one(name, value)
 
 
 def _attention(name: str, value: Any) -> None:
@@ -158,11 +170,14 @@ class ASMIConfig:
     """
 
     # In the order of names; `label`.
-    method: str = setting("sem", "The score; adapt draws answers.", tuple(METHODS))
+    method: str = setting("sem", "The score; adapt draws answers.", tuple(METHODS), shown=False)
     depth: float = setting(
-        0.6, "Relative depth of the masked layer.", _depth, unit="share of the layers", of="masks"
+        0.6, "Relative depth of the masked layer.", _depth, unit="share of the layers", of="masks",
+        shown=False,
+    )  # fmt: skip
+    top_k: int = setting(
+        64, "Tokens kept per distribution.", _top_k, symbol="K", of="masks", shown=False
     )
-    top_k: int = setting(64, "Tokens kept per distribution.", _top_k, symbol="K", of="masks")
     num_masks: int | None = setting(
         None, "Number of masks; without it, derived from the model's heads.",
         _or_none(_num_masks), symbol="S", of="masks", shown="S={}".format,
@@ -180,7 +195,7 @@ class ASMIConfig:
         "cheaper.", SCOPES, of="masks", shown="scope={}".format,
     )  # fmt: skip
     seed: int = setting(
-        0, "Of the masks, and of drawn answers.", check_whole, of="masks", key=False,
+        0, "Of the masks, and of drawn answers.", _seed, of="masks", key=False,
         shown="seed={}".format,
     )  # fmt: skip
     seeded_by: str = setting(
@@ -213,9 +228,10 @@ class ASMIConfig:
     beta: float = setting(
         10.0, "Steepness of the gate.", check_number, method="adapt", shown="beta={:g}".format
     )
-    num_samples: int = setting(10, "Answers to draw.", _num_samples, method="adapt")
+    # Of the answers rather than of their score: runs over the same answers are told apart by these.
+    num_samples: int = setting(10, "Answers to draw.", _num_samples, method="adapt", shown=False)
     stop: tuple[str, ...] | None = setting(
-        None, "Ends answers; \\n is a line break.", _or_none(_stop)
+        None, "Ends answers; \\n is a line break.", _or_none(_stop), shown=False
     )
     max_new_tokens: int = setting(
         64, "Length of a generated answer.", _max_new_tokens, unit="tokens", of="answer", key=False
@@ -226,7 +242,7 @@ class ASMIConfig:
     )  # fmt: skip
     memory_budget: int | None = setting(
         None, "For masked passes above the weights; without it, half of the free GPU memory, or "
-        "512 MiB on a CPU.", check_at_least_one, unit="bytes", of="machine", key=False,
+        "512 MiB on a CPU.", _or_none(_bytes), unit="bytes", of="machine", key=False,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -330,7 +346,7 @@ class ASMIConfig:
     def said(self, *names: str) -> list[str]:
         """What names say of settings that differ from the default: `["scope=response"]`."""
         return [
-            one.metadata["shown"](getattr(self, one.name))
+            _said(one, getattr(self, one.name))
             for one in self.used(self.method)
             if one.metadata["shown"] and (not names or one.name in names)
             and getattr(self, one.name) != one.default
@@ -343,6 +359,11 @@ class ASMIConfig:
 
     def __str__(self) -> str:
         return self.label(self.symbol)
+
+
+def _said(one: "Field[Any]", value: Any) -> str:
+    shown = one.metadata["shown"]
+    return str(shown(value)) if callable(shown) else f"{one.name}={value}"
 
 
 def field_of(name: str) -> "Field[Any]":

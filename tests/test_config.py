@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hydra import compose, initialize_config_dir
@@ -14,7 +15,7 @@ from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi._hydra.configs import configs_path, store_settings
 from lm_polygraph_asmi.commands.settings import said, setting_options
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.saved.runs import load_run, together
 from lm_polygraph_asmi.scoring.reference import settled
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import check_number
@@ -142,3 +143,55 @@ def test_a_run_says_the_settings_of_the_next_score(tmp_path):
     # The planted run is of another model: of the settings nothing else is said.
     (other,) = [line for line in one.verdict if "other settings" in line]
     assert "(layer 3 there, 2 here; model tiny there" in other or "(layer 3 there, 2 here)" in other
+
+
+def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
+    @dataclass(frozen=True, kw_only=True)
+    class Unnamed(ASMIConfig):
+        warmth: float = setting(1.5, "How warm it is.", check_number)
+
+    assert str(Unnamed(warmth=3)) == "Sem-ASMI (60%, K=64, warmth=3)"
+    assert str(ASMIConfig(method="adapt", num_samples=5)) == "Adapt-ASMI (60%, K=64)"
+
+
+def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
+    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples."""
+    found = []
+    for number in (10, 5):
+        saved = runs.content()
+        saved[runs.METHODS] = {
+            name: of | {"num_samples": number} for name, of in saved[runs.METHODS].items()
+        }
+        found.append(load_run(runs.save(tmp_path / str(number), saved)))
+    with pytest.raises(ValueError, match=r"other settings than in a run beside it.*num_samples"):
+        together(found)
+    assert together([found[0], found[0]]).scores.equals(found[0].scores)
+
+
+@pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"dose": 0.5}])
+def test_settings_that_a_reference_has_not_are_refused(setting, tmp_path):
+    reference = reference_with_stop(tmp_path)
+    with pytest.raises(ValueError, match="is of another score"):
+        settled(reference, None, setting)
+
+
+def test_a_config_without_stop_strings_takes_those_of_the_reference(tmp_path):
+    config, *_ = settled(reference_with_stop(tmp_path), ASMIConfig(scope="response"), {})
+    assert config.stop == ("\n",)
+
+
+def reference_with_stop(tmp_path):
+    saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
+    for values in saved["stats"]["asmi_settings_d60"]:
+        values |= {"scope": "response"}
+    return settled(runs.save(tmp_path / "run", saved), None, {})[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("closing_token", 1), ("closing_token", np.array([True, False])), ("memory_budget", 1.5),
+     ("seed", 2**64)],
+)  # fmt: skip
+def test_values_of_another_type_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        ASMIConfig(**{name: value})

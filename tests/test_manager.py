@@ -180,3 +180,14 @@ def test_attention_maps_on_request(model, wanted):
         return
     run()
     assert np.isfinite(run.estimations["sequence", str(RAUQ())]).all()
+
+
+def test_samples_that_nobody_draws_are_refused():
+    """LM-Polygraph's own calculator draws ten, whatever an estimator says."""
+    with pytest.raises(ValueError, match="always draws 10 answers"):
+        available_stat_calculators([AdaptASMI(num_samples=5)])
+    with pytest.raises(ValueError, match="one attention and one memory budget"):
+        available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
+    found = available_stat_calculators([AdaptASMI(attention="eager")])
+    asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
+    assert asked == dict.fromkeys(("MaskedHeadsCalculator", "ResponseDiversityCalculator"), "eager")

@@ -193,8 +193,10 @@ def score(
         known = [one for one in found if one is not None]
         if stream and (len(rows) > 1 or answer is not None or context or out):
             raise ValueError("--stream is for the model's own answer to a single prompt")
-        if stream and config.source != "all":
-            raise ValueError("--stream: sources are told apart in a finished answer; leave it out")
+        if stream:
+            from lm_polygraph_asmi.scoring.streaming import check_streamed
+
+            check_streamed({"source": config.source} | asked)
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         with errors.status(f"Loading {model}"):

@@ -13,6 +13,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 from lm_polygraph_asmi.saved.doses import matched_dose
@@ -74,6 +75,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
     yield from _check_doses(config)
+    yield from _check_without_effect(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
             "several seeds: answers, masks and samples do not follow from LM-Polygraph's seed, so "
@@ -85,6 +87,20 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             "ignore_exceptions is true: an estimator that fails on one batch loses all its scores",
             fatal=False,
         )
+
+
+def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
+    """Settings of `asmi` that a benchmark has elsewhere, given another value there."""
+    for name, there, default in (
+        ("method", "estimators", ASMIConfig.method),
+        ("stop", "generation_params.stop_strings", None),
+        ("max_new_tokens", "max_new_tokens", None),
+    ):
+        given = OmegaConf.select(config, f"asmi.{name}")
+        if given is not None and given != (default or OmegaConf.select(config, there)):
+            yield Finding(
+                f"asmi.{name}={given} has no effect in a benchmark: set {there}", fatal=True
+            )
 
 
 def _check_doses(config: DictConfig) -> Iterator[Finding]:

@@ -200,11 +200,20 @@ def together(runs: Sequence[Run]) -> Run:
     A method that several runs have counts once, from the first of them.
 
     Raises:
-        ValueError: other questions, other answers, or other quality.
+        ValueError: other questions, other answers, or other quality; or one name for scores with
+            other settings.
     """
     first, *others = runs
-    scores = first.scores
+    scores, methods = first.scores, first.methods
     for run in others:
+        for name, config in run.methods.items():
+            own, other = config.score_key(), methods.setdefault(name, config).score_key()
+            if own != other:
+                different = {n: value for n, value in own.items() if value != other.get(n)}
+                raise ValueError(
+                    f"{name} of {run.path} has other settings than in a run beside it "
+                    f"({different}): show them apart"
+                )
         for name in ("input_texts", "greedy_texts"):
             if run.stats[name] != first.stats[name]:
                 raise ValueError(

@@ -10,7 +10,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.scoring.reference import Given
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.streaming import Stream
+from lm_polygraph_asmi.scoring.streaming import STREAMED, Stream, check_streamed
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, asked
 
 if TYPE_CHECKING:
@@ -119,15 +119,8 @@ def stream(
         >>> tokens.result.settings["seeded_by"]
         'prompt'
     """
-    for name, only in {"scope": "response", "seeded_by": "prompt", "source": "all"}.items():
-        if config is not None or name in settings:
-            given = settings.get(name, getattr(config, name, only))
-            if given != only:
-                raise ValueError(
-                    f"{name}={given!r}: while an answer is written it is scored with "
-                    f"{name}={only!r}. Score the finished answer for anything else"
-                )
-        settings |= {name: only}
+    check_streamed(({} if config is None else config.to_dict()) | settings)
+    settings |= STREAMED
     asked(prompt)  # what is wrong is told before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, reference=reference, **settings)
     return scorer.stream(prompt)

@@ -37,6 +37,8 @@ ANEW = (
     "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
     "`polygraph_asmi reference` from a finished run"
 )
+DERIVED = ("num_masks", "mask_rate")
+"""Settings that follow from the model's heads where they are None."""
 ROWS = (".jsonl", ".ndjson")
 """Names of files that hold scored rows, whose parts may be labelled."""
 NOT_RECORDED = "not recorded"
@@ -144,7 +146,7 @@ class Reference:
 
     def check_wanted(self, wanted: Mapping[str, Any]) -> None:
         """Raise ValueError where this is of a score with other settings than are wanted."""
-        here = {name: value for name, value in wanted.items() if value is not None}
+        here = {n: value for n, value in wanted.items() if value is not None or n not in DERIVED}
         different = _differences(self.config, with_dose(self.config.replace(**here)))
         if different:
             raise ValueError(
@@ -175,7 +177,10 @@ class Reference:
         asked = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
 
         def fits(config: ASMIConfig) -> bool:
-            told = {n: v for n, v in asked.items() if None not in (v, getattr(config, n))}
+            told = {
+                n: v for n, v in asked.items()
+                if n not in DERIVED or None not in (v, getattr(config, n))
+            }  # fmt: skip
             return config.replace(**told).score_key() == config.score_key()
 
         if not cell.methods:
@@ -610,17 +615,24 @@ def settled(
 ) -> tuple[ASMIConfig, Reference | None, Reference | None]:
     """The settings of a score, and its references of answers and of parts.
 
-    What neither `config` nor `settings` says is the reference's, else the default.
+    What neither `config` nor `settings` says is the reference's, else the default. A config says
+    all of its settings, but for stop strings, masks and rate that are None.
 
     Raises:
         FileNotFoundError, TypeError, ValueError: as `of_answers_and_parts` and `ASMIConfig`.
     """
-    said = ASMIConfig.check_names(settings) | (
-        {} if config is None else config.to_dict() | dict(settings)
-    )
+    said = ASMIConfig.check_names(settings)
+    unsaid: list[str] = []
+    if config is not None:
+        own = config.to_dict("masks", "score")
+        unsaid = [n for n in ("stop", *DERIVED) if own[n] is None and n not in said]
+        said = {n: value for n, value in own.items() if n not in unsaid} | said
     answers, parts = of_answers_and_parts(given, said)
     known = answers or parts
-    base = config or (ASMIConfig() if known is None else known.config)
+    base = config or ASMIConfig()
+    if known is not None:
+        theirs = known.config
+        base = theirs if config is None else base.replace(**{n: getattr(theirs, n) for n in unsaid})
     return base.replace(**settings), answers, parts
 
 

@@ -1,7 +1,7 @@
 """Tokens of an answer as they are written, each scored."""
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ from lm_polygraph_asmi.scoring.text import UNFINISHED, Prompt, Query, asked, pro
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
+
+STREAMED = {"scope": "response", "seeded_by": "prompt", "source": "all"}
+"""Settings of every score that is made while its answer is written."""
+
+
+def check_streamed(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where settings cannot be those of an answer that is not there yet."""
+    for name, only in STREAMED.items():
+        if settings.get(name, only) != only:
+            raise ValueError(
+                f"{name}={settings[name]!r}: while an answer is written it is scored with "
+                f"{name}={only!r}. Score the finished answer for anything else"
+            )
 
 
 class Stream(Iterator[Token]):
@@ -40,11 +53,7 @@ class Stream(Iterator[Token]):
                 "the chat ends in the assistant's message, but only an answer that the model "
                 "writes can be scored while it is written: leave the message out"
             )
-        if scorer.config.source != "all":
-            raise ValueError(
-                f"source={scorer.config.source!r}: while an answer is written it is scored with "
-                "source='all'. Score the finished answer for anything else"
-            )
+        check_streamed({"source": scorer.config.source})
         self.scorer, self._engine = scorer, scorer.while_written
         self._others = ids is not None
         ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids

@@ -55,12 +55,21 @@ def available_stat_calculators(
         )
     ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
     configs = [estimator.config for estimator in ours] or [ASMIConfig()]
-    masks = [config.replace(depth=0.5, source="all").to_dict("masks") for config in configs]
-    if any(other != masks[0] for other in masks):
+    shared = [
+        config.replace(depth=0.5, source="all").to_dict("masks", "machine") for config in configs
+    ]
+    if any(other != shared[0] for other in shared):
         raise ValueError(
             f"the estimators {', '.join(map(str, ours))} have different settings besides their "
-            "depth and source: one manager serves one S, p, K, sampler, scope and seed. Use "
-            "several managers"
+            "depth and source: one manager serves one S, p, K, sampler, scope and seed, one "
+            "attention and one memory budget. Use several managers"
+        )
+    samples = {config.num_samples for config in configs if config.method == "adapt"}
+    if samples - {ASMIConfig.num_samples}:
+        raise ValueError(
+            f"num_samples is {', '.join(map(str, sorted(samples)))}, but LM-Polygraph's own "
+            f"calculator always draws {ASMIConfig.num_samples} answers: leave it out, or register "
+            "stat_calculators/sampling.py by hand"
         )
     depths = sorted({config.depth for config in configs})
     sources = list(dict.fromkeys(config.source for config in configs))
@@ -77,7 +86,7 @@ def available_stat_calculators(
     diversity = StatCalculatorContainer(
         name="ResponseDiversityCalculator",
         builder="lm_polygraph_asmi.stat_calculators.response_diversity",
-        cfg=OmegaConf.create({"attention": options.get("attention")}),
+        cfg=OmegaConf.create({"attention": own["attention"]}),
         stats=list(DIVERSITY),
         dependencies=["sample_tokens"],
     )

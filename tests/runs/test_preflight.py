@@ -102,6 +102,9 @@ def test_values_that_must_be_given():
         (["batch_size=4"], "Use batch_size: 1", False),
         (["ignore_exceptions=true"], "loses all its scores", False),
         (["seed=[1,2]"], "the runs will be alike", False),
+        (["asmi.method=asmi"], "asmi.method=asmi has no effect in a benchmark: set est", True),
+        (["asmi.stop=[x]"], "set generation_params.stop_strings", True),
+        (["asmi.max_new_tokens=5"], "set max_new_tokens", True),
     ],
 )
 def test_settings(overrides, message, fatal):

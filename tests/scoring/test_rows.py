@@ -306,7 +306,9 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, tol
         (["--out", "scored/", "--actors", "2"], "--actors: for --engine ray"),
         (["--block-rows", "9"], "--block-rows: for a folder of blocks"),
         (["--engine", "ray"], "--engine: for a folder of blocks"),
-        (["--stream", "--scope", "response", "--source", "context"], "leave it out"),
+        (["--stream", "--scope", "response", "--source", "context"], "with source='all'"),
+        (["--stream", "--scope", "all"], "with scope='response'"),
+        (["--stream", "--seeded-by", "answer"], "with seeded_by='prompt'"),
     ],
 )
 def test_command_refuses_options_that_would_go_unheard(command, tmp_path, given, said):

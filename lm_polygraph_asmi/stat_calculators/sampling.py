@@ -12,6 +12,7 @@ from lm_polygraph.utils.model import Model
 from torch import Tensor
 from transformers import DynamicCache
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of, model_state, structure_of
@@ -34,7 +35,12 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         journal: folder in which the answers are kept (`journal.Journal`); None keeps nothing.
     """
 
-    def __init__(self, samples_n: int = 10, seed: int = 0, journal: str | None = None) -> None:
+    def __init__(
+        self,
+        samples_n: int = ASMIConfig.num_samples,
+        seed: int = ASMIConfig.seed,
+        journal: str | None = None,
+    ) -> None:
         super().__init__(samples_n)
         self.seed, self.journal = seed, Journal(journal)
         self._keys = ModelKeys()

@@ -34,7 +34,7 @@ from tests.scoring.conftest import PROMPT
         ({"tau": float("nan")}, "tau must be a number, got nan"),
         ({"closing_token": "no"}, "closing_token must be True or False"),
         ({"attention": 3}, "attention must be the name of an implementation"),
-        ({"memory_budget": "4 GB"}, "memory_budget must be a number"),
+        ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
     ],
     ids=str,
 )

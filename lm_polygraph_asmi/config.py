@@ -25,6 +25,8 @@ SOURCES = ("all", "context", "elsewhere")
 MASK_SAMPLERS = ("bernoulli", "balanced")
 PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 AGGREGATIONS = ("mean", "sum", "max")
+STREAMED = {"scope": "response", "seeded_by": "prompt", "source": "all"}
+"""Settings of every score that is made while its answer is written."""
 
 Own = TypeVar("Own", bound="ASMIConfig")
 Check = Callable[[str, Any], None]
@@ -52,8 +54,8 @@ def setting(
         of: what it belongs to: "masks" (what a masked pass computes), "score" (what is made of
             that), "answer" (how answers are generated) or "machine" (how fast, not what).
         key: whether two scores that differ in it are different scores.
-        shown: how a name says a value other than the default; False: names do not. None: as
-            "name=value" where it is part of the key.
+        shown: how a name says a value other than the default; True: "name=value", or the symbol
+            for its name; False: names do not. None: as the key.
         method: the only one it is for.
     """
     choices = () if callable(check) else tuple(check)
@@ -180,35 +182,34 @@ class ASMIConfig:
     )
     num_masks: int | None = setting(
         None, "Number of masks; without it, derived from the model's heads.",
-        _or_none(_num_masks), symbol="S", of="masks", shown="S={}".format,
+        _or_none(_num_masks), symbol="S", of="masks",
     )  # fmt: skip
     mask_rate: float | None = setting(
         None, "Share of heads that a mask takes; without it, derived from the model's heads.",
-        _or_none(_mask_rate), symbol="p", of="masks", shown="p={}".format,
+        _or_none(_mask_rate), symbol="p", of="masks",
     )  # fmt: skip
     mask_sampler: str = setting(
         "bernoulli", "How masks are drawn; balanced masks each head equally often.", MASK_SAMPLERS,
-        of="masks", shown="mask_sampler={}".format,
+        of="masks",
     )  # fmt: skip
     scope: str = setting(
         "all", "Where heads are masked: at all positions, or at those of the response alone, far "
-        "cheaper.", SCOPES, of="masks", shown="scope={}".format,
+        "cheaper.", SCOPES, of="masks",
     )  # fmt: skip
     seed: int = setting(
         0, "Of the masks, and of drawn answers.", _seed, of="masks", key=False,
-        shown="seed={}".format,
+        shown=True,
     )  # fmt: skip
     seeded_by: str = setting(
         "answer", "What masks follow from: prompt and answer, or the prompt alone.",
-        ("answer", "prompt"), of="masks", key=False, shown="seeded_by={}".format,
+        ("answer", "prompt"), of="masks", key=False, shown=True,
     )  # fmt: skip
     source: str = setting(
         "all", "What masked heads lose: all, or what comes from the context or from elsewhere "
-        "(with scope response).", SOURCES, of="masks", shown="source={}".format,
+        "(with scope response).", SOURCES, of="masks",
     )  # fmt: skip
     aggregation: str = setting(
         "mean", "How the score comes of its tokens'; the mean is the paper's.", AGGREGATIONS,
-        shown="aggregation={}".format,
     )  # fmt: skip
     perturbation: str = setting(
         "heads", "What a mask changes; all but heads are controls.", PERTURBATIONS, of="masks",
@@ -363,7 +364,7 @@ class ASMIConfig:
 
 def _said(one: "Field[Any]", value: Any) -> str:
     shown = one.metadata["shown"]
-    return str(shown(value)) if callable(shown) else f"{one.name}={value}"
+    return str(shown(value)) if callable(shown) else f"{one.metadata['symbol'] or one.name}={value}"
 
 
 def field_of(name: str) -> "Field[Any]":
@@ -374,6 +375,16 @@ def field_of(name: str) -> "Field[Any]":
 def check_setting(name: str, value: Any) -> None:
     """Raise ValueError unless a value is one that this setting can have."""
     field_of(name).metadata["check"](name, value)
+
+
+def check_streamed(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where settings cannot be those of an answer that is not there yet."""
+    for name, only in STREAMED.items():
+        if settings.get(name, only) != only:
+            raise ValueError(
+                f"{name}={settings[name]!r}: while an answer is written it is scored with "
+                f"{name}={only!r}. Score the finished answer for anything else"
+            )
 
 
 def check_fits(top_k: int, vocabulary: int) -> None:

@@ -29,6 +29,7 @@ from lm_polygraph_asmi.adapters.wire import (
     sure_length,
     token_fields,
 )
+from lm_polygraph_asmi.config import STREAMED
 
 with extra("serve"):
     import prometheus_client as prometheus
@@ -281,7 +282,7 @@ class Service:
 
 def finished(scorer: "Scorer", prompt: Any, written: "Score") -> "Score":
     """The score of a written answer in the scorer's own settings, as one that was given."""
-    if (scorer.config.scope, scorer.config.seeded_by) == ("response", "prompt"):
+    if all(getattr(scorer.config, name) == only for name, only in STREAMED.items()):
         return written
     score = scorer.score(prompt, [token.id for token in written.tokens])
     settings = score.settings | {"stop": sorted(scorer.stop)}

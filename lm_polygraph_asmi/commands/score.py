@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from lm_polygraph_asmi.commands.settings import said as given_settings
 from lm_polygraph_asmi.commands.settings import setting_options
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, check_streamed
 from lm_polygraph_asmi.validation import TOKENS
 
 if TYPE_CHECKING:
@@ -194,8 +194,6 @@ def score(
         if stream and (len(rows) > 1 or answer is not None or context or out):
             raise ValueError("--stream is for the model's own answer to a single prompt")
         if stream:
-            from lm_polygraph_asmi.scoring.streaming import check_streamed
-
             check_streamed({"source": config.source} | asked)
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 

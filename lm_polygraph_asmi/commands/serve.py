@@ -11,13 +11,14 @@ import click
 from lm_polygraph_asmi.commands.calibrate import SHARED
 from lm_polygraph_asmi.commands.score import score
 from lm_polygraph_asmi.commands.settings import said
-
-STREAMED = {"scope": "response", "seeded_by": "prompt"}
-"""Settings of an answer that is scored while it is written: defaults here."""
+from lm_polygraph_asmi.config import STREAMED
 
 
 def _options() -> list[click.Parameter]:
-    """Those of `calibrate`, but for `--chat`, which routes say; and the length of an answer."""
+    """Those of `calibrate`, but for `--chat`, which routes say; and the length of an answer.
+
+    Defaults are the settings of an answer that is scored while it is written.
+    """
     names = SHARED - {"chat"} | {"max_new_tokens"}
     found = [copy.copy(option) for option in score.params if option.name in names]
     for option in found:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import STREAMED, ASMIConfig, check_streamed
 from lm_polygraph_asmi.scoring.reference import Given
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.streaming import STREAMED, Stream, check_streamed
+from lm_polygraph_asmi.scoring.streaming import Stream
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, asked
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lm_polygraph_asmi.config import SOURCES, ASMIConfig
+from lm_polygraph_asmi.config import SOURCES, STREAMED, ASMIConfig
 from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
@@ -125,7 +125,7 @@ class Scorer:
     def while_written(self) -> Engine:
         """Scores an answer that is not there yet; made when it is wanted, since a dose matched in
         another scope is refused."""
-        return Engine(self._asked.replace(scope="response", seeded_by="prompt", source="all"))
+        return Engine(self._asked.replace(**STREAMED))
 
     @property
     def identity(self) -> dict[str, Any]:

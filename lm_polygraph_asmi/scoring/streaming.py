@@ -1,12 +1,13 @@
 """Tokens of an answer as they are written, each scored."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
+from lm_polygraph_asmi.config import check_streamed
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.engine import Writing
 from lm_polygraph_asmi.scoring.generation import undisturbed
@@ -15,19 +16,6 @@ from lm_polygraph_asmi.scoring.text import UNFINISHED, Prompt, Query, asked, pro
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
-
-STREAMED = {"scope": "response", "seeded_by": "prompt", "source": "all"}
-"""Settings of every score that is made while its answer is written."""
-
-
-def check_streamed(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError where settings cannot be those of an answer that is not there yet."""
-    for name, only in STREAMED.items():
-        if settings.get(name, only) != only:
-            raise ValueError(
-                f"{name}={settings[name]!r}: while an answer is written it is scored with "
-                f"{name}={only!r}. Score the finished answer for anything else"
-            )
 
 
 class Stream(Iterator[Token]):

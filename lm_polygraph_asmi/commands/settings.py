@@ -27,7 +27,8 @@ def setting_options(
 
 def _option(one: Any, kind: Any) -> Callable[[Any], Any]:
     about, name = one.metadata, one.name.replace("_", "-")
-    kinds = [of for of in get_args(kind) if of is not type(None)] if _is_union(kind) else [kind]
+    union = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    kinds = [of for of in union if of is not type(None)]
     several = kinds[0] not in (bool, int, float, str)
     said = f"For {about['method']}: {about['help']}" if about["method"] else about["help"]
     parts = [about["symbol"], about["unit"]]
@@ -47,10 +48,6 @@ def _option(one: Any, kind: Any) -> Callable[[Any], Any]:
     else:
         how["type"] = str
     return click.option(f"--{name}", **how)
-
-
-def _is_union(kind: Any) -> bool:
-    return isinstance(kind, UnionType)
 
 
 def said(settings: dict[str, Any]) -> dict[str, Any]:

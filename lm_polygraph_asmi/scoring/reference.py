@@ -146,8 +146,7 @@ class Reference:
 
     def check_wanted(self, wanted: Mapping[str, Any]) -> None:
         """Raise ValueError where this is of a score with other settings than are wanted."""
-        here = {n: value for n, value in wanted.items() if value is not None or n not in DERIVED}
-        different = _differences(self.config, with_dose(self.config.replace(**here)))
+        different = _differences(self.config, with_dose(_with(self.config, wanted)))
         if different:
             raise ValueError(
                 f"the reference {self.name} is of another score ({different}): leave these "
@@ -177,11 +176,7 @@ class Reference:
         asked = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
 
         def fits(config: ASMIConfig) -> bool:
-            told = {
-                n: v for n, v in asked.items()
-                if n not in DERIVED or None not in (v, getattr(config, n))
-            }  # fmt: skip
-            return config.replace(**told).score_key() == config.score_key()
+            return _with(config, asked).score_key() == config.score_key()
 
         if not cell.methods:
             raise ValueError(
@@ -663,6 +658,16 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{path} holds no row")
     return rows
+
+
+def _with(config: ASMIConfig, wanted: Mapping[str, Any]) -> ASMIConfig:
+    """A config with these settings, but for what is derived in one of both."""
+    said = {
+        name: value
+        for name, value in wanted.items()
+        if name not in DERIVED or None not in (value, getattr(config, name))
+    }
+    return config.replace(**said)
 
 
 def _differences(there: ASMIConfig, here: ASMIConfig) -> str:

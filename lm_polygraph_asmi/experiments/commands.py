@@ -117,7 +117,7 @@ def probe(
 ) -> None:
     """Ablate the heads that RUN calls critical, and say how often predictions flip.
 
-    RUN is one of the config asmi_heads. Killed, it goes on where it stopped.
+    RUN is one of the config asmi_heads. Killed, it resumes.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -135,7 +135,7 @@ def one_answer(
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--limit", type=int, required=True, help="Questions, evenly spaced over the file.")
-@click.option("--few-shot", is_flag=True, help="The demo's four worked questions first.")
+@click.option("--few-shot", is_flag=True, help="The demo's 4-shot prompt.")
 @click.option("--skip", default=0, help="Leave out the file's first questions.")
 @click.option("--mlp/--no-mlp", default=True, help="Also mask inputs of the MLP (control c).")
 def main(

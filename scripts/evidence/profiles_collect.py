@@ -77,7 +77,8 @@ class _Recording(Engine):
 def unmasked_features(scorer: Scorer, ids: torch.Tensor, prompt: int, memory: Memory) -> dict:
     """Hidden states behind the masked layers, and what the model would say there already."""
     model: Any = scorer.model
-    layers = [scorer.engine.settings(model, depth).layer for depth in DEPTHS]
+    depths = scorer.engine.depths
+    layers = [scorer.engine.settings(model, depth).layer for depth in depths]
     found: dict[str, Any] = {}
     with torch.no_grad(), scoring_session(model):
         # `generate` leaves keys of all but the last token: what is behind the prompt runs again.
@@ -87,7 +88,7 @@ def unmasked_features(scorer: Scorer, ids: torch.Tensor, prompt: int, memory: Me
         hidden = [state[0, prompt - 1 - begun :] for state in out.hidden_states]
         norm = model.model.norm  # Llama, Qwen and Gemma alike
         tokens = ids[prompt:]
-        for depth, layer in zip(DEPTHS, layers, strict=True):
+        for depth, layer in zip(depths, layers, strict=True):
             states = hidden[layer + 1]
             found[at_depth("hidden_mean", depth)] = states[1:].mean(0).tolist()
             found[at_depth("hidden_last", depth)] = states[-1].tolist()
@@ -138,16 +139,24 @@ def one_answer(
 @click.option("--few-shot", is_flag=True, help="The demo's 4-shot prompt.")
 @click.option("--skip", default=0, help="Leave out the file's first questions.")
 @click.option("--mlp/--no-mlp", default=True, help="Also mask inputs of the MLP (control c).")
+@click.option("--depth", "depths", type=float, multiple=True, default=DEPTHS, show_default=True)
 def main(
-    model: str, file: Path, out: Path, limit: int, few_shot: bool, skip: int, mlp: bool
+    model: str,
+    file: Path,
+    out: Path,
+    limit: int,
+    few_shot: bool,
+    skip: int,
+    mlp: bool,
+    depths: tuple[float, ...],
 ) -> None:
     rows = spread(read_questions(file, few_shot, skip), limit)
     known = {json.loads(line)["id"] for line in out.open()} if out.exists() else set()
     babi = file.suffix == ".txt"
     scorer = Scorer(model, scope="response", stop="\n", max_new_tokens=3 if babi else 20)
-    scorer.engine = _Recording(depths=DEPTHS, scope="response", attention="sdpa")
+    scorer.engine = _Recording(depths=depths, scope="response", attention="sdpa")
     other = (
-        Engine(depths=DEPTHS, scope="response", perturbation="mlp", attention="sdpa")
+        Engine(depths=depths, scope="response", perturbation="mlp", attention="sdpa")
         if mlp
         else None
     )

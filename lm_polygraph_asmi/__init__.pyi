@@ -1,7 +1,7 @@
 from .estimators import ASMI as ASMI
 from .estimators import AdaptASMI as AdaptASMI
 from .estimators import SemASMI as SemASMI
-from .scoring import Reference as Reference
+from .scoring import Calibration as Calibration
 from .scoring import Score as Score
 from .scoring import score as score
 from .scoring import score_batch as score_batch

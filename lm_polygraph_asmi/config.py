@@ -106,7 +106,7 @@ def _top_k(name: str, value: Any) -> None:
         raise ValueError(f"{name} (K) must be at least 1, got {value}")
 
 
-def _dose(name: str, value: Any) -> None:
+def _scale(name: str, value: Any) -> None:
     if value is None or isinstance(value, str):  # a file, read where it is used
         return
     check_number(name, value)
@@ -215,9 +215,9 @@ class ASMIConfig:
         "heads", "What a mask changes; all but heads are controls.", PERTURBATIONS, of="masks",
         shown=str,
     )  # fmt: skip
-    dose: float | str | None = setting(
-        None, "Times that change: a number, or a file of `polygraph_asmi experiments dose`.", _dose,
-        of="masks", shown="dose={:.4g}".format,
+    perturbation_scale: float | str | None = setting(
+        None, "Times that change: a number, or a file of `polygraph_asmi experiments scale`.",
+        _scale, of="masks", shown="scale={:.4g}".format,
     )  # fmt: skip
     closing_token: bool = setting(
         True, "Whether the token that ends the answer counts.", _truth,
@@ -341,8 +341,8 @@ class ASMIConfig:
 
     @property
     def is_control(self) -> bool:
-        """Whether something else than heads, or another dose of them, is perturbed."""
-        return (self.perturbation, self.dose) != ("heads", None)
+        """Whether something else than heads, or another scale of them, is perturbed."""
+        return (self.perturbation, self.perturbation_scale) != ("heads", None)
 
     def said(self, *names: str) -> list[str]:
         """What names say of settings that differ from the default: `["scope=response"]`."""

@@ -41,11 +41,11 @@ def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
-def came(content: object) -> str:
+def describe_fields(content: object) -> str:
     """What a row holds in the place of a prompt, as the end of a message.
 
     Example:
-        >>> came({"question": "Who?", "answer": None}), came(["Who?"])
+        >>> describe_fields({"question": "Who?", "answer": None}), describe_fields(["Who?"])
         ('the fields question', 'a list')
     """
     if not isinstance(content, Mapping):

@@ -262,7 +262,7 @@ def faults(model: str, name: str, log: Any, *options: str) -> None:
         click.echo("SIGTERM in a stream: it is finished, a new request is refused, the server ends")
 
 
-def memory(port: int, name: str, process: subprocess.Popen, number: int) -> None:
+def prefix_cache(port: int, name: str, process: subprocess.Popen, number: int) -> None:
     """Resident memory after a hundred requests and after many more."""
     seen = {}
     for index, prompt in enumerate(prompts(number), start=1):
@@ -278,7 +278,9 @@ def memory(port: int, name: str, process: subprocess.Popen, number: int) -> None
 @click.option("--requests", default=200, show_default=True)
 @click.option("--clients", default=8, show_default=True)
 @click.option("--max-tokens", default=8, show_default=True, help="Of a generated answer.")
-@click.option("--memory", "many", default=0, show_default=True, help="Requests; 0 leaves it out.")
+@click.option(
+    "--prefix_cache", "many", default=0, show_default=True, help="Requests; 0 leaves it out."
+)
 def main(model: str, requests: int, clients: int, max_tokens: int, many: int) -> None:
     """Start a server on this machine, load it, break it, and say what came of it."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -303,7 +305,7 @@ def main(model: str, requests: int, clients: int, max_tokens: int, many: int) ->
             click.echo(f"bad: {len(bad)} requests, {wrong} not answered as expected; the next good "
                        "request worked after each")  # fmt: skip
             if many:
-                memory(port, name, process, many)
+                prefix_cache(port, name, process, many)
         if requests:
             faults(model, name, log, *options)
         log.seek(0)

@@ -49,9 +49,9 @@ def contenders(model: Any, prompt: int, response: int, depth: float) -> dict[str
     layer = layer_at(model, depth).layer
     made = bench_suffix.Contenders(model, ids.to(model.device), prompt, layer, masks, depth)
     rows = {
-        f"{label}, {said}": partial(made.answered, way, **point)
+        f"{label}, {said}": partial(made.answered, strategy, **point)
         for said, point in POINTS.items()
-        for way, label in WAYS.items()
+        for strategy, label in WAYS.items()
     }
     rows |= {
         f"greedy with reuse, {said}": partial(made.answered, "reuse", depths)

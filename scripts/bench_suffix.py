@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.model import (
-    Memory,
+    PrefixCache,
     layer_at,
     num_heads,
     num_layers,
@@ -46,10 +46,10 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_projection
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.model_cache import model_cache
 from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.engine import Engine
 
 SHAPES = {
@@ -133,7 +133,7 @@ class Contenders:
         return unmasked.log_probs(self.model)
 
     def naive(self, positions: slice = slice(None)) -> Tensor:
-        """S whole passes, each with logits at every position."""
+        """S full forward passes, each with logits at every position."""
         rows = []
         for mask in self.masks:
             with masked_heads(self.model, self.layer, mask[None], positions):
@@ -178,9 +178,9 @@ class Contenders:
         return self._ours("all")
 
     def exact_checked(self) -> Tensor:
-        """What the first answer of a run costs: the passes, and the whole passes they are held
-        against."""
-        facts = known(self.model)
+        """What the first answer of a run costs: the passes, and the full forward passes they are
+        held against."""
+        facts = model_cache(self.model)
         made = facts.pop("checks", {})
         try:
             return self.exact()
@@ -214,25 +214,25 @@ class Contenders:
     def greedy(self) -> None:
         self._generate(do_sample=False)
 
-    def answered(self, way: str, depths: Sequence[float] = (), **settings: Any) -> np.ndarray:
+    def answered(self, strategy: str, depths: Sequence[float] = (), **settings: Any) -> np.ndarray:
         """A greedy answer and its statistics, A among them; (T,) MI in nats at the first depth.
         "score" runs the prompt twice, "reuse" keeps what generation knows of it, "stream" scores
         while it writes."""
         depths = depths or (self.depth,)
         engine = Engine(depths=depths, scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
-        if way == "stream":
+        if strategy == "stream":
             writing = engine.write(self.model, prompt)
             for _ in range(len(self.input_ids) - self.prompt_length):
                 writing.step()
             found = writing.statistics()
         else:
-            cache, memory = DynamicCache(), Memory()
+            cache, prefix_cache = DynamicCache(), PrefixCache()
             with states_seen(self.model, engine.layers(self.model)) as seen:
                 ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
-            memory.take(self.model, ids, cache, seen())
-            known = memory if way == "reuse" else None
-            found = engine.score(self.model, prompt, ids[self.prompt_length :], memory=known)
+            prefix_cache.take(self.model, ids, cache, seen())
+            known = prefix_cache if strategy == "reuse" else None
+            found = engine.score(self.model, prompt, ids[self.prompt_length :], prefix_cache=known)
         return np.asarray(found[at_depth("asmi_mi", depths[0])])
 
     def check_answered(self) -> dict[str, float]:
@@ -242,7 +242,10 @@ class Contenders:
             click.ClickException: it is more than rounding.
         """
         usual = self.answered("score")
-        found = {way: np.abs(self.answered(way) - usual).max() for way in ("reuse", "stream")}
+        found = {
+            strategy: np.abs(self.answered(strategy) - usual).max()
+            for strategy in ("reuse", "stream")
+        }
         tolerance = 1e-5 if self.model.dtype == torch.float32 else 0.1 * usual.max()
         if not max(found.values()) <= tolerance:
             raise click.ClickException(f"MI differs by more than {tolerance:.2g}: {found}")
@@ -415,7 +418,7 @@ def main(
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,
             **{
-                f"{label}, {said}": partial(contenders.answered, way, top_k=top_k, **point)
+                f"{label}, {said}": partial(contenders.answered, strategy, top_k=top_k, **point)
                 for said, point in {
                     f"S = {num_masks}": {"num_masks": num_masks, "mask_rate": mask_rate},
                     "20 balanced": {
@@ -424,7 +427,7 @@ def main(
                         "mask_sampler": "balanced",
                     },
                 }.items()
-                for label, way in {
+                for label, strategy in {
                     "greedy, then response": "score",
                     "greedy with reuse": "reuse",
                     "stream": "stream",

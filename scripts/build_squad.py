@@ -28,7 +28,7 @@ def main(folder: Path, source: str | None, closed_book: bool, size: int | None) 
         raise click.ClickException(f"{folder} exists already: name a new folder, or remove it")
     benchmark = "asmi_squad_closed_book" if closed_book else "asmi_squad"
     with initialize(version_base=None, config_path=None):
-        data = container(compose("asmi_cell", overrides=[f"benchmark={benchmark}"]).data)
+        data = container(compose("asmi_benchmark", overrides=[f"benchmark={benchmark}"]).data)
     data |= {key: value for key, value in (("source", source), ("size", size)) if value}
     try:
         rows = read_selected_rows(data)

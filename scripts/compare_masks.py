@@ -33,7 +33,7 @@ from lm_polygraph_asmi.analysis import (
     normalised_prr,
     rank_correlation,
     rank_correlations,
-    redraw_stability,
+    seed_stability,
 )
 from lm_polygraph_asmi.config import MASK_SAMPLERS
 from lm_polygraph_asmi.model import (
@@ -46,12 +46,12 @@ from lm_polygraph_asmi.model import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.saved.runs import RIGHT, Run, load_run
+from lm_polygraph_asmi.results.runs import RIGHT, Run, load_run
 
 RATE, TOP_K, DEPTH = 0.15, 64, 0.6
 PAPER = ("bernoulli", 40)
 NUM_MASKS = (10, 20, 40, 80)
-REDRAWS = 5
+OTHER_SEEDS = 5
 SCORES = ("ASMI", "Sem-ASMI")
 
 
@@ -72,7 +72,7 @@ def designs(exact_redraws: int) -> list[Design]:
             Design("response", sampler, num_masks, redraw)
             for sampler in MASK_SAMPLERS
             for num_masks in NUM_MASKS
-            for redraw in range(REDRAWS)
+            for redraw in range(OTHER_SEEDS)
         ),
     ]
 
@@ -195,16 +195,16 @@ def pairs(correlations: np.ndarray) -> str:
     return f"{correlations.mean():.3f} ({correlations.size})"
 
 
-def compare_scopes(redraws: Redraws, score: str) -> dict[str, str]:
+def compare_scopes(other_seeds: Redraws, score: str) -> dict[str, str]:
     """Both scopes with the paper's masks; redraws with equal numbers share their masks."""
-    exact = redraws.scores(score, "all", *PAPER)
-    response = redraws.scores(score, "response", *PAPER)
+    exact = other_seeds.scores(score, "all", *PAPER)
+    response = other_seeds.scores(score, "response", *PAPER)
     alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
     same = np.eye(*alike.shape, dtype=bool)
     return {
-        "PRR, scope all": redraws.prr(exact),
-        "PRR, scope response": redraws.prr(response[: len(exact)]),
-        "difference, response - all": redraws.prr(response[: len(exact)], minus=exact),
+        "PRR, scope all": other_seeds.prr(exact),
+        "PRR, scope response": other_seeds.prr(response[: len(exact)]),
+        "difference, response - all": other_seeds.prr(response[: len(exact)], minus=exact),
         "rank correlation of scopes, same masks": pairs(alike[same]),
         "rank correlation of scopes, other masks": pairs(alike[~same]),
         "rank correlation of redraws, scope all": pairs(rank_correlations(exact)),
@@ -212,16 +212,16 @@ def compare_scopes(redraws: Redraws, score: str) -> dict[str, str]:
     }
 
 
-def scope_table(redraws: Redraws) -> Table:
+def scope_table(other_seeds: Redraws) -> Table:
     """`compare_scopes` for both scores."""
-    columns = [compare_scopes(redraws, score) for score in SCORES]
+    columns = [compare_scopes(other_seeds, score) for score in SCORES]
     shown = Table(title=f"Scopes: Bernoulli masks, p = {RATE}, S = {PAPER[1]}")
     shown.add_column(no_wrap=True)
     for score in SCORES:
         shown.add_column(score, justify="right")
     for label in columns[0]:
         shown.add_row(label, *(column[label] for column in columns))
-    tokens = rank_correlation(redraws.tokens("all"), redraws.tokens("response"))
+    tokens = rank_correlation(other_seeds.tokens("all"), other_seeds.tokens("response"))
     shown.caption = (
         "PRR: mean of the draws made in both scopes [95 % over clusters]; correlations: mean of "
         "(so many) pairs.\n"
@@ -230,26 +230,28 @@ def scope_table(redraws: Redraws) -> Table:
     return shown
 
 
-def sampler_table(redraws: Redraws) -> Table:
+def sampler_table(other_seeds: Redraws) -> Table:
     """Redraw variability by sampler and S, response scope."""
-    shown = Table(title=f"Samplers: scope response, p = {RATE}, {REDRAWS} redraws")
+    shown = Table(title=f"Samplers: scope response, p = {RATE}, {OTHER_SEEDS} redraws")
     shown.add_column("S", justify="right")
     for sampler, score in product(MASK_SAMPLERS, SCORES):
         shown.add_column(f"{sampler}\n{score}\nPRR ± sd", justify="right")
         shown.add_column("\nrank\ncorr.", justify="right")
     for num_masks in NUM_MASKS:
-        cells = []
+        groups = []
         for sampler, score in product(MASK_SAMPLERS, SCORES):
-            scores = redraws.scores(score, "response", sampler, num_masks)
-            found = redraw_stability(scores, redraws.quality)
-            cells += [f"{found.mean:+.3f} ± {found.sd:.3f}", f"{found.rank_correlation:.3f}"]
-        shown.add_row(str(num_masks), *cells)
+            scores = other_seeds.scores(score, "response", sampler, num_masks)
+            found = seed_stability(scores, other_seeds.quality)
+            groups += [f"{found.mean:+.3f} ± {found.sd:.3f}", f"{found.rank_correlation:.3f}"]
+        shown.add_row(str(num_masks), *groups)
     return shown
 
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--exact-redraws", default=2, show_default=True, type=click.IntRange(2, REDRAWS))
+@click.option(
+    "--exact-other_seeds", default=2, show_default=True, type=click.IntRange(2, OTHER_SEEDS)
+)
 @click.option("--attention", default="sdpa", show_default=True)
 def main(folder: Path, exact_redraws: int, attention: str) -> None:
     model, tokenizer, run, clusters = load(folder)
@@ -257,20 +259,20 @@ def main(folder: Path, exact_redraws: int, attention: str) -> None:
         table = score_run(model, tokenizer, run, kept, designs(exact_redraws), attention)
     metric = run.quality.columns[0]
     finite = run.finite(metric)
-    redraws = Redraws(
+    other_seeds = Redraws(
         table[finite[table["answer"]]],
         run.quality.loc[finite, metric].to_numpy(),
         [cluster for cluster, ok in zip(clusters, finite, strict=True) if ok],
     )
     console = Console(width=None if sys.stdout.isatty() else 120)
-    right = (redraws.quality >= RIGHT).mean()
+    right = (other_seeds.quality >= RIGHT).mean()
     console.print(
-        f"\n{run.path}: {finite.sum()} answers, {len(set(redraws.clusters))} clusters, "
+        f"\n{run.path}: {finite.sum()} answers, {len(set(other_seeds.clusters))} clusters, "
         f"quality {metric}, {right:.0%} right, p = {RATE}, K = {TOP_K}, depth {DEPTH:.0%}",
         highlight=False,
     )
-    console.print(scope_table(redraws))
-    console.print(sampler_table(redraws))
+    console.print(scope_table(other_seeds))
+    console.print(sampler_table(other_seeds))
 
 
 if __name__ == "__main__":

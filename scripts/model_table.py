@@ -7,8 +7,8 @@ Each class is built tiny and random from its configuration and scored through th
 `subnetwork_log_probs` in both scopes, under eager attention and SDPA: short sequences before long
 ones and long before short, two splits of one length in either order, one mask, two, five and ten of
 them, in one piece and in uneven ones; and again with rotary angles that switch with the length,
-where the configuration takes them. The judge is a whole forward pass over a copy of the model in
-which the masked heads have no weight in the output projection; where that projection is, and how
+where the configuration takes them. The ground truth is a full forward pass over a copy of the model
+in which the masked heads have no weight in the output projection; where that projection is, and how
 many heads it takes, is looked up here by name, not taken from the package. A class is right if
 everything agrees, refused if ASMI says so by itself, and wrong if any number differs: then the
 script fails.
@@ -41,9 +41,9 @@ from lm_polygraph_asmi.model import (
     structure_of,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.check import ways_seen_right
-from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.check import strategies_seen_right
+from lm_polygraph_asmi.model.model_cache import model_cache
+from lm_polygraph_asmi.model.prefix_cache import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.suffix import WAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -111,7 +111,7 @@ NOT_HEADS = (
 
 
 class NotJudged(Exception):
-    """The judge does not know where a model keeps its heads."""
+    """The ground truth does not know where a model keeps its heads."""
 
 
 class ByPosition(nn.Module):
@@ -181,7 +181,7 @@ class Judge:
         return copied, switch
 
     def log_probs(self, ids: Tensor, question: Question, scope: str, attention: str) -> Tensor:
-        """(S, T, V) by one whole pass a mask."""
+        """(S, T, V) by one full forward pass a mask."""
         predicting = slice(question.prompt - 1, len(ids) - 1)
         self.copies += [self._copy(mask) for mask in MASKS[len(self.copies) : question.masks]]
         rows = self.said.setdefault((tuple(ids.tolist()), question.prompt, scope, attention), [])
@@ -199,7 +199,7 @@ class Verdict:
 
     Attributes:
         scopes: by scope, "right", "refused: why" or "WRONG: by how much".
-        ways: by scope, how the passes were run in the end.
+        strategies: by scope, how the passes were run in the end.
         note: which layers have heads, where not all do; or why nothing could be asked.
         compared: every comparison, and what came out.
         switching: whether it was asked again with angles that switch with the length.
@@ -207,7 +207,7 @@ class Verdict:
 
     name: str
     scopes: dict[str, str] = field(default_factory=dict)
-    ways: dict[str, str] = field(default_factory=dict)
+    strategies: dict[str, str] = field(default_factory=dict)
     note: str = ""
     compared: list[str] = field(default_factory=list)
     switching: bool = False
@@ -226,7 +226,7 @@ class Talk:
     def __init__(self, model: PreTrainedModel, verdict: Verdict) -> None:
         self.model, self.verdict = model, verdict
         self.layer = layer_at(model, DEPTH).layer
-        self.judge = Judge(model, self.layer)
+        self.correctness = Judge(model, self.layer)
         if num_heads(model, self.layer) != MASKS.shape[1]:
             raise NotJudged(f"{num_heads(model, self.layer)} heads found, built with four")
         self.attentions = ["eager"]
@@ -256,7 +256,7 @@ class Talk:
             self.model, ids, question.prompt, self.layer, MASKS[: question.masks],
             scope=scope, attention=attention, memory_budget=budget,
         )  # fmt: skip
-        theirs = self.judge.log_probs(ids, question, scope, attention)
+        theirs = self.correctness.log_probs(ids, question, scope, attention)
         apart = (ours.exp() - theirs.exp()).abs().sum(-1).max().item() / 2
         self.verdict.compared.append(f"{scope}, {attention}, {question}: {apart:.1g}")
         if not apart <= TOLERANCE:
@@ -268,7 +268,7 @@ class Talk:
     def outcome(self, scope: str, series: Mapping[str, Sequence[Question]]) -> str:
         """ "right", "refused: why" or "WRONG: by how much"."""
         for place, of_series in enumerate(series.values()):
-            known(self.model).pop("checks", None)
+            model_cache(self.model).pop("checks", None)
             for question in of_series:
                 try:
                     wrong = self._wrong(
@@ -283,13 +283,15 @@ class Talk:
 
     def _note_ways(self, scope: str) -> None:
         """The dearest way that was needed."""
-        order = [way.name for way in WAYS if way.scope == scope]
-        needed = ways_seen_right(self.model, scope) | {self.verdict.ways.get(scope, order[0])}
-        self.verdict.ways[scope] = max(needed, key=order.index)
+        order = [strategy.name for strategy in WAYS if strategy.scope == scope]
+        needed = strategies_seen_right(self.model, scope) | {
+            self.verdict.strategies.get(scope, order[0])
+        }
+        self.verdict.strategies[scope] = max(needed, key=order.index)
 
 
 def ask(name: str, model: PreTrainedModel) -> Verdict:
-    """Score a model every way and judge every number."""
+    """Score a model every way and check every number."""
     verdict = Verdict(name)
     try:
         found = structure_of(plain_model(model))
@@ -361,7 +363,8 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
         f"{sum(v.switching for v in verdicts)} again with rotary angles that switch with the "
         "length. "
         f"**Right: {counts['all']} in the scope `all`, {counts['response']} in `response`**; every "
-        "other is refused by name, and the reason stands here. Right means: equal to whole passes "
+        "other is refused by name, and the reason stands here. Right means: equal to full forward "
+        "passes "
         "over a copy whose masked heads have no weight, for one to ten masks, rising and "
         "falling lengths and two splits of one length, under eager attention and SDPA. Real "
         "weights bring sizes and "
@@ -373,10 +376,10 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
         "| --- | --- | --- | --- |",
     ]
     for v in sorted(asked, key=lambda v: (v.scopes["all"] != "right", v.name)):
-        cells = [_cell(v, scope) for scope in ("all", "response")]
-        if cells[0] == cells[1] and v.scopes["all"] != "right":  # one reason, said once
-            cells[1] = "the same"
-        lines.append(f"| `{v.name}` | {cells[0]} | {cells[1]} | {v.note} |")
+        groups = [_group(v, scope) for scope in ("all", "response")]
+        if groups[0] == groups[1] and v.scopes["all"] != "right":  # one reason, said once
+            groups[1] = "the same"
+        lines.append(f"| `{v.name}` | {groups[0]} | {groups[1]} | {v.note} |")
     left = [v for v in verdicts if not v.scopes]
     if left:
         lines += ["", "Not asked:", ""]
@@ -384,44 +387,46 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(verdict: Verdict, scope: str) -> str:
+def _group(verdict: Verdict, scope: str) -> str:
     said = verdict.scopes[scope].replace("|", "\\|").replace(f"{verdict.name} ", "", 1)
-    way = verdict.ways.get(scope, "")
+    strategy = verdict.strategies.get(scope, "")
     plain = ("the layers above again", "one sequence", "")
-    return said if said != "right" or way in plain else f"right ({way})"
+    return said if said != "right" or strategy in plain else f"right ({strategy})"
 
 
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.")
 @click.option(
-    "--journal",
+    "--result_cache",
     type=click.Path(path_type=Path),
     help="Verdicts, a line each as they are made; what stands there is not asked again.",
 )
 @click.option("--full", is_flag=True, help="Say what was compared.")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch.")
 def main(
-    names: tuple[str, ...], out: Path | None, journal: Path | None, full: bool, threads: int
+    names: tuple[str, ...], out: Path | None, result_cache: Path | None, full: bool, threads: int
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     logging.getLogger("lm_polygraph").setLevel(logging.CRITICAL)
     torch.set_num_threads(threads)
     chosen = [row for row in classes() if not names or row[0] in names]
-    lines = journal.read_text().splitlines() if journal and journal.exists() else []
+    lines = result_cache.read_text().splitlines() if result_cache and result_cache.exists() else []
     made = {verdict.name: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
     verdicts = []
     for row in tqdm(chosen, disable=not sys.stderr.isatty()):
         verdict = made.get(row[0]) or verdict_of(*row)
         verdicts.append(verdict)
-        print(row[0], verdict.scopes or verdict.note, verdict.ways, file=sys.stderr, flush=True)
-        if journal and row[0] not in made:
-            with journal.open("a") as file:
+        print(
+            row[0], verdict.scopes or verdict.note, verdict.strategies, file=sys.stderr, flush=True
+        )
+        if result_cache and row[0] not in made:
+            with result_cache.open("a") as file:
                 file.write(json.dumps(asdict(verdict)) + "\n")
     if full:
         for v in verdicts:
-            print(v.name, v.scopes, v.ways, v.note, *v.compared, sep="\n  ")
+            print(v.name, v.scopes, v.strategies, v.note, *v.compared, sep="\n  ")
     elif out:
         out.write_text(markdown(verdicts))
     else:

@@ -2,15 +2,15 @@
 
     python scripts/try_guarantee.py ask xquad.en.json ask.jsonl --passages 82 --seed 1
     polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file ask.jsonl --out said.jsonl
-    python scripts/try_guarantee.py judge said.jsonl labelled.jsonl --first 400
-    polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out reference.json
+    python scripts/try_guarantee.py label said.jsonl labelled.jsonl --first 400
+    polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out calibration.json
     python scripts/try_guarantee.py ask xquad.en.json others.jsonl --skip 82 --passages 25 --seed 1
-    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file others.jsonl --reference reference.json --out decided.jsonl
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file others.jsonl --calibration calibration.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
-The last `score` may go before `calibrate`, without the reference:
+The last `score` may go before `calibrate`, without the calibration run:
 
-    python scripts/try_guarantee.py decide scored.jsonl reference.json decided.jsonl
+    python scripts/try_guarantee.py decide scored.jsonl calibration.json decided.jsonl
 
 Answers of a finished benchmark run, or of shards of one, take the place of the first two commands,
 and are split by passages:
@@ -21,11 +21,11 @@ and are split by passages:
 Or nothing is scored at all: the run is split by passages, and decided on by what it saved.
 
     python scripts/try_guarantee.py part RUN labelled_run held_out_run --labelled 400
-    polygraph_asmi calibrate --run labelled_run --metric ReferenceInAnswer --model MODEL ... --out reference.json
-    python scripts/try_guarantee.py decide held_out_run reference.json decided.jsonl
+    polygraph_asmi calibrate --run labelled_run --metric ReferenceInAnswer --model MODEL ... --out calibration.json
+    python scripts/try_guarantee.py decide held_out_run calibration.json decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
-An answer is right if a reference answer stands in it. The passages of the held-out questions are
+An answer is right if a calibration run answer stands in it. The passages of the held-out questions are
 not among those of the labelled ones.
 """  # noqa: E501
 
@@ -38,12 +38,12 @@ import click
 import numpy as np
 from scipy.stats import binomtest
 
+from lm_polygraph_asmi.results.manifest import read_manifest, write_manifest
+from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
+from lm_polygraph_asmi.results.runs import RIGHT, load_run, manager_files
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
-from lm_polygraph_asmi.saved.cells import load_cells, of_config
-from lm_polygraph_asmi.saved.manifest import read_manifest, write_manifest
-from lm_polygraph_asmi.saved.runs import RIGHT, load_run, manager_files
-from lm_polygraph_asmi.scoring.calibration import says_anything, signals_of
-from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.calibrate import says_anything, signals_of
+from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.result import Score
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -104,7 +104,8 @@ def _split(
 @click.option("--skip", default=0, show_default=True, help="Leave out the first so many drawn.")
 @click.option("--seed", default=0, show_default=True, help="Of that draw.")
 def ask(source: Path, out: Path, style: str, passages: int | None, skip: int, seed: int) -> None:
-    """Prompts of all questions of SOURCE, with the reference answers and the passage's number."""
+    """Prompts of all questions of SOURCE, with the calibration run answers and the passage's
+    number."""
     paragraphs = [p for a in json.loads(source.read_text("utf-8"))["data"] for p in a["paragraphs"]]
     drawn = np.random.default_rng(seed).permutation(len(paragraphs))[skip:]
     asked_of = set(drawn[:passages])
@@ -154,7 +155,7 @@ def _without_stop(text: str, stops: Sequence[str]) -> str:
 @click.argument("said", type=IN)
 @click.argument("labelled", type=OUT)
 @click.option("--first", default=None, type=int, help="So many of them; else all.")
-def judge(said: Path, labelled: Path, first: int | None) -> None:
+def correctness(said: Path, labelled: Path, first: int | None) -> None:
     """Scored answers with their labels; they keep their scores."""
     _write(labelled, [row | {"correct": _is_right(row)} for row in _rows(said)[:first]])
 
@@ -207,12 +208,12 @@ def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int,
 
 @main.command()
 @click.argument("run", type=click.Path(exists=True, path_type=Path))
-@click.argument("reference", type=IN)
+@click.argument("calibration", type=IN)
 @click.argument("out", type=OUT)
 @click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
-def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
+def decide(run: Path, calibration: Path, out: Path, metric: str) -> None:
     """What REFERENCE says of a finished RUN's answers, or of scored lines, by what they saved."""
-    made = Reference.load(reference)
+    made = Calibration.load(calibration)
     if run.suffix == ".jsonl":
         scored = [(row, Score.from_dict(row, made)) for row in _rows(run)]
         decisions = [
@@ -221,20 +222,20 @@ def decide(run: Path, reference: Path, out: Path, metric: str) -> None:
         _write(out, decisions)
         return
     chosen = {n: made.settings[n] for n in ("method", "depth", "source", "aggregation")}
-    there = Reference.from_run(run, metric, **chosen)
+    there = Calibration.from_run(run, metric, **chosen)
     other = made.other_settings(there.settings | {"model": there.model})
     if other or made.decision is None:
-        raise click.ClickException("; ".join(other) or f"{reference} has no threshold")
-    (cell,) = load_cells([run], metric, made.settings["depth"])
-    signals = signals_of(of_config(cell, cell.methods[there.method]))
+        raise click.ClickException("; ".join(other) or f"{calibration} has no threshold")
+    (group,) = load_run_groups([run], metric, made.settings["depth"])
+    signals = signals_of(of_config(group, group.methods[there.method]))
     stops = there.config.stop or ()
     rows = []
-    for row, own in enumerate(cell.ids or range(len(cell))):
+    for row, own in enumerate(group.ids or range(len(group))):
         values = {kind: float(column[row]) for kind, column in signals.items()}
         decision = {"accept": made.decision.accepts(values), "accept_reason": str(made.decision)}
-        if not says_anything((cell.saved("greedy_texts") or [])[row], stops):
+        if not says_anything((group.saved("greedy_texts") or [])[row], stops):
             decision = {"accept": None, "accept_reason": "It answered nothing."}
-        rows.append({"id": own, "correct": bool(not cell.wrong[row])} | decision)
+        rows.append({"id": own, "correct": bool(not group.wrong[row])} | decision)
     _write(out, rows)
 
 

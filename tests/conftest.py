@@ -63,14 +63,14 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getoption("--slow"):
         yield
         return
-    drawn = clusters.cluster_draws
+    drawn = clusters.cluster_bootstrap_weights
 
     def few(names: Sequence[str], resamples: int, *seed: int) -> Iterator[np.ndarray]:
         return drawn(names, resamples // 10, *seed)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (clusters, prr):
-            patch.setattr(module, "cluster_draws", few)
+            patch.setattr(module, "cluster_bootstrap_weights", few)
         yield
 
 

@@ -1,7 +1,7 @@
 """Small decoders that no library ships, each with one trait that could make a number wrong.
 
-`heads_masked` is their judge: it takes a head's words away before anything reads them, one whole
-pass a mask, and asks nothing of the package.
+`heads_masked` is the ground truth: it takes a head's words away before anything reads them, one
+whole pass a mask, and asks nothing of the package.
 """
 
 import copy
@@ -32,7 +32,7 @@ class Attention(nn.Module):
         super().__init__()
         self.index = index
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.register_buffer("kept", torch.ones(HEADS), persistent=False)  # the judge's
+        self.register_buffer("kept", torch.ones(HEADS), persistent=False)  # the ground truth's
 
     def weights(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1)

@@ -55,10 +55,10 @@ def prose(page: Path) -> str:
 
 
 def table(page: str, head: str) -> list[list[str]]:
-    """Cells of the table below a header row that begins so; no line of it spans two."""
+    """Settings of the table below a header row that begins so; no line of it spans two."""
     (file,) = [p for p in PAGES if p.name == page]
     rows = file.read_text().split(f"\n| {head} |")[1].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return [[group.strip() for group in row.strip("|").split("|")] for row in rows]
 
 
 def inline(text: str) -> list[str]:

@@ -19,11 +19,11 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.experiments.analysis import head_criticality
 from lm_polygraph_asmi.maths import operating_point
+from lm_polygraph_asmi.results.manifest import read_manifest
+from lm_polygraph_asmi.results.names import saved_stats
+from lm_polygraph_asmi.results.run_groups import load_run_groups
+from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_rows
-from lm_polygraph_asmi.saved.cells import load_cells
-from lm_polygraph_asmi.saved.manifest import read_manifest
-from lm_polygraph_asmi.saved.names import saved_stats
-from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
 from tests.polygraph import polygraph_eval_here
@@ -35,7 +35,7 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-MULTIRUNS = ["asmi_falsifier", "asmi_grid", "asmi_stability"]
+MULTIRUNS = ["asmi_controls", "asmi_grid", "asmi_stability"]
 TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256"]
 """Of other configs, from which they differ in one number."""
 BENCHMARKS = shipped("benchmark")
@@ -43,7 +43,7 @@ BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
 NEEDED = {
     "asmi_stability": ["answers=somewhere"],
-    "asmi_falsifier": ["answers=somewhere"],
+    "asmi_controls": ["answers=somewhere"],
     "asmi_heads": ["asmi.answers=somewhere"],
 }
 """What a user must give besides data and model."""
@@ -173,7 +173,7 @@ def test_every_group_of_estimators(group):
         "asmi_context": by_source,
         "asmi_elsewhere": by_source,
     }
-    config = composed("asmi_cell", f"estimators={group}", *own.get(group, []))
+    config = composed("asmi_benchmark", f"estimators={group}", *own.get(group, []))
     names = names_of(config)
     assert len(set(names)) == len(names)
     made = {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
@@ -184,7 +184,7 @@ def test_every_group_of_estimators(group):
 
 def test_the_parts_of_what_needs_no_side_model():
     whole, single, sampled = (
-        names_of(composed("asmi_cell", f"estimators=asmi_{part}"))
+        names_of(composed("asmi_benchmark", f"estimators=asmi_{part}"))
         for part in ("no_side_models", "single_pass", "sampled")
     )
     assert sorted(whole) == sorted(single + sampled)
@@ -288,16 +288,16 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
 @pytest.mark.slow
 def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    answers, redraws = tmp_path / "answers", tmp_path / "redraws"
+    answers, other_seeds = tmp_path / "answers", tmp_path / "other_seeds"
     polygraph_eval_here(
         "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
     )
     polygraph_eval_here(
         "--config-name", "asmi_stability", *overrides, f"answers={answers}",
-        f"hydra.sweep.dir={redraws}", "redraw=0,1",
+        f"hydra.sweep.dir={other_seeds}", "redraw=0,1",
     )  # fmt: skip
     given = load_run(answers)
-    first, second = (load_run(redraws / str(number)) for number in (0, 1))
+    first, second = (load_run(other_seeds / str(number)) for number in (0, 1))
     for run in (first, second):
         # The answers are those of the other run, though this one would generate longer ones.
         assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
@@ -355,8 +355,8 @@ def test_the_grid_has_sixteen_cells():
         for values in product(*swept.values())
     ]
     assert len(jobs) == 16
-    cells = {(job.model.path, str(job.data.source)) for job in jobs}
-    assert len(cells) == 16
+    groups = {(job.model.path, str(job.data.source)) for job in jobs}
+    assert len(groups) == 16
     assert len(names_of(jobs[-1])) == BASELINES + 3
 
 
@@ -383,38 +383,45 @@ def test_launchers_of_the_extras(launcher):
 
 
 @pytest.mark.usefixtures("here")
-def test_arms_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
-    """A run of heads and one for each arm become one cell, whose methods are those of heads."""
+def test_conditions_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
+    """A run of heads and one for each condition become one setting, whose methods are those of
+    heads."""
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    answers, swept, doses = tmp_path / "answers", tmp_path / "arms", tmp_path / "doses.json"
+    answers, swept, scales = tmp_path / "answers", tmp_path / "conditions", tmp_path / "scales.json"
     found = {"mlp": {"effect": 0.75, "norm": 0.5}}
-    doses.write_text(json.dumps({"format": 1, "arms": found}))
+    scales.write_text(json.dumps({"format": 1, "conditions": found}))
     polygraph_eval_here(
         "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
     )
     polygraph_eval_here(
-        "--config-name", "asmi_falsifier", *overrides, f"answers={answers}",
+        "--config-name", "asmi_controls", *overrides, f"answers={answers}",
         f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
-        f"falsifier.doses={doses}", "falsifier.times=2",
+        f"perturbation controls.scales={scales}", "perturbation controls.times=2",
     )  # fmt: skip
     heads, mlp = (load_run(swept / str(number)) for number in (0, 1))
     assert list(mlp.scores) == [
-        f"{symbol} (60%, K=64, mlp, dose=1.5)" for symbol in ("ASMI", "Sem-ASMI")
+        f"{symbol} (60%, K=64, mlp, scale=1.5)" for symbol in ("ASMI", "Sem-ASMI")
     ]
     assert list(heads.scores) == [
-        f"{symbol} (60%, K=64, dose=2)" for symbol in ("ASMI", "Sem-ASMI")
+        f"{symbol} (60%, K=64, scale=2)" for symbol in ("ASMI", "Sem-ASMI")
     ]
     manifest = read_manifest(mlp.path)
     assert manifest["asmi"][0]["perturbation"] == "mlp"
-    assert manifest["asmi"][0]["dose"] == 1.5
-    assert manifest["doses"]["arms"] == found
-    (cell,) = load_cells([answers, *(run.path for run in (heads, mlp))])
-    assert list(cell.scores) == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)"]
-    assert [(arm.arm, arm.dose, arm.matching, arm.times) for arm in cell.arms] == [
+    assert manifest["asmi"][0]["perturbation_scale"] == 1.5
+    assert manifest["scales"]["conditions"] == found
+    (group,) = load_run_groups([answers, *(run.path for run in (heads, mlp))])
+    assert list(group.scores) == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)"]
+    assert [
+        (condition.condition, condition.perturbation_scale, condition.matching, condition.times)
+        for condition in group.conditions
+    ] == [
         ("heads", 2.0, "effect", 2.0),
         ("mlp", 1.5, "effect", 2.0),
     ]
     np.testing.assert_array_equal(
-        cell.arm_score(cell.arms[1], "ASMI"), mlp.scores["ASMI (60%, K=64, mlp, dose=1.5)"]
+        group.condition_score(group.conditions[1], "ASMI"),
+        mlp.scores["ASMI (60%, K=64, mlp, scale=1.5)"],
     )
-    assert not np.allclose(cell.arm_score(cell.arms[1], "ASMI"), cell.score("ASMI (60%, K=64)"))
+    assert not np.allclose(
+        group.condition_score(group.conditions[1], "ASMI"), group.score("ASMI (60%, K=64)")
+    )

@@ -15,8 +15,8 @@ from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi._hydra.configs import configs_path, store_settings
 from lm_polygraph_asmi.commands.settings import said, setting_options
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
-from lm_polygraph_asmi.saved.runs import load_run, together
-from lm_polygraph_asmi.scoring.reference import settled
+from lm_polygraph_asmi.results.runs import load_run, together
+from lm_polygraph_asmi.scoring.calibration import settled
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import check_number
 from tests.report import runs
@@ -98,10 +98,12 @@ def test_a_default_stands_in_one_place(default):
 
 
 def test_values_are_plain_and_come_back():
-    config = ASMIConfig(method="adapt", stop="\n", dose=0.5, perturbation="mlp", scope="response")
+    config = ASMIConfig(
+        method="adapt", stop="\n", perturbation_scale=0.5, perturbation="mlp", scope="response"
+    )
     assert ASMIConfig.from_dict(config.to_dict() | {"layer": 3}) == config
     assert config.to_dict()["stop"] == ["\n"]
-    assert str(config) == "Adapt-ASMI (60%, K=64, scope=response, mlp, dose=0.5)"
+    assert str(config) == "Adapt-ASMI (60%, K=64, scope=response, mlp, scale=0.5)"
 
 
 def test_only_what_its_method_uses_makes_a_score_another_one():
@@ -135,11 +137,11 @@ def test_a_run_says_the_settings_of_the_next_score(tmp_path):
     assert settled(run, None, {"max_new_tokens": 5})[0].max_new_tokens == 5
     with pytest.raises(ValueError, match="no score with the settings scope='all'"):
         settled(run, None, {"scope": "all"})
-    answers.save(tmp_path / "reference.json")
-    assert settled(tmp_path / "reference.json", None, {})[0] == config
+    answers.save(tmp_path / "calibration.json")
+    assert settled(tmp_path / "calibration.json", None, {})[0] == config
     with pytest.raises(ValueError, match="scope 'response' there, 'all' here"):
-        settled(tmp_path / "reference.json", None, {"scope": "all"})
-    one = Scorer(whitebox(), reference=run).score("Who built the ferry?", " Brask")
+        settled(tmp_path / "calibration.json", None, {"scope": "all"})
+    one = Scorer(whitebox(), calibration=run).score("Who built the ferry?", " Brask")
     # The planted run is of another model: of the settings nothing else is said.
     (other,) = [line for line in one.verdict if "other settings" in line]
     assert "(layer 3 there, 2 here; model tiny there" in other or "(layer 3 there, 2 here)" in other
@@ -168,19 +170,19 @@ def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
     assert together([found[0], found[0]]).scores.equals(found[0].scores)
 
 
-@pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"dose": 0.5}])
+@pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}])
 def test_settings_that_a_reference_has_not_are_refused(setting, tmp_path):
-    reference = reference_with_stop(tmp_path)
+    calibration = calibration_with_stop(tmp_path)
     with pytest.raises(ValueError, match="is of another score"):
-        settled(reference, None, setting)
+        settled(calibration, None, setting)
 
 
 def test_a_config_without_stop_strings_takes_those_of_the_reference(tmp_path):
-    config, *_ = settled(reference_with_stop(tmp_path), ASMIConfig(scope="response"), {})
+    config, *_ = settled(calibration_with_stop(tmp_path), ASMIConfig(scope="response"), {})
     assert config.stop == ("\n",)
 
 
-def reference_with_stop(tmp_path):
+def calibration_with_stop(tmp_path):
     saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
     for values in saved["stats"]["asmi_settings_d60"]:
         values |= {"scope": "response"}

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.saved import names
+from lm_polygraph_asmi.results import names
 from tests.pages import (
     ADAPTERS,
     DOCS,
@@ -184,8 +184,8 @@ def check(call: list[str]) -> None:
 @pytest.mark.parametrize("page", with_blocks("bash", *NOTEBOOKS), ids=lambda page: page.name)
 def test_commands_could_start(page, tmp_path):
     shells = [block.parsed for block in blocks("bash", page)]
-    cells = [cell.parsed for cell in blocks("python", page) if cell.parsed.startswith("%%bash")]
-    shells += [cell.partition("\n")[2] for cell in cells]
+    groups = [group.parsed for group in blocks("python", page) if group.parsed.startswith("%%bash")]
+    shells += [group.partition("\n")[2] for group in groups]
     for shell in shells:
         calls = typed(shell, tmp_path)
         assert calls
@@ -213,7 +213,7 @@ def test_commands_in_the_prose_could_start(page, tmp_path):
         ),
         ("for n in 1; do polygraph_asmi score --prompt-files $n; done", click.NoSuchOption),
         ("polygraph_asmi plan --heads many", click.BadParameter),
-        ("polygraph_asmi experiments dose RUN", click.MissingParameter),
+        ("polygraph_asmi experiments scale RUN", click.MissingParameter),
         ("python scripts/build_babi.py one two three", click.UsageError),
         ("pip install '.[nothing]'", AssertionError),
     ],
@@ -238,7 +238,7 @@ def test_no_setting_is_left_out():
 def test_every_config_is_in_the_tables_and_exists():
     told = {name for row in table("configs.md", "config") for name in inline(row[0])}
     there = {file.stem for file in CONFIGS.glob("asmi_*.yaml")}
-    assert told == there - {"asmi_base", "asmi_cell"}  # parts of the others
+    assert told == there - {"asmi_base", "asmi_benchmark"}  # parts of the others
     for group, choices in table("configs.md", "group"):
         folder = CONFIGS / group.strip("`=")
         told = {name for name in inline(choices) if "=" not in name}
@@ -289,7 +289,7 @@ def settable() -> set[str]:
     configs = [
         composed("asmi_coqa"), composed("asmi_demo"), composed("asmi_stability"),
         composed("asmi_offline", "model=asmi_local"), composed("asmi_grid"),
-        composed("asmi_falsifier", "answers=a run"),
+        composed("asmi_controls", "answers=a run"),
     ]  # fmt: skip
     found = set(configs[0].hydra.runtime.choices)
     return found.union(*(keys(OmegaConf.to_container(config)) for config in configs))

@@ -1,4 +1,4 @@
-"""A grid of cells on the joblib launcher, every cell in shards, joined again."""
+"""A grid of settings on the joblib launcher, every setting in shards, joined again."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.saved.manifest import read_manifest
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.results.manifest import read_manifest
+from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
@@ -61,8 +61,8 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(
 
     for model in MODELS:
         polygraph_eval_here(
-            "--config-name", "asmi_cell", *overrides, f"model={model}", "benchmark=asmi_squad",
-            "asmi.journal=null", f"hydra.run.dir={model}-whole",
+            "--config-name", "asmi_benchmark", *overrides, f"model={model}", "benchmark=asmi_squad",
+            "asmi.result_cache=null", f"hydra.run.dir={model}-whole",
         )  # fmt: skip
         whole = load_run(f"{model}-whole")
         joined = load_run(next(f for f in files if f.parts[1:3] == (model, "asmi_squad")))

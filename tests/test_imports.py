@@ -47,7 +47,8 @@ ROOMS = {
     ),
     "saved": Room(
         "analysis model", "lm_polygraph datasets",
-        "what stands on disk is read without the host that wrote it; cells offer statistics' input",
+        "what stands on disk is read without the host that wrote it; settings offer statistics' "
+        "input",
     ),
     "report": Room(
         "analysis saved maths", "torch transformers lm_polygraph datasets",
@@ -96,13 +97,13 @@ ROOMS = {
         "analysis", "torch transformers lm_polygraph datasets",
         "statistics of experiments take arrays, too",
     ),
-    "experiments/exhibits": Room(
+    "experiments/items": Room(
         "experiments experiments/analysis analysis saved report",
         "torch transformers lm_polygraph datasets",
         "their tables and figures need finished runs alone, too",
     ),
 }  # fmt: skip
-ENTRANCES = {"commands/__init__.py", "report/exhibits/__init__.py"}
+ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 """Where the core finds experiments: their commands, and what they add to the report."""
 
 
@@ -113,7 +114,7 @@ def room_of(*parts: str) -> str:
 
 
 def files_of(room: str) -> Iterator[Path]:
-    """Its files, but for those of rooms within it."""
+    """Its files, but for those of subpackages within it."""
     for file in (ROOT / room).rglob("*.py"):
         if room_of(*file.relative_to(ROOT).parts) == room:
             yield file
@@ -240,11 +241,11 @@ def test_what_every_program_imports_is_light():
 
 COMMANDS = [
     ("--help", "score"),
-    ("score --help", "--reference"),
+    ("score --help", "--calibration"),
     ("doctor --config-name nosuch", "there is no config 'nosuch'"),
     ("score --model x --prompt-file LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x --prompt-file LICENSE --method raw", "'raw' is not one of"),
-    ("experiments --help", "dose"),
+    ("experiments --help", "perturbation_scale"),
 ]
 WITH_PANDAS = [
     ("plan --heads 32", "p = 0.15, S = 40"),
@@ -271,13 +272,13 @@ def test_commands_answer_at_once(tmp_path, monkeypatch):
 
 def test_scoring_leaves_the_host_alone():
     """LM-Polygraph brings spaCy, openai and bert_score: seconds that `score` does not need."""
-    ((imports, _),) = heavy_after("from lm_polygraph_asmi import Reference, Score, score")
+    ((imports, _),) = heavy_after("from lm_polygraph_asmi import Calibration, Score, score")
     assert {"torch", "transformers"} <= imports <= {"torch", "transformers", "accelerate"}
 
 
 def test_public_names():
     assert set(lm_polygraph_asmi.__all__) == {
-        "ASMI", "AdaptASMI", "Reference", "Score", "SemASMI", "__version__",
+        "ASMI", "AdaptASMI", "Calibration", "Score", "SemASMI", "__version__",
         "available_stat_calculators", "score", "score_batch", "stream",
     }  # fmt: skip
     for name in lm_polygraph_asmi.__all__:

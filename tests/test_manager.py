@@ -13,7 +13,7 @@ from lm_polygraph.utils.dataset import Dataset
 from lm_polygraph.utils.manager import UEManager
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
-from lm_polygraph_asmi.saved.names import SECONDS, masked_head_stats, saved_stats
+from lm_polygraph_asmi.results.names import SECONDS, masked_head_stats, saved_stats
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]
@@ -142,7 +142,7 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     # The mean over tokens and the gate are the estimators' own.
     estimators[1] = SemASMI(closing_token=False, **settings)
     estimators.append(AdaptASMI(tau=0.5, **settings))
-    options = {"attention": "sdpa", "details": True, "journal": str(tmp_path)}
+    options = {"attention": "sdpa", "details": True, "result_cache": str(tmp_path)}
     available = available_stat_calculators(estimators, **options)
     run = manager(model, estimators, available, save_stats=saved_stats([0.6, 0.9], details=True))
     run()

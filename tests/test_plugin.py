@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.saved.names import masked_head_stats, saved_stats
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.results.names import masked_head_stats, saved_stats
+from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
 from tests.pages import PAGES, blocks
 from tests.polygraph import polygraph_eval, polygraph_eval_here

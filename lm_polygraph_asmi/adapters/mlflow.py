@@ -21,7 +21,7 @@ def asmi(
         model: that wrote the answers: name, folder or loaded transformers model.
         prompt: field of `inputs` that holds the prompt, a text or chat messages.
         name: of the feedback.
-        **settings: of `ASMIConfig`; `reference`, a calibration run; a loaded model's `tokenizer`.
+        **settings: of `ASMIConfig`; `calibration`, a calibration run; a loaded model's `tokenizer`.
 
     Raises:
         ImportError: the extra `mlflow` is not installed.
@@ -40,8 +40,8 @@ def asmi(
         if not isinstance(outputs, str):
             raise TypeError(f"expected the answer as a text, got {type(outputs).__name__}")
         found = assess(own, inputs[prompt], outputs)
-        told = {key: str(value) for key, value in found.to_dict().items() if value is not None}
-        told["decision"] = found.decision or "none"
-        return Feedback(name=name, value=found.score, rationale=found.reason, metadata=told)
+        metadata = {key: str(value) for key, value in found.to_dict().items() if value is not None}
+        metadata["decision"] = found.decision or "none"
+        return Feedback(name=name, value=found.score, rationale=found.reason, metadata=metadata)
 
     return fragility

@@ -200,8 +200,8 @@ class Service:
         """Answer, whole or as it is written."""
         self.check_model(asked.model)
         most = self.limits.answer
-        usual = min(self.scorer.config.max_new_tokens, most)
-        room = asked.max_completion_tokens or asked.max_tokens or usual
+        reference_range = min(self.scorer.config.max_new_tokens, most)
+        room = asked.max_completion_tokens or asked.max_tokens or reference_range
         if room > most:
             raise Refusal(422, f"expected at most {most} tokens, got {room}", "max_tokens")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
@@ -242,7 +242,7 @@ class Service:
                     if halted():
                         raise Halted
                     waiting.append(token_fields(token))
-                    text += "" if token.id in own.endings.end_ids else token.text
+                    text += "" if token.id in own.stop_conditions.end_ids else token.text
                     if (sure := sure_length(text, own.stop)) > shown:
                         put(words.chunk(text[shown:sure]) | {"asmi": {"tokens": waiting}})
                         shown, waiting = sure, []
@@ -428,7 +428,7 @@ def serve(
 
     first = scorer.score(WARM_UP, " 2")
     list(for_request(scorer, None, 2).stream(WARM_UP))
-    run = scorer.reference
+    run = scorer.calibration
     if run and (other := run.other_settings(first.settings | {"model": first.model})):
         raise ValueError(f"the calibration run is of another score: {'; '.join(other)}")
     service = Service(scorer, name, limits, emit)

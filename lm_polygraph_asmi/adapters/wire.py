@@ -206,7 +206,7 @@ class Words:
     @staticmethod
     def reason(scorer: "Scorer", score: "Score") -> str:
         """Why it ended."""
-        closes = scorer.endings.closes([token.id for token in score.tokens])
+        closes = scorer.stop_conditions.closes([token.id for token in score.tokens])
         return "stop" if closes else "length"
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Statistics on arrays: what scores, errors and tokens say. Knows neither models nor files.
 
-Every statistic is a plain function that returns a small result; `lm_polygraph_asmi.saved` reads
+Every statistic is a plain function that returns a small result; `lm_polygraph_asmi.results` reads
 finished runs, `lm_polygraph_asmi.report` makes tables and figures of both.
 """
 

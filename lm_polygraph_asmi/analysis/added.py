@@ -20,7 +20,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     binary,
     check_rows,
-    cluster_draws,
+    cluster_bootstrap_weights,
     control_table,
     percentile_interval,
 )
@@ -130,38 +130,38 @@ def _tested(statistic: float, sums: dict[str, float], n: int, errors: int) -> Ad
     return AddedInformation(statistic, p_value, direction, n, len(sums), errors, sums)
 
 
-def adds_over_cells(found: Sequence[AddedInformation]) -> AddedInformation:
-    """The same test over several cells: do their statistics, taken together, point one way?
+def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
+    """The same test over several settings: do their statistics, taken together, point one way?
 
-    Each cell weighs the same, whatever its size: Stouffer's sum of their statistics. Clusters of
+    Each setting weighs the same, whatever its size: Stouffer's sum of their statistics. Clusters of
     one key (a passage that several models were asked about) are one, and statistics are correlated
     as the sums over these are, so that the same answers twice are no more than once. Clusters of
     different keys are taken for independent.
 
     Args:
-        found: of each cell; none that is of several already.
+        found: of each setting; none that is of several already.
 
     Raises:
-        ValueError: no cell.
+        ValueError: no setting.
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
         >>> one = adds_information(wrong, length, wrong, [str(n) for n in range(100)])
-        >>> adds_over_cells([one, one]).statistic == one.statistic
+        >>> adds_over_settings([one, one]).statistic == one.statistic
         True
     """
     if not found:
-        raise ValueError("a test over cells needs one cell at least")
+        raise ValueError("a test over settings needs one setting at least")
     sums = pd.DataFrame(
-        [cell.sums for cell in found]
-    )  # cells x clusters, NaN where a cell has none
+        [group.sums for group in found]
+    )  # settings x clusters, NaN where a setting has none
     off = sums.sub(sums.mean(axis=1), axis=0)
     size = np.sqrt(off.pow(2).sum(axis=1))
-    # One cell's spread is 1, and 0 where nothing is left of its score.
+    # One setting's spread is 1, and 0 where nothing is left of its score.
     spread = float(np.linalg.norm(off.div(size.where(size > 0, 1.0), axis=0).sum()))
-    statistic = sum(cell.statistic for cell in found) / spread if spread > 0 else 0.0
+    statistic = sum(group.statistic for group in found) / spread if spread > 0 else 0.0
     totals = {str(key): float(total) for key, total in sums.sum().items()}
-    rows, errors = (sum(getattr(cell, of) for cell in found) for of in ("n", "errors"))
+    rows, errors = (sum(getattr(group, of) for group in found) for of in ("n", "errors"))
     return _tested(float(statistic), totals, rows, errors)
 
 
@@ -234,7 +234,9 @@ def stacked_gain(
         return np.column_stack([*found, np.array(ranking)])
 
     value = differences(np.ones((1, len(errors)), dtype=int))[0]
-    drawn = np.concatenate([differences(c) for c in cluster_draws(clusters, resamples, seed)])
+    drawn = np.concatenate(
+        [differences(c) for c in cluster_bootstrap_weights(clusters, resamples, seed)]
+    )
     groups = len(set(clusters))
     columns = zip(value, drawn.T, strict=True)
     return Gain(*(percentile_interval(v, column, groups) for v, column in columns))

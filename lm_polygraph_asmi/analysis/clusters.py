@@ -152,7 +152,7 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     return list(prompts)
 
 
-def cluster_draws(
+def cluster_bootstrap_weights(
     clusters: Sequence[str], resamples: int, seed: int = SEED
 ) -> Iterator[np.ndarray]:
     """How often each row stands in each bootstrap resample of whole clusters.
@@ -164,7 +164,7 @@ def cluster_draws(
         ValueError: there is no row.
 
     Example:
-        >>> counts = next(cluster_draws(["a", "a", "b"], resamples=100))
+        >>> counts = next(cluster_bootstrap_weights(["a", "a", "b"], resamples=100))
         >>> counts.shape, bool((counts[:, 0] == counts[:, 1]).all())  # both rows of a, or neither
         ((100, 3), True)
     """
@@ -252,7 +252,7 @@ def wilson_interval(count: int, n: int) -> Interval:
         True
     """
     if not 0 <= count <= n or n < 1:
-        raise ValueError(f"wanted 0 <= count <= n and at least one answer, got {count} of {n}")
+        raise ValueError(f"expected 0 <= count <= n and at least one answer, got {count} of {n}")
     from scipy.stats import binomtest
 
     low, high = binomtest(count, n).proportion_ci(method="wilson")
@@ -294,13 +294,13 @@ def cluster_interval(
         return Interval(float(value), float("nan"), float("nan"))
     found = [
         statistic(np.repeat(everything, counts))
-        for draws in cluster_draws(clusters, resamples, seed)
+        for draws in cluster_bootstrap_weights(clusters, resamples, seed)
         for counts in draws
     ]
     return percentile_interval(value, np.array(found, dtype=float), len(set(clusters)))
 
 
-def drawn_interval(
+def bootstrap_interval(
     value: float,
     statistic: Callable[[np.ndarray], np.ndarray],
     clusters: Sequence[str],
@@ -318,7 +318,7 @@ def drawn_interval(
         raise ValueError("there is no row: at least one cluster is wanted")
     if np.isnan(value) or len(set(clusters)) < 2:
         return Interval(float(value), float("nan"), float("nan"))
-    found = [statistic(counts) for counts in cluster_draws(clusters, resamples, seed)]
+    found = [statistic(counts) for counts in cluster_bootstrap_weights(clusters, resamples, seed)]
     return percentile_interval(value, np.concatenate(found), len(set(clusters)))
 
 
@@ -374,7 +374,7 @@ def cluster_band(
     if len(set(clusters)) < 2:
         return np.full((2, points), np.nan)
     everything, found = np.arange(len(clusters)), []
-    for draws in cluster_draws(clusters, resamples, seed):
+    for draws in cluster_bootstrap_weights(clusters, resamples, seed):
         for counts in draws:
             values = curve(np.repeat(everything, counts))
             places = np.linspace(0, len(values) - 1, points)

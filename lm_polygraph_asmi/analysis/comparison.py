@@ -11,8 +11,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     SEED,
     Interval,
     binary,
+    bootstrap_interval,
     check_rows,
-    drawn_interval,
     ordered,
     percentile_interval,
 )
@@ -102,7 +102,8 @@ def _pair(score: ArrayLike, wrong: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     scores, errors = ordered(score=score), binary(wrong=wrong)
     if scores.shape != errors.shape or not len(errors):
         raise ValueError(
-            f"wanted a score for each of at least one answer, got {scores.shape} for {errors.shape}"
+            f"expected a score for each of at least one answer, got {scores.shape} for "
+            f"{errors.shape}"
         )
     return scores, errors
 
@@ -117,7 +118,7 @@ def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
     return float(below.mean() / (2 * len(right)))
 
 
-class Detection:
+class BootstrapAUROC:
     """`auroc` of one score on many resamples of the same rows.
 
     Args:
@@ -183,8 +184,8 @@ def auroc_interval(
     """
     check_rows(clusters, score=score, wrong=wrong)
     scores, errors = _pair(score, wrong)
-    detection = Detection(scores, errors)
-    return drawn_interval(unchecked_auroc(scores, errors), detection, clusters, resamples)
+    detection = BootstrapAUROC(scores, errors)
+    return bootstrap_interval(unchecked_auroc(scores, errors), detection, clusters, resamples)
 
 
 def auroc_difference(
@@ -206,9 +207,9 @@ def auroc_difference(
     """
     check_rows(clusters, first=first, second=second, wrong=wrong)
     (a, errors), (b, _) = _pair(first, wrong), _pair(second, wrong)
-    one, other = Detection(a, errors), Detection(b, errors)
+    one, other = BootstrapAUROC(a, errors), BootstrapAUROC(b, errors)
     value = unchecked_auroc(a, errors) - unchecked_auroc(b, errors)
-    return drawn_interval(value, lambda c: one(c) - other(c), clusters, resamples)
+    return bootstrap_interval(value, lambda c: one(c) - other(c), clusters, resamples)
 
 
 class McNemar(NamedTuple):

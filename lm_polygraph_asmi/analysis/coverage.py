@@ -6,7 +6,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, cluster_draws, finite, ordered, percentiles
+from lm_polygraph_asmi.analysis.clusters import (
+    SEED,
+    cluster_bootstrap_weights,
+    finite,
+    ordered,
+    percentiles,
+)
 
 BANDS = {
     "low (bottom decile)": (0, 10),
@@ -15,7 +21,7 @@ BANDS = {
 }
 """Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
 TOP_K = (1, 8, 16, 32, 64, 128, 256)
-"""The K of the paper's analysis; runs save coverage at these (`saved.names.COVERAGE_AT`)."""
+"""The K of the paper's analysis; runs save coverage at these (`results.names.COVERAGE_AT`)."""
 
 
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
@@ -104,7 +110,7 @@ def coverage_intervals(
     lengths = [len(tokens) for tokens in information]
     if not len(information) == len(coverage) == len(clusters) or not all(lengths):
         raise ValueError(
-            "wanted tokens, coverage and a cluster key of every answer, got "
+            "expected tokens, coverage and a cluster key of every answer, got "
             f"{len(information)}, {len(coverage)} and {len(clusters)}, "
             f"{sum(not length for length in lengths)} without a token"
         )
@@ -116,7 +122,7 @@ def coverage_intervals(
     answer = np.repeat(np.arange(len(lengths)), lengths)
     drawn = [
         _band_means(tokens, mass, part.take(answer, axis=1))
-        for counts in cluster_draws(clusters, resamples, seed)
+        for counts in cluster_bootstrap_weights(clusters, resamples, seed)
         for part in np.array_split(counts, max(1, counts.shape[0] // 8))
     ]
     low, high = np.percentile(np.concatenate(drawn), percentiles(len(set(clusters))), axis=0)

@@ -10,11 +10,12 @@ from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
 from lm_polygraph_asmi.analysis.prr import weighted_prr
 
 FEWEST_CLUSTERS = 6
-"""Of a cell that is halved: they make 20 different halves; fewer say nothing of other samples."""
+"""Of a setting that is halved: they make 20 different halves; fewer say nothing of other
+samples."""
 
 
 class Sweep(NamedTuple):
-    """One variant's scores at several depths on one cell.
+    """One variant's scores at several depths on one setting.
 
     Attributes:
         scores: (D, n), higher = more uncertain.
@@ -32,8 +33,8 @@ class DepthSelection:
     """Depth by aggregate PRR, and how it holds up on random halves.
 
     Attributes:
-        cells: (C, D) PRR.
-        aggregate: (D,) mean over the cells.
+        groups: (C, D) PRR.
+        aggregate: (D,) mean over the settings.
         chosen: position of the best depth.
         selected: (D,) share of splits whose first half selects the depth.
         mean_regret: PRR lost on the second half by the first half's choice, mean over splits.
@@ -41,7 +42,7 @@ class DepthSelection:
         splits: how many on which both halves had a defined PRR.
     """
 
-    cells: np.ndarray
+    groups: np.ndarray
     aggregate: np.ndarray
     chosen: int
     selected: np.ndarray
@@ -53,15 +54,15 @@ class DepthSelection:
 def depth_selection(
     sweeps: Sequence[Sweep], splits: int = 1000, seed: int = SEED
 ) -> DepthSelection:
-    """Argmax of PRR averaged over cells, with the cluster-respecting split-half test.
+    """Argmax of PRR averaged over settings, with the cluster-respecting split-half test.
 
-    In every split each cell's clusters are halved at random; PRR is normalised within each half.
+    In every split each setting's clusters are halved at random; PRR is normalised within each half.
     Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
-        ValueError: no cell, cells of different numbers of depths, a cell of fewer than
-            `FEWEST_CLUSTERS` clusters, no cell with right and wrong answers, lengths that differ or
-            values that are not finite.
+        ValueError: no setting, settings of different numbers of depths, a setting of fewer than
+            `FEWEST_CLUSTERS` clusters, no setting with right and wrong answers, lengths that differ
+            or values that are not finite.
 
     Example:
         >>> scores = np.array([[0.5] * 12, [0.1, 0.9] * 6])  # the second depth ranks errors
@@ -72,37 +73,37 @@ def depth_selection(
     """
     if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:
         raise ValueError(
-            "all cells must have the same depths, got "
+            "all settings must have the same depths, got "
             f"{[len(sweep.scores) for sweep in sweeps]} of them"
         )
     for sweep in sweeps:
         check_rows(sweep.clusters, quality=sweep.quality)
         for scores in sweep.scores:
             check_rows(sweep.clusters, scores=scores)
-    cells = np.array(
+    groups = np.array(
         [
             weighted_prr(list(s.scores), s.quality, iter([np.ones((1, len(s.quality)), int)]))[0]
             for s in sweeps
         ]
     )
-    if np.isnan(cells).all():
-        raise ValueError("PRR is undefined in all cells: their answers are equally good")
+    if np.isnan(groups).all():
+        raise ValueError("PRR is undefined in all settings: their answers are equally good")
     rng = np.random.default_rng(seed)
     halves = np.array([_on_halves(sweep, splits, rng) for sweep in sweeps])
-    # A cell whose half holds equally good answers alone says nothing on that split, and a split
-    # without a cell nothing at all.
+    # A setting whose half holds equally good answers alone says nothing on that split, and a split
+    # without a setting nothing at all.
     halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]
     if not halves.size:
         raise ValueError("PRR is undefined on a half of every split: there are too few errors")
     first, second = np.nanmean(halves, axis=0)
     selected = first.argmax(1)
     regret = second.max(1) - second[np.arange(len(second)), selected]
-    aggregate = np.nanmean(cells, axis=0)
+    aggregate = np.nanmean(groups, axis=0)
     return DepthSelection(
-        cells,
+        groups,
         aggregate,
         int(aggregate.argmax()),
-        np.bincount(selected, minlength=cells.shape[1]) / len(selected),
+        np.bincount(selected, minlength=groups.shape[1]) / len(selected),
         float(regret.mean()),
         float((regret == 0).mean()),
         len(selected),
@@ -115,7 +116,8 @@ def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarra
     total = int(codes.max()) + 1
     if total < FEWEST_CLUSTERS:
         raise ValueError(
-            f"halving a cell needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more rows"
+            f"halving a setting needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more "
+            "rows"
         )
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))

@@ -1,4 +1,4 @@
-"""Why the signal works or fails on a cell: how much masking moves the model, and where."""
+"""Why the signal works or fails on a setting: how much masking moves the model, and where."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     ROWS_AT_ONCE,
     SEED,
     check_rows,
-    cluster_draws,
+    cluster_bootstrap_weights,
     finite,
     ordered,
     simultaneous_band,
@@ -113,7 +113,7 @@ def weighted_prr(
     Args:
         scores: M arrays (n,), higher = more uncertain.
         quality: (n,), higher = better.
-        samples: arrays (b, n) of counts, such as `cluster_draws` yields.
+        samples: arrays (b, n) of counts, such as `cluster_bootstrap_weights` yields.
 
     Returns:
         (sum of b, M); NaN where all rows of a sample are equally good.
@@ -183,7 +183,7 @@ def prr_draws(
         ((100, 2), True, True)
     """
     check_rows(clusters, quality=quality)
-    return weighted_prr(scores, quality, cluster_draws(clusters, resamples, seed))
+    return weighted_prr(scores, quality, cluster_bootstrap_weights(clusters, resamples, seed))
 
 
 class RejectionCurve(NamedTuple):
@@ -240,7 +240,7 @@ def rejection_curve(
     value = curve(np.ones((1, len(worth)), dtype=int))[0]
     drawn = [value[None]]
     if len(set(clusters)) > 1:
-        drawn = [curve(counts) for counts in cluster_draws(clusters, resamples, seed)]
+        drawn = [curve(counts) for counts in cluster_bootstrap_weights(clusters, resamples, seed)]
     band = simultaneous_band(value, np.concatenate(drawn))
     # A mean of qualities leaves their range nowhere, however wide the band.
     return RejectionCurve(shares, value, np.clip(band, worth.min(), worth.max()))

@@ -16,12 +16,12 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     Medians,
     binary,
+    bootstrap_interval,
     check_rows,
     control_table,
-    drawn_interval,
     finite,
 )
-from lm_polygraph_asmi.analysis.comparison import Detection, unchecked_auroc
+from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, unchecked_auroc
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 from lm_polygraph_asmi.analysis.prr import Rejection
 
@@ -104,7 +104,7 @@ def confident_but_fragile(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Quadrants:
-    """Error rates by confidence and fragility; NaN in an empty cell.
+    """Error rates by confidence and fragility; NaN in an empty setting.
 
     Medians are taken anew in every resample; a score at the median counts as confident or robust,
     so that with many equal scores the halves are none: see `Quadrants.count`. Where the confident
@@ -153,7 +153,7 @@ def confident_but_fragile(
     return Quadrants(
         np.array([[rate(mask) for mask in row] for row in masks]),
         np.array([[int(mask.sum()) for mask in row] for row in masks]),
-        drawn_interval(value, gap, clusters, resamples),
+        bootstrap_interval(value, gap, clusters, resamples),
     )
 
 
@@ -228,10 +228,10 @@ def token_null(
         return found
 
     value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
-    detection = Detection(scores, labels > 0)
+    detection = BootstrapAUROC(scores, labels > 0)
     return TokenNull(
-        drawn_interval(value, gap, keys, resamples),
-        drawn_interval(unchecked_auroc(scores, labels > 0), detection, keys, resamples),
+        bootstrap_interval(value, gap, keys, resamples),
+        bootstrap_interval(unchecked_auroc(scores, labels > 0), detection, keys, resamples),
         len(scores),
         len(confident),
     )
@@ -311,7 +311,7 @@ def confident_filter(
         max(1, round((1 - abstain) * confident)) / len(m),
         filter_error(m, m, w, 0.0),
         *left,
-        drawn_interval(left[0] - left[1], difference, clusters, resamples),
+        bootstrap_interval(left[0] - left[1], difference, clusters, resamples),
     )
 
 
@@ -335,7 +335,7 @@ def aurc_difference(
     check_rows(clusters, first=first, second=second, wrong=wrong)
     errors = np.asarray(wrong, dtype=float)
     one, other = Rejection(first), Rejection(second)
-    return drawn_interval(
+    return bootstrap_interval(
         aurc(first, errors) - aurc(second, errors),
         lambda counts: one.area(errors, counts) - other.area(errors, counts),
         clusters,
@@ -409,6 +409,6 @@ def global_selector(
             return left - right
 
         without, beside = (retained_error(score, wrong, coverage) for score in (base, full))
-        interval = drawn_interval(beside - without, difference, clusters, resamples)
+        interval = bootstrap_interval(beside - without, difference, clusters, resamples)
         found[coverage] = (without, beside, interval)
     return found

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     control_table,
 )
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
-from lm_polygraph_asmi.analysis.guarantee import fixing_rows
+from lm_polygraph_asmi.analysis.risk_control import fixing_rows
 
 
 class Signal(NamedTuple):

@@ -70,7 +70,7 @@ def calibrate(
 
     ROWS are JSON lines with `prompt` (text or messages), `answer`, and `correct` (true or false) or
     `quality` (a number); rows over one passage are found by their prompts, or named by `cluster`.
-    What is written is for `score --reference`, with the same model; it says the settings.
+    What is written is for `score --calibration`, with the same model; it says the settings.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -80,7 +80,7 @@ def calibrate(
         warnings.simplefilter("ignore")
     if Path(out).suffix != ".json":
         raise click.BadParameter(
-            "name a .json file: by that a saved reference is known", param_hint="--out"
+            "name a .json file: by that a saved calibration run is known", param_hint="--out"
         )
     if (rows is None) == (run is None):
         raise click.UsageError("give ROWS of labelled answers, or a finished run with --run")
@@ -95,14 +95,14 @@ def calibrate(
         for name, value in (("risk", risk), ("confidence", confidence)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
-        from lm_polygraph_asmi.scoring.calibration import (
+        from lm_polygraph_asmi.scoring.calibrate import (
             RIGHT,
             calibrate_rows,
             calibrate_run,
             labels_of,
         )
+        from lm_polygraph_asmi.scoring.calibration import Calibration
         from lm_polygraph_asmi.scoring.loading import load
-        from lm_polygraph_asmi.scoring.reference import Reference
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
         given = [] if rows is None else read_rows(rows)
@@ -112,7 +112,7 @@ def calibrate(
         labels_of(given, limit)  # before the model is loaded
         config = ASMIConfig()
         if run is not None:
-            config = Reference.from_run(run, metric, **said(settings)).config
+            config = Calibration.from_run(run, metric, **said(settings)).config
         config = config.replace(**said(settings))
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, config=config)
@@ -127,15 +127,15 @@ def calibrate(
         else:
             with errors.status("Calibrating"):
                 found = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
-        judged = found.n if found.decision is None else found.decision.found.answers
-        if silent := (len(given) or found.n) - judged:
+        tested = found.n if found.decision is None else found.decision.found.answers
+        if silent := (len(given) or found.n) - tested:
             errors.print(f"{silent} answers of nothing left out: `score` never accepts one.")
         found.save(out)
         if figure or reliability:
             from lm_polygraph_asmi.report import figures
 
             if figure:
-                figures.save(figures.promises(found.promised), figure)
+                figures.save(figures.other_thresholds(found.threshold_table), figure)
             if reliability:
                 diagram = found.diagram
                 if diagram is None:
@@ -146,4 +146,4 @@ def calibrate(
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(found, highlight=False)
-    console.print(f"Reference: {out}", highlight=False, markup=False)
+    console.print(f"Calibration: {out}", highlight=False, markup=False)

@@ -12,8 +12,8 @@ def merge(runs: tuple[str, ...], out: str) -> None:
     """Join the shards of split RUNS (manager files, or folders searched for them).
 
     The joined manager file is what one job over all rows would have left, metrics included. Several
-    cells go to OUT/MODEL/DATASET, a single one into OUT; nothing is written over. The exit status
-    is 1 if something could not be joined.
+    settings go to OUT/MODEL/DATASET, a single one into OUT; nothing is written over. The exit
+    status is 1 if something could not be joined.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -25,12 +25,12 @@ def merge(runs: tuple[str, ...], out: str) -> None:
     with console.status("Joining shards, computing LM-Polygraph's metrics over all rows ..."):
         merged, errors = merge_runs(runs, out)
     if merged:
-        table = Table("cell", "shards", "rows", "file")
+        table = Table("setting", "shards", "rows", "file")
         for run in merged:
-            table.add_row(run.cell, str(run.shards), str(run.rows), escape(str(run.file)))
+            table.add_row(run.group, str(run.shards), str(run.rows), escape(str(run.file)))
         console.print(table)
     for run in merged:
         for warning in run.warnings:
-            console.print(f"{run.cell}: {warning}", style="yellow", highlight=False, markup=False)
+            console.print(f"{run.group}: {warning}", style="yellow", highlight=False, markup=False)
     if errors:
         raise click.ClickException("\n".join(errors))

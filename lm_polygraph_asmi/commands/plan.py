@@ -156,28 +156,28 @@ def _table(frame: Any, title: str, number: str = "{:.3f}", styles: Any = None) -
     for column in frame:
         shown.add_column(str(column), justify="right")
     for index, row in enumerate(frame.itertuples(index=False)):
-        cells = [
+        groups = [
             number.format(v) if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
             for v in row
         ]
-        shown.add_row(*cells, style=styles[index] if styles else None)
+        shown.add_row(*groups, style=styles[index] if styles else None)
     return shown
 
 
 def _power(pilot: str, depth: float, difference: float) -> tuple[Any, str, dict[str, Any]]:
     """What a difference of PRR takes, a word on the pilot, and its settings."""
     from lm_polygraph_asmi.report.plan import power_table
-    from lm_polygraph_asmi.saved.cells import load_cells
+    from lm_polygraph_asmi.results.run_groups import load_run_groups
 
     try:
-        cell, *others = load_cells([pilot], depth=depth)
+        group, *others = load_run_groups([pilot], depth=depth)
         if others:
             raise ValueError(f"{pilot} holds {1 + len(others)} runs over other answers: name one")
-        found = power_table(cell, difference)
+        found = power_table(group, difference)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    clusters, errors = len(set(cell.clusters)), int(cell.wrong.sum())
-    word = f"pilot: {len(cell)} answers, {clusters} clusters, {errors} errors"
-    if cell.too_small:
+    clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
+    word = f"pilot: {len(group)} answers, {clusters} clusters, {errors} errors"
+    if group.too_small:
         word += ", too small to know its standard errors well"
-    return found, word, cell.settings() or {}
+    return found, word, group.settings() or {}

@@ -28,19 +28,19 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
     from rich.console import Console
     from rich.progress import track
 
-    from lm_polygraph_asmi.saved.cells import load_cells
+    from lm_polygraph_asmi.results.run_groups import load_run_groups
 
     console = Console()
     try:
-        cells = load_cells(runs, metric, depth)
+        groups = load_run_groups(runs, metric, depth)
         # Only now: figures and fits take seconds to import, and a run may be none.
         from lm_polygraph_asmi.report import build_report
 
         file, said = build_report(
-            cells, out, lambda items: track(items, "Tables and figures", console=console)
+            groups, out, lambda items: track(items, "Tables and figures", console=console)
         )
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     for line in said:
         console.print(line.replace("**", ""), highlight=False, markup=False)
-    console.print(f"{len(cells)} cells: {file}", highlight=False)
+    console.print(f"{len(groups)} settings: {file}", highlight=False)

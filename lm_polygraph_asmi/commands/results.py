@@ -16,7 +16,7 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from lm_polygraph_asmi.report.tables import about_quality, about_run, prr_rows, prr_table
-    from lm_polygraph_asmi.saved.runs import load_run, manager_files, together
+    from lm_polygraph_asmi.results.runs import load_run, manager_files, together
 
     console = Console()
     try:

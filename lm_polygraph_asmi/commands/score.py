@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 )
 @setting_options()
 @click.option(
-    "--reference",
+    "--calibration",
     multiple=True,
     type=click.Path(exists=True),
     help="What the number means: a finished run (its manager file is a pickle: only files you "
-    "trust), or what `polygraph_asmi calibrate` or `reference` saved; twice for one of answers and "
+    "trust), or what `polygraph_asmi calibrate` or `calibration` saved; twice for one of answers "
+    "and "
     "one of their parts.",
 )
 @click.option(
@@ -85,7 +86,7 @@ def score(
     answer: str | None,
     chat: bool,
     context: tuple[str, ...],
-    reference: tuple[str, ...],
+    calibration: tuple[str, ...],
     out: str | None,
     html: str | None,
     tokens: str | None,
@@ -109,9 +110,9 @@ def score(
     if (rows_file is None) == (prompt_file is None):
         raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
     prompt_file = str(prompt_file or rows_file)
-    from lm_polygraph_asmi.saved.doses import with_dose
+    from lm_polygraph_asmi.results.scales import with_scale
+    from lm_polygraph_asmi.scoring.calibration import settled
     from lm_polygraph_asmi.scoring.page import render
-    from lm_polygraph_asmi.scoring.reference import settled
     from lm_polygraph_asmi.scoring.rows import (
         TABLES,
         in_chat,
@@ -127,10 +128,10 @@ def score(
     try:
         asked = given_settings(settings)
         config = ASMIConfig()
-        if not reference:  # whose settings are those that were not given
-            config = with_dose(config.replace(**asked))
+        if not calibration:  # whose settings are those that were not given
+            config = with_scale(config.replace(**asked))
         if out and _is_folder(out):
-            settled(reference, None, asked)  # refuses what does not go together
+            settled(calibration, None, asked)  # refuses what does not go together
             loading = {"model": model, "gguf_file": gguf_file, "dtype": dtype,
                        "device_map": device_map, **asked}  # fmt: skip
             _refuse_given(
@@ -139,7 +140,7 @@ def score(
             )
             if engine == "local":
                 _refuse_given(("actors", "gpus_per_actor"), "for --engine ray")
-            loading["reference"] = list(reference) or None
+            loading["calibration"] = list(calibration) or None
             raise SystemExit(
                 _blocks(loading, prompt_file, Path(out), tokens or "compact",
                         block_rows, engine, actors, gpus_per_actor)
@@ -189,7 +190,7 @@ def score(
             rows[0].content["context"] = list(map(_passage, context))
         if chat:
             in_chat(rows)
-        config, *found = settled(reference, None, asked)
+        config, *found = settled(calibration, None, asked)
         known = [one for one in found if one is not None]
         if stream and (len(rows) > 1 or answer is not None or context or out):
             raise ValueError("--stream is for the model's own answer to a single prompt")
@@ -198,7 +199,7 @@ def score(
         from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
 
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, reference=known, **asked)
+            scorer = load(model, gguf_file, dtype, device_map, calibration=known, **asked)
         if stream:
             result = _streamed(scorer, rows[0].content, console)
             if html:
@@ -240,15 +241,15 @@ def score(
         if left:
             said.append(f"{len(left) / (time.perf_counter() - start):.3g} rows per second")
         console.print(f"{', '.join(said)}.", highlight=False, soft_wrap=True)
-        yardstick = scorer.reference
-        if yardstick is not None and yardstick.decision is not None:
+        active_calibration = scorer.calibration
+        if active_calibration is not None and active_calibration.decision is not None:
             from lm_polygraph_asmi.scoring.rows import rows_done
 
             seen: list[Any] = scores
             if out:  # those of earlier sessions, too; of tokens their lines may tell nothing
                 seen = [SimpleNamespace(**line) for line in rows_done(Path(out)).values()]
             console.print(decided(seen), highlight=False, soft_wrap=True)
-            for drift in yardstick.drifts(seen):
+            for drift in active_calibration.drifts(seen):
                 errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
     if failed:
         raise SystemExit(1)
@@ -318,7 +319,7 @@ def _blocks(
     settings = {name: value for name, value in loading.items() if name != "device_map"}
     settings |= {
         "tokens": tokens,
-        "contents": contents(loading["model"], *settings["reference"] or ()),
+        "contents": contents(loading["model"], *settings["calibration"] or ()),
     }
     left = blocks_left(source, folder, block_rows, settings)
     if engine == "ray":

@@ -27,7 +27,7 @@ def _options() -> list[click.Parameter]:
 
 
 @click.command(params=_options())
-@click.option("--reference", type=click.Path(exists=True), help="Calibration run, or its file.")
+@click.option("--calibration", type=click.Path(exists=True), help="Calibration run, or its file.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option(
@@ -43,7 +43,7 @@ def _options() -> list[click.Parameter]:
 @click.option("--drain", default=60, show_default=True, help="Seconds to finish after SIGTERM.")
 @click.option("--otel", is_flag=True, help="Emit an OpenTelemetry event for each score.")
 def serve(
-    reference: str | None,
+    calibration: str | None,
     host: str,
     port: int,
     api_key_file: str | None,
@@ -80,7 +80,7 @@ def serve(
 
         from lm_polygraph_asmi.adapters import server, telemetry
         from lm_polygraph_asmi.adapters.contract import open_scorer
-        from lm_polygraph_asmi.scoring.reference import settled
+        from lm_polygraph_asmi.scoring.calibration import settled
 
         if key is None and host not in server.LOCAL:
             click.secho(
@@ -92,10 +92,10 @@ def serve(
         server.LOG.setLevel(logging.INFO)
         emit = telemetry.emitter() if otel else None
         limits = server.Limits(max_body, max_prompt_tokens, max_answer_tokens, queue=queue)
-        asked = {n: v for n, v in STREAMED.items() if reference is None or n == "seeded_by"}
-        config, *known = settled(reference, None, asked | said(settings))
+        asked = {n: v for n, v in STREAMED.items() if calibration is None or n == "seeded_by"}
+        config, *known = settled(calibration, None, asked | said(settings))
         scorer = open_scorer(model, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-                             config=config, reference=[*filter(None, known)])  # fmt: skip
+                             config=config, calibration=[*filter(None, known)])  # fmt: skip
         own = name or (Path(model).resolve().name if Path(model).is_dir() else model)
         server.serve(scorer, own, host, port, limits, key, drain, emit)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:

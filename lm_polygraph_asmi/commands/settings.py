@@ -32,12 +32,12 @@ def _option(one: Any, kind: Any) -> Callable[[Any], Any]:
     several = kinds[0] not in (bool, int, float, str)
     said = f"For {about['method']}: {about['help']}" if about["method"] else about["help"]
     parts = [about["symbol"], about["unit"]]
-    told = ", ".join(part for part in parts if part)
+    details = ", ".join(part for part in parts if part)
     how: dict[str, Any] = {
         "default": () if several else one.default,
         "show_default": one.default is not None,
         "multiple": several,
-        "help": f"{said} [{told}]" if told else said,
+        "help": f"{said} [{details}]" if details else said,
     }
     if kinds == [bool]:
         return click.option(f"--{name}/--no-{name}", **how)
@@ -60,7 +60,7 @@ def said(settings: dict[str, Any]) -> dict[str, Any]:
     }
     if "stop" in found:
         found["stop"] = [text.replace("\\n", "\n") for text in found["stop"]]
-    if "dose" in found:
+    if "perturbation_scale" in found:
         with suppress(ValueError):  # a file
-            found["dose"] = float(found["dose"])
+            found["perturbation_scale"] = float(found["perturbation_scale"])
     return found

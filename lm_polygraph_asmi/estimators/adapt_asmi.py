@@ -7,7 +7,7 @@ import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.saved.names import require
+from lm_polygraph_asmi.results.names import require
 
 
 class AdaptASMI(MaskedHeadsEstimator):

@@ -9,9 +9,9 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.saved.aggregation import aggregate
-from lm_polygraph_asmi.saved.doses import with_dose
-from lm_polygraph_asmi.saved.names import at_depth, require
+from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.results.names import at_depth, require
+from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.validation import LEVELS, check_one_of
 
 
@@ -55,7 +55,7 @@ class MaskedHeadsEstimator(Estimator):
             )
         if self.method is not None:
             settings |= {"method": self.method}
-        self.config = with_dose((config or ASMIConfig()).replace(**settings))
+        self.config = with_scale((config or ASMIConfig()).replace(**settings))
         check_one_of("level", level, LEVELS)
         needed = self._dependencies()
         super().__init__([*needed, "claims"] if level == "claim" else needed, level)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from lm_polygraph.estimators import Estimator
 
-from lm_polygraph_asmi.saved.names import require
+from lm_polygraph_asmi.results.names import require
 
 PASSAGE = r"\n(?:Passage:\n|Story: )(.*?)\n+Question: "
 """Where the paper's prompts have the passage (SQuAD) or the story (CoQA)."""
@@ -21,7 +21,7 @@ class GroundedAlignScore(Estimator):
 
     A baseline for answers that should come from a given passage. It is not the quality metric
     AlignScore: that compares the answer with the reference, which no user has. Judged by that
-    metric, it is judged by the same model; a metric of words is the fairer judge. Source: Zha et
+    metric, it is judged by the same model; a metric of words is the fairer label. Source: Zha et
     al. (2023), AlignScore.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import SourceEstimator
-from lm_polygraph_asmi.saved.names import require
+from lm_polygraph_asmi.results.names import require
 
 
 class SourceKL(SourceEstimator):

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.model import UnmaskedPass, readout
-from lm_polygraph_asmi.saved.names import at_depth
-from lm_polygraph_asmi.saved.runs import Run
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
 SAME_MODEL = 0.05

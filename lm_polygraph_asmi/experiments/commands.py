@@ -1,4 +1,5 @@
-"""`polygraph_asmi experiments`: doses for the falsifier's arms, and the causal probe.
+"""`polygraph_asmi experiments`: scales for the perturbation controls's conditions, and the causal
+probe.
 
 Imports click alone, as the files of `lm_polygraph_asmi.commands` do.
 """
@@ -34,12 +35,12 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--held-out",
     required=True,
     type=click.Path(exists=True),
-    help="Finished run over other rows: the doses are found on its answers, without a label.",
+    help="Finished run over other rows: the scales are found on its answers, without a label.",
 )
 @_model_options
 @click.option("--rows", default=20, show_default=True, help="Answers to take, evenly spaced.")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-def dose(
+def scale(
     run: str,
     held_out: str,
     model: str,
@@ -51,37 +52,38 @@ def dose(
     memory_budget: int | None,
     out: str,
 ) -> None:
-    """Find the doses at which the falsifier's arms equal masked heads, for a finished RUN.
+    """Find the scales at which the perturbation controls's conditions equal masked heads, for a
+    finished RUN.
 
     By norm (the change of the layer's output is as large) and by effect (the model's predictions
-    move as far). A run of an arm takes the file as asmi.dose.
+    move as far). A run of a condition takes the file as asmi.perturbation_scale.
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi.experiments.dose import doses_for
+    from lm_polygraph_asmi.experiments.perturbation_scale import scales_for
 
     console = Console()
     try:
         if not Path(out).absolute().parent.is_dir():
             raise ValueError(f"{out} cannot be written: there is no such folder")
         with console.status("Matching"):
-            found = doses_for(
+            found = scales_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
             )
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     Path(out).write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
-    for arm, own in found["arms"].items():
+    for condition, own in found["conditions"].items():
         if "refused" in own:
-            console.print(f"{arm}: {own['refused']}", highlight=False, markup=False)
+            console.print(f"{condition}: {own['refused']}", highlight=False, markup=False)
             continue
-        # Without a plain chain of layers the size of a change is not known, nor a dose by it.
+        # Without a plain chain of layers the size of a change is not known, nor a scale by it.
         effect, norm, size = (
             "none found" if own[name] is None else f"{own[name]:.4g}"
             for name in ("effect", "norm", "relative_change")
         )
         console.print(
-            f"{arm}: by effect {effect}, by norm {norm}; as it is, KL {own['kl']:.3g} nats, "
+            f"{condition}: by effect {effect}, by norm {norm}; as it is, KL {own['kl']:.3g} nats, "
             f"relative change {size}",
             highlight=False,
         )
@@ -95,7 +97,7 @@ def dose(
 @click.option("--control-depth", default=0.3, show_default=True, help="Of random heads elsewhere.")
 @click.option("--seed", default=0, show_default=True, help="Of random heads.")
 @click.option(
-    "--journal",
+    "--result-cache",
     type=click.Path(file_okay=False),
     help="Folder in which examples are kept as they are done; default: beside the file.",
 )
@@ -111,7 +113,7 @@ def probe(
     dtype: str,
     device_map: str | None,
     depth: float,
-    journal: str | None,
+    result_cache: str | None,
     out: str | None,
     **settings: Any,
 ) -> None:
@@ -123,7 +125,7 @@ def probe(
     from rich.progress import Progress
 
     from lm_polygraph_asmi.experiments.probe_file import probe_path, write_probe
-    from lm_polygraph_asmi.saved.runs import manager_files
+    from lm_polygraph_asmi.results.runs import manager_files
 
     console = Console()
     try:
@@ -135,9 +137,9 @@ def probe(
             raise ValueError(f"{path} cannot be written: there is no such folder")
         from lm_polygraph_asmi.experiments.probe import probe_of
 
-        kept = journal or str(path.with_suffix(".journal"))
+        kept = result_cache or str(path.with_suffix(".cache"))
         how = (manager, model, gguf_file, dtype, device_map, depth)
-        asked, answers = probe_of(*how, journal=kept, **settings)
+        asked, answers = probe_of(*how, result_cache=kept, **settings)
         with Progress(console=Console(stderr=True)) as shown:
             task = shown.add_task("Probing", total=len(asked.rows))
             found = asked.run(answers, lambda: shown.advance(task))
@@ -156,4 +158,4 @@ def probe(
     )
 
 
-COMMANDS: dict[str, click.Command] = {"dose": dose, "probe": probe}
+COMMANDS: dict[str, click.Command] = {"scale": scale, "probe": probe}

@@ -11,7 +11,7 @@ from torch import Tensor
 TOLERANCE = 1e-3
 """Relative, of an effect that is matched."""
 LARGEST = 2.0**10
-"""A dose above this, or below its inverse, is not looked for."""
+"""A scale above this, or below its inverse, is not looked for."""
 SECANTS = 6
 """Steps of the search for one, before it is bracketed."""
 
@@ -33,39 +33,39 @@ def relative_change(
     return torch.where(size > 0, size / plain.norm(dim=-1), 0.0)
 
 
-def matching_dose(effect: Callable[[float], float], wanted: float, start: float) -> float | None:
-    """The dose at which an effect is the wanted one, to `TOLERANCE`; None where there is none.
+def matching_scale(effect: Callable[[float], float], wanted: float, start: float) -> float | None:
+    """The scale at which an effect is the wanted one, to `TOLERANCE`; None where there is none.
 
-    The effect is taken to grow with the dose, nearly as a power of it: a divergence does with its
-    square. So a few secants in logarithms meet it; where they do not, doses are bracketed by
+    The effect is taken to grow with the scale, nearly as a power of it: a divergence does with its
+    square. So a few secants in logarithms meet it; where they do not, scales are bracketed by
     doubling, and the crossing found by Brent's method.
 
     Args:
-        effect: of a dose above 0; at least 0. What it costs is all that the search costs, so it is
-            asked once for a dose.
+        effect: of a scale above 0; at least 0. What it costs is all that the search costs, so it is
+            asked once for a scale.
         wanted: above 0.
-        start: first dose tried.
+        start: first scale tried.
 
     Raises:
         ValueError: nothing that is wanted.
 
     Example:
-        >>> round(matching_dose(lambda dose: dose**2, wanted=4.0, start=0.1), 2)
+        >>> round(matching_scale(lambda scale: scale**2, wanted=4.0, start=0.1), 2)
         2.0
     """
     if not wanted > 0:
         raise ValueError(f"the effect to be matched must be above 0, got {wanted}")
     known: dict[float, float] = {}
 
-    def excess(log_dose: float) -> float:
-        """Above 0 for too high a dose, and exactly 0 for one that is near enough."""
-        if log_dose not in known:
-            apart = math.log(max(effect(math.exp(log_dose)), 1e-300) / wanted)
-            known[log_dose] = 0.0 if abs(apart) <= TOLERANCE / 2 else apart
-        return known[log_dose]
+    def excess(log_scale: float) -> float:
+        """Above 0 for too high a scale, and exactly 0 for one that is near enough."""
+        if log_scale not in known:
+            apart = math.log(max(effect(math.exp(log_scale)), 1e-300) / wanted)
+            known[log_scale] = 0.0 if abs(apart) <= TOLERANCE / 2 else apart
+        return known[log_scale]
 
     def found() -> float | None:
-        return next((math.exp(log_dose) for log_dose, apart in known.items() if not apart), None)
+        return next((math.exp(log_scale) for log_scale, apart in known.items() if not apart), None)
 
     low = high = here = math.log(start)
     before, power = here, 2.0
@@ -74,7 +74,7 @@ def matching_dose(effect: Callable[[float], float], wanted: float, start: float)
             break
         if here != before:
             power = (excess(here) - excess(before)) / (here - before)
-        if not 0.2 < power < 5:  # no power of the dose here
+        if not 0.2 < power < 5:  # no power of the scale here
             break
         before, here = here, here - excess(here) / power
     while excess(low) > 0 and found() is None:

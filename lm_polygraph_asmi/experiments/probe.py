@@ -42,10 +42,10 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
-from lm_polygraph_asmi.saved.names import at_depth
-from lm_polygraph_asmi.saved.runs import Run, load_run
+from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks
+from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10
@@ -192,7 +192,7 @@ class CausalProbe:
         control_depth: where random heads are ablated for comparison; None: nowhere.
         seed: of random heads.
         memory_budget: bytes, as everywhere.
-        journal: folder in which examples are kept as they are done.
+        result_cache: folder in which examples are kept as they are done.
 
     Raises:
         ValueError: no token or no draw asked for, or no token to choose.
@@ -209,7 +209,7 @@ class CausalProbe:
         control_depth: float | None = CONTROL_DEPTH,
         seed: int = 0,
         memory_budget: int | None = None,
-        journal: str | Path | None = None,
+        result_cache: str | Path | None = None,
     ) -> None:
         for name, number in (("tokens", count), ("draws", draws)):
             check_whole(name, number)
@@ -222,9 +222,9 @@ class CausalProbe:
             self.control = None
         self.groups = tokens.groups(count)
         self.change = Perturbation(
-            used.get("perturbation", "heads"), used.get("dose"), used["seed"]
+            used.get("perturbation", "heads"), used.get("perturbation_scale"), used["seed"]
         )
-        self.journal, self._keys = Journal(journal), ModelKeys()
+        self.result_cache, self._keys = ResultCache(result_cache), ModelKeys()
         members = {
             rule: np.unique(np.concatenate([self.groups[f"{side}{name}"] for name in names
                                             for side in ("high", "low")]))
@@ -315,7 +315,7 @@ class CausalProbe:
                     if self.members[rule][place]:
                         wanted[layer].append((i, rule, masks))
         key = self._key(answer, positions, wanted)
-        kept = self.journal.get(key) if key else None
+        kept = self.result_cache.get(key) if key else None
         if kept is not None:
             return dict(kept)
         with scoring_session(self.model, self.used["attention"]):
@@ -349,7 +349,7 @@ class CausalProbe:
                     said = said.reshape(own.shape[:-1])  # (K,) or (draws, K)
                     found[rule][i] = said.T if said.ndim == 2 else said
         if key:
-            self.journal.put(key, found)
+            self.result_cache.put(key, found)
         return found
 
     def _predict(
@@ -379,8 +379,8 @@ class CausalProbe:
         positions: np.ndarray,
         wanted: Mapping[int, list[tuple[int, str, np.ndarray]]],
     ) -> dict[str, Any]:
-        """What an example's part of the probe depends on; empty without a journal."""
-        if not self.journal.kept:
+        """What an example's part of the probe depends on; empty without a result cache."""
+        if not self.result_cache.kept:
             return {}
         asked = hashlib.sha256()
         for layer, parts in wanted.items():

@@ -156,7 +156,7 @@ def flops_ratio(num_layers: int, layer: int, num_masks: int) -> float:
     """
     if not 0 <= layer < num_layers or num_masks < 1:
         raise ValueError(
-            f"wanted a layer in 0 ... {num_layers - 1} and at least one mask, got layer {layer} "
+            f"expected a layer in 0 ... {num_layers - 1} and at least one mask, got layer {layer} "
             f"and {num_masks} masks"
         )
     return (layer + num_masks * (num_layers - layer)) / num_layers

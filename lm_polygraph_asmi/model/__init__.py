@@ -23,10 +23,10 @@ from lm_polygraph_asmi.model.layers import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.notes import model_lock, model_state, state_in_session
+from lm_polygraph_asmi.model.model_cache import model_lock, model_state, state_in_session
 from lm_polygraph_asmi.model.perturbation import (
     Perturbation,
-    check_arm,
+    check_condition,
     perturbed_layer,
     without_part,
 )
@@ -39,7 +39,7 @@ from lm_polygraph_asmi.model.sources import (
     head_parts,
     together,
 )
-from lm_polygraph_asmi.model.stepwise import Written, steps_of
+from lm_polygraph_asmi.model.stepwise import StreamState, steps_of
 from lm_polygraph_asmi.model.structure import Structure, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
@@ -47,7 +47,7 @@ from lm_polygraph_asmi.model.subnetworks import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.unmasked import (
-    Memory,
+    PrefixCache,
     UnmaskedPass,
     check_scope_runs,
     run_unmasked,
@@ -57,14 +57,14 @@ from lm_polygraph_asmi.model.unmasked import (
 __all__ = [
     "Depth",
     "HeadPart",
-    "Memory",
     "Perturbation",
+    "PrefixCache",
+    "StreamState",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
-    "Written",
     "attention_of",
-    "check_arm",
+    "check_condition",
     "check_scope_runs",
     "check_spans",
     "check_unmasked",

@@ -1,18 +1,18 @@
-"""Is what the masked passes return right? Compared with whole passes before it is believed.
+"""Is what the masked passes return right? Compared with full forward passes before it is believed.
 
 A model, or a release of transformers, may do more than its structure shows: bias attention by
 position, share keys between layers, compute a row otherwise in another batch. So the first time a
 model is scored at a layer, in a scope, with an attention implementation, some of the very masks of
 the run are run as they will be, in batches or packed sequences of the same width, and compared with
-whole forward passes of the model itself whose heads are masked by a hook; and the final states
-with the model's own logits. It is done again when a sequence is clearly longer than any checked
-before, or has passed another number in the model's configuration (a window, a chunk, a length at
-which a scale sets in); and for every sequence of a kind of which another was wrong in that way, or
-by whole passes. Where the cheapest way of running the passes is wrong the next one is taken for
+whole forward passes of the model itself whose heads are masked by a hook; and the final states with
+the model's own logits. It is done again when a sequence is clearly longer than any checked before,
+or has passed another number in the model's configuration (a window, a chunk, a length at which a
+scale sets in); and for every sequence of a kind of which another was wrong in that way, or by full
+forward passes. Where the cheapest way of running the passes is wrong the next one is taken for
 sequences like that one; where none is right the sequence is refused. All rows of a piece are run a
 second time, in other company, since a model may compute a row otherwise beside others (experts that
-take so many tokens of a batch and no more). Where even whole passes are right one mask at a time
-alone, the sequences of that kind are run so from then on. It costs up to five passes over the
+take so many tokens of a batch and no more). Where even full forward passes are right one mask at a
+time alone, the sequences of that kind are run so from then on. It costs up to five passes over the
 sequence and two pieces of the run.
 """
 
@@ -30,15 +30,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.model.devices import coarsest, execution_device
+from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import MASKABLE
-from lm_polygraph_asmi.model.memory import in_chunks
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.model_cache import model_cache
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
+from lm_polygraph_asmi.model.prefix_cache import in_chunks
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens
-from lm_polygraph_asmi.model.suffix import Way, ways, whole_passes
+from lm_polygraph_asmi.model.suffix import Strategy, strategies, whole_passes
 from lm_polygraph_asmi.model.unmasked import Remembered, UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
@@ -168,7 +168,7 @@ def _numbers(config: PretrainedConfig) -> Iterator[int]:
 
 def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
     """For each length, how many numbers of the model's configuration it has passed."""
-    facts = known(model)
+    facts = model_cache(model)
     if "lengths" not in facts:
         facts["lengths"] = sorted(set(_numbers(model.config)))
     # A number n sets in at position n, or one later.
@@ -279,29 +279,29 @@ def record_of(model: PreTrainedModel, what: Hashable, among: Hashable = None) ->
     Args:
         among: names the things with which it shares its doubts; by default it has its own.
     """
-    facts, attention = known(model), attention_of(model)
+    facts, attention = model_cache(model), attention_of(model)
     records: dict[Hashable, Record] = facts.setdefault("checks", {})
     doubts: dict[Hashable, set[Kind]] = facts.setdefault("doubts", {})
     shared = doubts.setdefault((what if among is None else among, attention), set())
     return records.setdefault((what, attention), Record(shared))
 
 
-class WayChecked(NamedTuple):
-    """What was compared with whole passes: one way to run masks."""
+class StrategyChecked(NamedTuple):
+    """What was compared with full forward passes: one way to run masks."""
 
     scope: str
-    way: str
+    strategy: str
     kind: tuple[str, ...]
     remembered: Remembered
 
 
-def ways_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
+def strategies_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
     """Names of the ways that served the model as it is now, in a scope."""
-    checks = known(model).get("checks", {})
+    checks = model_cache(model).get("checks", {})
     return {
-        what.way
+        what.strategy
         for (what, _), record in checks.items()
-        if isinstance(what, WayChecked) and what.scope == scope and record.right
+        if isinstance(what, StrategyChecked) and what.scope == scope and record.right
     }
 
 
@@ -321,8 +321,8 @@ def _other_states(found: float, dtype: torch.dtype) -> str | None:
 def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
     """Raise unless the recorded final states are those of the model's own logits.
 
-    Where heads are masked `right_way` sees to it, too. Costs a pass, once for each `Extent`. Call
-    it inside `scoring_session`.
+    Where heads are masked `select_strategy` sees to it, too. Costs a pass, once for each `Extent`.
+    Call it inside `scoring_session`.
 
     Raises:
         RuntimeError: the two differ by more than rounding.
@@ -336,7 +336,7 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
 
     def compare() -> str | None:
         recorded = readout(model, unmasked.final_hidden, wide=False)
-        return _other_states(_apart(_own(model, unmasked), recorded), coarsest(model))
+        return _other_states(_apart(_own(model, unmasked), recorded), lowest_precision(model))
 
     what = UNMASKED, unmasked.remembered
     extent = _extent(model, unmasked, False, 1)
@@ -355,15 +355,16 @@ def _differences(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     together: int,
-    way: Way,
+    strategy: Strategy,
     change: Perturbation,
 ) -> dict[str, float]:
-    """Total variation of what a way returns from what whole passes do, by what was compared."""
+    """Total variation of what a way returns from what full forward passes do, by what was
+    compared."""
 
     def run(rows: Shaped[Tensor, "S H"], at_once: int) -> Float[Tensor, "S T D"]:
         return torch.cat(
             in_chunks(
-                lambda part: way.run(model, unmasked, layer, rows[part], change),
+                lambda part: strategy.run(model, unmasked, layer, rows[part], change),
                 len(rows),
                 at_once,
             )
@@ -379,7 +380,9 @@ def _differences(
         UNMASKED: _apart(own, readout(model, unmasked.final_hidden, wide=False)),
         "all heads kept": _apart(unmasked.log_probs(model), kept),
     }
-    if coarsest(model) not in LIMITS:  # what 32-bit logits change is the rounding, and no more
+    if (
+        lowest_precision(model) not in LIMITS
+    ):  # what 32-bit logits change is the rounding, and no more
         found["logits in 32 bits"] = _apart(own, unmasked.log_probs(model))
     chosen = torch.linspace(0, len(pack) - 1, min(CHECKED_ROWS, len(pack))).long().unique()
     for row in chosen.tolist():
@@ -394,14 +397,14 @@ def _differences(
     return found
 
 
-def right_way(
+def select_strategy(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "S H"],
     together: "dict[str, int]",
     change: Perturbation = WITHOUT_HEADS,
-) -> Way:
+) -> Strategy:
     """The cheapest way to run these masks that was seen to be right; see the module's docstring.
 
     Call it inside `scoring_session`.
@@ -413,42 +416,48 @@ def right_way(
         RuntimeError: none is right; the message says by how much each is wrong.
     """
     reasons = []
-    possible = list(ways(model, unmasked, layer))
+    possible = list(strategies(model, unmasked, layer))
     kind = _extent(model, unmasked, False, len(masks)).kind
-    only_alone: set[Kind] = known(model).setdefault(("only alone", attention_of(model)), set())
+    only_alone: set[Kind] = model_cache(model).setdefault(
+        ("only alone", attention_of(model)), set()
+    )
     if kind in only_alone:
         possible = possible[-1:]
-    for way in possible:
+    for strategy in possible:
         record = record_of(
             model,
-            WayChecked(unmasked.scope, way.name, change.kind, unmasked.remembered),
-            among=("ways", unmasked.scope, change.kind, unmasked.remembered),
+            StrategyChecked(unmasked.scope, strategy.name, change.kind, unmasked.remembered),
+            among=("strategies", unmasked.scope, change.kind, unmasked.remembered),
         )
         before = len(record.wrong)
         refused = record.ask(
-            _extent(model, unmasked, way.packed, min(together[way.name], len(masks))),
-            partial(difference, model, unmasked, layer, masks, together[way.name], way, change),
+            _extent(model, unmasked, strategy.packed, min(together[strategy.name], len(masks))),
+            partial(
+                difference, model, unmasked, layer, masks, together[strategy.name], strategy, change
+            ),
             layer,
-            # Not of whole passes: what one example makes of all ways is to be no other's end.
-            lasting=not way.whole,
+            # Not of full forward passes: what one example makes of all ways is to be no other's
+            # end.
+            lasting=not strategy.whole,
             kind=kind,
         )
         if refused is None:
-            if way.alone:  # and whole passes in a batch were wrong of the same sequence
+            if strategy.alone:  # and full forward passes in a batch were wrong of the same sequence
                 only_alone.add(kind)
-            return way
+            return strategy
         if before == 0 and record.wrong:
             log.warning(
                 "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
                 type(model).__name__,
-                way.name,
-                way.scope,
+                strategy.name,
+                strategy.scope,
                 refused,
             )
-        reasons.append(f"{way.name}: {refused}")
+        reasons.append(f"{strategy.name}: {refused}")
     raise RuntimeError(
         f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
-        f"{unmasked.scope!r}, {attention_of(model)} attention, do not give what whole passes give "
+        f"{unmasked.scope!r}, {attention_of(model)} attention, do not give what full forward "
+        "passes give "
         f"({'; '.join(reasons)}). A model that answers the same pass otherwise the second time, or "
         "rounds a position otherwise beside others, as dynamic quantisation does, cannot be "
         "scored; else please report it"
@@ -459,7 +468,7 @@ def _rounding(model: PreTrainedModel, unmasked: UnmaskedPass) -> float:
     """What another attention implementation makes of the unmasked pass: both are right, and round
     differently, the more so the deeper a 16-bit model is. 0 for other models, or without another.
     """
-    if coarsest(model) in LIMITS:
+    if lowest_precision(model) in LIMITS:
         return 0.0
     ids = unmasked.input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
     found = []
@@ -479,18 +488,18 @@ def difference(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     together: int,
-    way: Way,
+    strategy: Strategy,
     change: Perturbation,
 ) -> str | None:
-    """By how much more than rounding a way differs from whole passes, or why it fails; None if it
-    gives what they give."""
+    """By how much more than rounding a way differs from full forward passes, or why it fails; None
+    if it gives what they give."""
     try:
-        found = _differences(model, unmasked, layer, masks, together, way, change)
+        found = _differences(model, unmasked, layer, masks, together, strategy, change)
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    excess = _excess(found, coarsest(model))
+    excess = _excess(found, lowest_precision(model))
     if excess is not None:
-        excess = _excess(found, coarsest(model), _rounding(model, unmasked))
+        excess = _excess(found, lowest_precision(model), _rounding(model, unmasked))
     return excess

@@ -12,7 +12,7 @@ def dtypes_of(model: nn.Module) -> set[torch.dtype]:
     return {p.dtype for p in model.parameters() if p.is_floating_point()}
 
 
-def coarsest(model: nn.Module) -> torch.dtype:
+def lowest_precision(model: nn.Module) -> torch.dtype:
     """The floating-point type that a model's results are rounded to, where it has several."""
     return max(dtypes_of(model), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 

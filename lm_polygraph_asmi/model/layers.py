@@ -65,9 +65,9 @@ def query_projection(model: PreTrainedModel, layer: int) -> nn.Module | None:
     return getattr(attention_module(model, layer), "q_proj", None)
 
 
-def trunk(model: PreTrainedModel) -> nn.Module:
+def base_model(model: PreTrainedModel) -> nn.Module:
     """The module whose first output is the final states, what logits are made of."""
-    return model.get_submodule(structure_of(model).trunk)
+    return model.get_submodule(structure_of(model).base_model)
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:

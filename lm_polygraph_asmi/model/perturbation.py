@@ -1,10 +1,10 @@
 """What a mask changes at the target layer; all passes above it are the same whatever it is.
 
-The method takes away the masked heads. The other arms of the falsifier change something else in
-the same layer, at the same positions, under the same masks: what the target layer returns is the
-only thing that differs. An arm is a function that gets the values at its site, one batch row per
-mask, and returns what is to stand there instead; another arm is one more function and one more
-line in `ARMS`.
+The method takes away the masked heads. The other conditions of the perturbation controls change
+something else in the same layer, at the same positions, under the same masks: what the target layer
+returns is the only thing that differs. An condition is a function that gets the values at its site,
+one batch row per mask, and returns what is to stand there instead; another condition is one more
+function and one more line in `CONDITIONS`.
 """
 
 import copy
@@ -83,38 +83,42 @@ class Perturbation:
     """What a mask changes, as far as it does not depend on the example.
 
     Attributes:
-        arm: name in `ARMS`.
-        dose: multiplies the change of the layer's output: r_0 + dose (r - r_0); None changes it as
-            the arm does, without a detour.
-        seed: base seed of what an arm draws; with layer, tokens and mask it gives each draw.
-        edit: what is done at the arm's site in place of what the arm does, where that depends on
-            the example.
+        condition: name in `CONDITIONS`.
+        perturbation_scale: multiplies the change of the layer's output: r_0 + scale (r - r_0); None
+            changes it as the condition does, without a detour.
+        seed: base seed of what a condition draws; with layer, tokens and mask it gives each draw.
+        edit: what is done at the condition's site in place of what the condition does, where that
+            depends on the example.
 
     Raises:
-        ValueError: an unknown arm, or a dose that is no positive number.
+        ValueError: an unknown condition, or a scale that is no positive number.
 
     Example:
-        >>> Perturbation("mlp", dose=1.5).kind
+        >>> Perturbation("mlp", perturbation_scale=1.5).kind
         ('mlp', 'False', 'without_groups')
-        >>> Perturbation(dose=-1)  # doctest: +ELLIPSIS
+        >>> Perturbation(perturbation_scale=-1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: dose ...
+        ValueError: scale ...
     """
 
-    arm: str = "heads"
-    dose: float | None = None
+    condition: str = "heads"
+    perturbation_scale: float | None = None
     seed: int = 0
     edit: Edit | None = None
 
     def __post_init__(self) -> None:
-        check_setting("perturbation", self.arm)
-        check_setting("dose", self.dose)
+        check_setting("perturbation", self.condition)
+        check_setting("perturbation_scale", self.perturbation_scale)
 
     @property
     def kind(self) -> tuple[str, ...]:
         """By what code it is done: what was seen to be right for one of a kind is for all."""
-        done = self.edit or ARMS[self.arm].edit
-        return self.arm, str(self.dose is None), getattr(done, "__qualname__", type(done).__name__)
+        done = self.edit or CONDITIONS[self.condition].edit
+        return (
+            self.condition,
+            str(self.perturbation_scale is None),
+            getattr(done, "__qualname__", type(done).__name__),
+        )
 
 
 WITHOUT_HEADS = Perturbation()
@@ -212,7 +216,7 @@ def in_random_direction(output: Float[Tensor, "B n D"], at: Masking) -> Float[Te
 
 
 @dataclass(frozen=True)
-class Arm:
+class Condition:
     """One thing that a mask may change.
 
     Attributes:
@@ -227,19 +231,21 @@ class Arm:
     as_heads: bool = False
 
 
-ARMS: dict[str, Arm] = {
-    "heads": Arm(HEADS, without_heads),
-    "pseudo_heads": Arm(HEADS, without_groups),
-    "foreign": Arm(HEADS, from_elsewhere, as_heads=True),
-    "isotropic": Arm(OUTPUT, in_random_direction, as_heads=True),
-    "mlp": Arm(MLP, without_groups),
-    "mlp_noise": Arm(MLP, with_noise),
+CONDITIONS: dict[str, Condition] = {
+    "heads": Condition(HEADS, without_heads),
+    "pseudo_heads": Condition(HEADS, without_groups),
+    "foreign": Condition(HEADS, from_elsewhere, as_heads=True),
+    "isotropic": Condition(OUTPUT, in_random_direction, as_heads=True),
+    "mlp": Condition(MLP, without_groups),
+    "mlp_noise": Condition(MLP, with_noise),
 }
 """By the names in `config.PERTURBATIONS`."""
 
 
-def check_arm(model: PreTrainedModel, layer: int, change: Perturbation, heads: bool = True) -> None:
-    """Raise unless a layer has what an arm changes.
+def check_condition(
+    model: PreTrainedModel, layer: int, change: Perturbation, heads: bool = True
+) -> None:
+    """Raise unless a layer has what a condition changes.
 
     Args:
         heads: whether the unmasked pass keeps head outputs.
@@ -249,32 +255,36 @@ def check_arm(model: PreTrainedModel, layer: int, change: Perturbation, heads: b
             cannot be had from elsewhere.
 
     Example:
-        >>> check_arm(model, 2, Perturbation("foreign"))
-        >>> check_arm(model, 2, Perturbation("foreign"), heads=False)  # doctest: +ELLIPSIS
+        >>> check_condition(model, 2, Perturbation("foreign"))
+        >>> check_condition(model, 2, Perturbation("foreign"), heads=False)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         TypeError: perturbation 'foreign' needs the head outputs of the unmasked pass, ...
     """
-    arm, groups = ARMS[change.arm], head_site(model, layer).heads
-    if arm.site == MLP:
+    condition, groups = CONDITIONS[change.condition], head_site(model, layer).heads
+    if condition.site == MLP:
         width = getattr(down_projection(model, layer), "in_features", groups)
         if width < groups:
             raise TypeError(
-                f"perturbation {change.arm!r} needs {groups} groups of MLP channels, layer {layer} "
+                f"perturbation {change.condition!r} needs {groups} groups of MLP channels, layer "
+                f"{layer} "
                 f"of {type(model).__name__} has {width} channels"
             )
-    if arm.edit is from_elsewhere and not heads:
+    if condition.edit is from_elsewhere and not heads:
         raise TypeError(
-            f"perturbation {change.arm!r} needs the head outputs of the unmasked pass, which are "
+            f"perturbation {change.condition!r} needs the head outputs of the unmasked pass, which "
+            "are "
             f"not kept of {type(model).__name__}: its layers are no plain chain"
         )
 
 
-def _mixed(plain: Tensor, arm: Tensor, heads: Tensor | None, dose: float | None) -> Tensor:
-    """What a layer returns: `plain` and the change to `arm`, as large as that to `heads`, times the
-    dose."""
+def _mixed(
+    plain: Tensor, condition: Tensor, heads: Tensor | None, perturbation_scale: float | None
+) -> Tensor:
+    """What a layer returns: `plain` and the change to `condition`, as large as that to `heads`,
+    times the scale."""
     wide = torch.promote_types(plain.dtype, torch.float32)
     base = plain.to(wide)
-    change = arm.to(wide) - base
+    change = condition.to(wide) - base
     if heads is not None:
         wanted = (heads.to(wide) - base).norm(dim=-1, keepdim=True)
         own = change.norm(dim=-1, keepdim=True)
@@ -282,7 +292,9 @@ def _mixed(plain: Tensor, arm: Tensor, heads: Tensor | None, dose: float | None)
         # not to be made as large as a change.
         rounding = max(1e-5, torch.finfo(plain.dtype).eps) * base.norm(dim=-1, keepdim=True)
         change = change * torch.where(own > rounding, wanted / own, 0)
-    return (base + (1 if dose is None else dose) * change).to(plain.dtype)
+    return (base + (1 if perturbation_scale is None else perturbation_scale) * change).to(
+        plain.dtype
+    )
 
 
 def _with_copied_caches(values: Any) -> Any:
@@ -315,8 +327,8 @@ def perturbed(
         heads: head outputs at `places`, to be used in place of those that come; the layer is then
             called on these positions alone.
     """
-    arm, masking = (
-        ARMS[change.arm],
+    condition, masking = (
+        CONDITIONS[change.condition],
         Masking(masks, places, unmasked, layer, change.seed),
     )
     acting: dict[str, Edit] = {}  # by site, while the target layer runs
@@ -344,8 +356,8 @@ def perturbed(
         return hook
 
     module = decoder_layers(model)[layer]
-    edit = change.edit or arm.edit
-    own = {} if arm.site == OUTPUT else {arm.site: edit}
+    edit = change.edit or condition.edit
+    own = {} if condition.site == OUTPUT else {condition.site: edit}
     forward = module.forward
 
     def several(*args: Any, **kwargs: Any) -> Any:
@@ -361,7 +373,7 @@ def perturbed(
         def states(found: Any) -> Tensor:
             return found[0] if isinstance(found, tuple | list) else found
 
-        as_heads = states(output({HEADS: without_heads})) if arm.as_heads else None
+        as_heads = states(output({HEADS: without_heads})) if condition.as_heads else None
         changed = states(output(own)) if own else None
         returned = output({}, again=False)
         plain = states(returned)
@@ -372,20 +384,20 @@ def perturbed(
             rows,
             changed.reshape(rows.shape),
             None if as_heads is None else as_heads.reshape(rows.shape),
-            change.dose,
+            change.perturbation_scale,
         ).reshape(plain.shape)
         return (mixed, *returned[1:]) if isinstance(returned, tuple | list) else mixed
 
     projections = {}  # found before anything is hooked: that may take a pass
     if MLP in own:
         projections[MLP] = down_projection(model, layer)
-    if HEADS in own or arm.as_heads or heads is not None:
+    if HEADS in own or condition.as_heads or heads is not None:
         projections[HEADS] = output_projection(model, layer)
     with ExitStack() as stack:
         for site, projection in projections.items():
             # Last in line: a mask applies to what the projection gets in the end.
             stack.callback(projection.register_forward_pre_hook(at_site(site)).remove)
-        if own and change.dose is None and not arm.as_heads:
+        if own and change.perturbation_scale is None and not condition.as_heads:
             for handle in (
                 module.register_forward_pre_hook(lambda *_: acting.update(own)),
                 module.register_forward_hook(lambda *_: acting.clear(), always_call=True),

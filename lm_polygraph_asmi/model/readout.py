@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.layer_call import replaced_forward
-from lm_polygraph_asmi.model.layers import trunk
+from lm_polygraph_asmi.model.layers import base_model
 
 VOCABULARY_PART = 2**13
 """Rows of the unembedding that are widened to 32 bits at once."""
@@ -122,7 +122,7 @@ def readout(
     """
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-    with replaced_forward(trunk(model), lambda *_, **__: _Returned(last_hidden_state=states)):
+    with replaced_forward(base_model(model), lambda *_, **__: _Returned(last_hidden_state=states)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
     if not torch.stack(logits.aminmax()).isfinite().all():  # NaN is the least and the most
         raise FloatingPointError(

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import Extent, record_of, regimes, specials
-from lm_polygraph_asmi.model.devices import coarsest, execution_device
+from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
-from lm_polygraph_asmi.model.layers import decoder_layers, num_layers, trunk
-from lm_polygraph_asmi.model.notes import has_foreign_code
+from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
+from lm_polygraph_asmi.model.model_cache import has_foreign_code
 from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
@@ -25,7 +25,7 @@ def states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Ten
 
     handle = decoder_layers(model)[layer].register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        trunk(model)(**inputs)
+        base_model(model)(**inputs)
     except Reached as reached:
         (hidden,) = reached.tensors
         return hidden
@@ -97,7 +97,7 @@ def _not_shared(
         RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError
     ) as error:  # fmt: skip
         return f"{type(error).__name__}: {error}"
-    rounding = 1e-4 if coarsest(model).itemsize >= 4 else 0.05
+    rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
     lengths = expected.norm(dim=-1)
     apart = (found - expected).norm(dim=-1)
     if bool((apart <= rounding * lengths).all()):

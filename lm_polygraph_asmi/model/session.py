@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.model.notes import known, model_lock, notes_of
+from lm_polygraph_asmi.model.model_cache import model_cache, model_cache_of, model_lock
 
 Setting = list[tuple[PretrainedConfig, str | None]]
 """What each configuration of a model says of attention."""
@@ -50,7 +50,7 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> Setting:
     Raises:
         ValueError: the model cannot use that implementation.
     """
-    switches = notes_of(model).switches
+    switches = model_cache_of(model).switches
     text = model.config.get_text_config()
     if attention not in switches:
         before = _setting(model)
@@ -135,15 +135,15 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         >>> model.training, attention_of(model)
         (True, 'sdpa')
     """
-    notes = notes_of(model)
+    cache = model_cache_of(model)
     with model_lock(model), _without_autocast(), _as_written(model):
-        outermost = notes.attention is None
+        outermost = cache.attention is None
         training = [module for module in model.modules() if module.training]
         before = attention_of(model)
         if outermost:
-            known(model)
-            notes.attention = before or ""
-        wanted = attention or notes.attention or before
+            model_cache(model)
+            cache.attention = before or ""
+        wanted = attention or cache.attention or before
         undo: Setting = []
         try:
             if wanted != before:
@@ -154,7 +154,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
                 yield
         finally:
             if outermost:
-                notes.attention = None
+                cache.attention = None
             _apply(undo)
             for module in training:
                 module.training = True

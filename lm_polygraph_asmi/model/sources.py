@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layer_call import Reached
-from lm_polygraph_asmi.model.layers import decoder_layers, head_site, output_projection, trunk
+from lm_polygraph_asmi.model.layers import base_model, decoder_layers, head_site, output_projection
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 Span = tuple[int, int]
@@ -199,7 +199,7 @@ def _part(
             else:
                 start = execution_device(model.get_input_embeddings())
                 tokens = unmasked.input_ids[None, :-1].to(start)
-                trunk(model)(input_ids=tokens, use_cache=False)
+                base_model(model)(input_ids=tokens, use_cache=False)
         except Reached as reached:
             if mode.attention is None:
                 raise _unsplit("no weights over the keys were seen") from None

@@ -21,12 +21,12 @@ from lm_polygraph_asmi.model.check import difference, extent_of, record_of
 from lm_polygraph_asmi.model.devices import execution_device, quick_rows
 from lm_polygraph_asmi.model.layer_call import KeysValues, KeyValueTap, LayerCall
 from lm_polygraph_asmi.model.layers import (
+    base_model,
     context_window,
     decoder_layers,
     final_norm,
-    trunk,
 )
-from lm_polygraph_asmi.model.notes import has_foreign_code
+from lm_polygraph_asmi.model.model_cache import has_foreign_code
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
@@ -34,9 +34,9 @@ from lm_polygraph_asmi.model.perturbation import (
     perturbed_layer,
 )
 from lm_polygraph_asmi.model.structure import states_of
-from lm_polygraph_asmi.model.suffix import Way, cache_of_rows
+from lm_polygraph_asmi.model.suffix import Strategy, cache_of_rows
 from lm_polygraph_asmi.model.unmasked import (
-    Memory,
+    PrefixCache,
     Seen,
     UnmaskedPass,
     check_scope_runs,
@@ -57,7 +57,7 @@ what follows are rows that nobody asked for."""
 
 
 @dataclass(frozen=True)
-class Written:
+class StreamState:
     """Steps, and which of their rows the drawn masks have; as in `Subnetworks`.
 
     Attributes:
@@ -70,7 +70,7 @@ class Written:
         >>> from lm_polygraph_asmi.model import scoring_session
         >>> with scoring_session(model):
         ...     written = steps_of(model, ids[:6], 2, masks)
-        >>> isinstance(written, Written), written.counts
+        >>> isinstance(written, StreamState), written.counts
         (True, tensor([2., 1.]))
     """
 
@@ -140,7 +140,7 @@ class OneSequence:
         masks: Shaped[Tensor, "B H"],
         change: Perturbation,
     ) -> None:
-        if not Memory.serves(model):
+        if not PrefixCache.serves(model):
             raise NotImplementedError("its layers keep more than keys and values")
         self.model, self.layer, self.change = model, layer, change
         self.masks = _rows(model, masks)
@@ -164,7 +164,9 @@ class OneSequence:
 
     def _run(self, ids: list[int], cache: DynamicCache) -> Tensor:
         given = torch.tensor([ids], device=execution_device(self.model.get_input_embeddings()))
-        return states_of(trunk(self.model)(input_ids=given, past_key_values=cache, use_cache=True))
+        return states_of(
+            base_model(self.model)(input_ids=given, past_key_values=cache, use_cache=True)
+        )
 
     @contextmanager
     def _in_rows(self) -> Iterator[None]:
@@ -225,7 +227,7 @@ class RowsOfBatch:
         rows = len(self.masks)
         if len(tokens) > 1:
             prompt = torch.tensor([tokens[:-1]], device=device)
-            output = trunk(self.model)(input_ids=prompt, use_cache=True)
+            output = base_model(self.model)(input_ids=prompt, use_cache=True)
             self.cache = cache_of_rows(output.past_key_values, rows, device)
         self.ids += tokens
         ids = torch.tensor(tokens[-1:], device=device).expand(rows, 1)
@@ -234,7 +236,9 @@ class RowsOfBatch:
             self.model, _at_last(self.ids), self.layer, self.masks, torch.tensor([place]),
             self.change, before=place,
         ):  # fmt: skip
-            output = trunk(self.model)(input_ids=ids, past_key_values=self.cache, use_cache=True)
+            output = base_model(self.model)(
+                input_ids=ids, past_key_values=self.cache, use_cache=True
+            )
         self.cache = output.past_key_values
         if self.cache is None:
             raise NotImplementedError("the model keeps no cache")
@@ -260,9 +264,9 @@ def _stepwise(kind: Any) -> Any:
 
 
 KINDS = (
-    (OneSequence, Way("one sequence that grows", "response", _stepwise(OneSequence),
+    (OneSequence, Strategy("one sequence that grows", "response", _stepwise(OneSequence),
                       lambda *_: 0, packed=True)),
-    (RowsOfBatch, Way("rows that grow", "response", _stepwise(RowsOfBatch), lambda *_: 0)),
+    (RowsOfBatch, Strategy("rows that grow", "response", _stepwise(RowsOfBatch), lambda *_: 0)),
 )  # fmt: skip
 """Cheapest first."""
 
@@ -278,15 +282,15 @@ def steps_of(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     change: Perturbation = WITHOUT_HEADS,
-) -> "Written":
+) -> "StreamState":
     """Subnetworks of S masks over an answer to come; equal masks are run once.
 
-    The steps were compared with whole passes, for this prompt or one like it, on an answer made of
-    the prompt's own first tokens. Call it in `scoring_session`.
+    The steps were compared with full forward passes, for this prompt or one like it, on an answer
+    made of the prompt's own first tokens. Call it in `scoring_session`.
 
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
-        RuntimeError: no way gives what whole passes give, or hooks of others may not.
+        RuntimeError: no way gives what full forward passes give, or hooks of others may not.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session
@@ -297,8 +301,8 @@ def steps_of(
         >>> states[written.rows].shape  # (distinct, 1, D)
         torch.Size([2, 1, 16])
     """
-    if change.arm != "heads" or change.edit is not None:
-        raise NotImplementedError(f"no steps for the perturbation {change.arm!r}")
+    if change.condition != "heads" or change.edit is not None:
+        raise NotImplementedError(f"no steps for the perturbation {change.condition!r}")
     check_scope_runs(model, "response")
     if has_foreign_code(model):
         raise RuntimeError(
@@ -310,7 +314,7 @@ def steps_of(
     masked = ~distinct.all(dim=1)  # the row that keeps every head is the unmasked model's
     kind = _right_kind(model, prompt.cpu(), layer, distinct[masked], change)
     steps = kind(model, layer, distinct[masked], change)
-    return Written(steps, masked.cumsum(0) * masked, index, counts.float())
+    return StreamState(steps, masked.cumsum(0) * masked, index, counts.float())
 
 
 def _right_kind(
@@ -328,22 +332,23 @@ def _right_kind(
     extent = extent_of(model, trial, len(prompt), True, len(masks))
     unmasked = cache(lambda: run_unmasked(model, trial, len(prompt), [layer], "response"))
 
-    def compare(way: Way) -> str | None:
-        return difference(model, unmasked(), layer, masks, len(masks), way, change)
+    def compare(strategy: Strategy) -> str | None:
+        return difference(model, unmasked(), layer, masks, len(masks), strategy, change)
 
     reasons = []
-    for kind, way in KINDS:
-        reason = record_of(model, (way.name, change.kind), among=("steps", change.kind)).ask(
+    for kind, strategy in KINDS:
+        reason = record_of(model, (strategy.name, change.kind), among=("steps", change.kind)).ask(
             extent,
-            partial(compare, way=way),
+            partial(compare, strategy=strategy),
             layer,
-            lasting=way is not KINDS[-1][1],
+            lasting=strategy is not KINDS[-1][1],
         )
         if reason is None:
             return kind
-        reasons.append(f"{way.name}: {reason}")
+        reasons.append(f"{strategy.name}: {reason}")
     raise RuntimeError(
         f"{type(model).__name__} cannot be scored while it writes: step by step its passes from "
-        f"layer {layer} on do not give what whole passes give ({'; '.join(reasons)}). Score the "
+        f"layer {layer} on do not give what full forward passes give ({'; '.join(reasons)}). Score "
+        "the "
         "finished answer"
     )

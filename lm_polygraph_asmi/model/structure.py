@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.devices import coarsest, dtypes_of, execution_device
+from lm_polygraph_asmi.model.devices import dtypes_of, execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
-from lm_polygraph_asmi.model.notes import held_tensors, known, plain_values
+from lm_polygraph_asmi.model.model_cache import held_tensors, model_cache, plain_values
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
 TOKENS = 13
@@ -56,7 +56,7 @@ class Structure:
     """Paths of the modules that ASMI touches, from the model on.
 
     Attributes:
-        trunk: the module whose first output is the final states, what the logits are made of.
+        base_model: the module whose first output is the final states, what the logits are made of.
         layers: the list of decoder layers.
         final_norm: the module between the last layer and the end of the trunk; None without one.
         sites: by index of the layer, the heads of the layers that have any.
@@ -73,7 +73,7 @@ class Structure:
         'self_attn.o_proj'
     """
 
-    trunk: str
+    base_model: str
     layers: str
     final_norm: str | None
     sites: Mapping[int, HeadSite]
@@ -128,7 +128,7 @@ def structure_of(model: PreTrainedModel) -> Structure:
         >>> structure_of(model).layers, structure_of(model).num_layers
         ('model.layers', 4)
     """
-    facts = known(model)
+    facts = model_cache(model)
     if "structure" not in facts:
         _check_not_compiled(model)
         facts["structure"] = _find(model)
@@ -305,7 +305,7 @@ def _same_numbers(a: Tensor, b: Tensor) -> bool:
 
 def special_tokens(model: PreTrainedModel) -> set[int]:
     """Token ids that the configuration names; a model may do something else where they stand."""
-    facts = known(model)
+    facts = model_cache(model)
     if "special tokens" not in facts:
         special: set[int] = set()
         for part in (model.config, model.config.get_text_config(decoder=True)):
@@ -337,7 +337,7 @@ def _find(model: PreTrainedModel) -> Structure:
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
         before = [(id(module), plain_values(module)) for module in model.modules()]
-        memory = _Memory(model)
+        prefix_cache = _Memory(model)
         tokens = _ordinary_tokens(model)[None]
         tokens = tokens.to(execution_device(model.get_input_embeddings()))
         try:
@@ -360,7 +360,7 @@ def _find(model: PreTrainedModel) -> Structure:
             "the length of the first text"
         )
         if after == before:
-            changed = memory.acts(tokens.flip(1))
+            changed = prefix_cache.acts(tokens.flip(1))
         if changed:
             raise TypeError(
                 f"{name} changes itself in a pass: {changed}. Its numbers depend on what it was "
@@ -461,13 +461,13 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     names = path.split(".")
     around = (".".join(names[:depth]) for depth in range(1, len(names)))
     once = (part for part in around if len(calls.get(model.get_submodule(part), [])) == 1)
-    trunk_path = next(once, "")
-    if not trunk_path:
+    base_model_path = next(once, "")
+    if not base_model_path:
         raise TypeError(
             f"{name}: a stack of {len(stack)} layers with heads was found at {path!r}, but no "
             "module around it that returns the final states once"
         )
-    final = calls[model.get_submodule(trunk_path)][0].leaving
+    final = calls[model.get_submodule(base_model_path)][0].leaving
     layer_calls = [calls[layer][0] for layer in stack]
     chained = all(_same(before.leaving, after.entering) for before, after in pairwise(layer_calls))
     chained &= all(
@@ -504,7 +504,7 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
             f"{name}: layers with a softmax over keys were found at {path!r}, but behind it no "
             "projection whose input is the concatenated head outputs"
         )
-    return Structure(trunk_path, path, norm_path, sites, len(stack), chained)
+    return Structure(base_model_path, path, norm_path, sites, len(stack), chained)
 
 
 def _stack_of_layers(
@@ -604,7 +604,7 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
     Raises:
         TypeError: experts, several such projections, or none.
     """
-    facts = known(model)
+    facts = model_cache(model)
     key = ("down projection", layer)
     if key not in facts:
         found = structure_of(model)
@@ -613,7 +613,7 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
         with scoring_session(model), trace.watching(module):
             tokens = _ordinary_tokens(model)[None]
             tokens = tokens.to(execution_device(model.get_input_embeddings()))
-            model.get_submodule(found.trunk)(input_ids=tokens, use_cache=False)
+            model.get_submodule(found.base_model)(input_ids=tokens, use_cache=False)
         facts[key] = _down_projection(
             type(model).__name__, layer, module, found.sites[layer], trace
         )
@@ -657,11 +657,11 @@ def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, tr
 
 def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> Tensor:
     """Raise unless the model repeats itself and no token sees what follows it; the final states."""
-    trunk = model.get_submodule(found.trunk)
+    base_model = model.get_submodule(found.base_model)
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     plain, again, changed = (
-        states_of(trunk(input_ids=ids, use_cache=False)) for ids in (tokens, tokens, other)
+        states_of(base_model(input_ids=ids, use_cache=False)) for ids in (tokens, tokens, other)
     )
     if not _close(model, plain, again):
         raise TypeError(
@@ -670,7 +670,7 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> T
             "off what draws at random (dropout outside of training) or counts its calls"
         )
     if not _close(model, plain[:, :-1], changed[:, :-1]):
-        together = states_of(trunk(input_ids=torch.cat([tokens, other]), use_cache=False))
+        together = states_of(base_model(input_ids=torch.cat([tokens, other]), use_cache=False))
         if not _close(model, plain, together[:1]):
             raise TypeError(
                 f"{type(model).__name__} rounds a position otherwise beside others, as dynamic "
@@ -686,16 +686,16 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> T
 
 def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
     """Whether two passes gave the same but for rounding."""
-    rounding = 1e-3 if coarsest(model).itemsize >= 4 else 0.1
+    rounding = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.1
     first, second = first.float(), second.float()
     return bool((first - second).abs().max() <= rounding * first.abs().max())
 
 
 def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor, plain: Tensor) -> bool:
-    trunk = model.get_submodule(found.trunk)
+    base_model = model.get_submodule(found.base_model)
     tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
     try:
-        tapped = states_of(trunk(input_ids=tokens, past_key_values=tap, use_cache=True))
+        tapped = states_of(base_model(input_ids=tokens, past_key_values=tap, use_cache=True))
     except Exception:  # caches of a model's own refuse others in any way
         return False
     return bool((plain - tapped).norm() <= 1e-2 * plain.norm())
@@ -704,7 +704,7 @@ def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor, plain
 def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> None:
     """Raise unless what a head takes in changes its own block of the projection's input, and by
     nothing else what the layer returns."""
-    tight = 1e-3 if coarsest(model).itemsize >= 4 else 0.05
+    tight = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.05
     layers = model.get_submodule(found.layers)
     for index, site in found.sites.items():
         layer = layers[index]  # type: ignore[index]

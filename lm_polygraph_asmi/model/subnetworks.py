@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.model.check import check_unmasked, right_way
+from lm_polygraph_asmi.model.check import check_unmasked, select_strategy
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
-    check_arm,
+    check_condition,
     without_part,
 )
+from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks, largest_chunk
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.sources import check_spans, head_parts, together
 from lm_polygraph_asmi.model.structure import plain_model
-from lm_polygraph_asmi.model.suffix import Way, run_suffix, ways
+from lm_polygraph_asmi.model.suffix import Strategy, run_suffix, strategies
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
 
 # Longest packed sequence of response positions, one mask apart. Each position is compared with all
@@ -45,7 +45,8 @@ class Subnetworks:
         hidden: states after the final norm at the T response positions, one row per distinct mask.
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
-        check_seconds: what comparing with whole passes took, 0 where it had been done before.
+        check_seconds: what comparing with full forward passes took, 0 where it had been done
+            before.
 
     Example:
         >>> with scoring_session(model):
@@ -74,18 +75,18 @@ def masks_per_pass(
     unmasked: UnmaskedPass,
     total: int,
     budget: int,
-    way: Way | None = None,
+    strategy: Strategy | None = None,
 ) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
-    if way is None:
-        way = next(ways(model, unmasked, max(unmasked.targets, default=0)))
-    if way.alone:
+    if strategy is None:
+        strategy = next(strategies(model, unmasked, max(unmasked.targets, default=0)))
+    if strategy.alone:
         return 1
-    if way.packed:
+    if strategy.packed:
         known = unmasked.before.stop
         longest = min(PACKED_POSITIONS, (context_window(model) or PACKED_POSITIONS) - known)
         total = min(total, max(1, longest // len(unmasked.final_hidden)))
-    return largest_chunk(total, lambda n: way.bytes_of(model, unmasked, n), budget)
+    return largest_chunk(total, lambda n: strategy.bytes_of(model, unmasked, n), budget)
 
 
 def run_subnetworks(
@@ -99,7 +100,7 @@ def run_subnetworks(
 ) -> Subnetworks:
     """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
 
-    What is returned was checked against whole passes, for this example or one like it (see
+    What is returned was checked against full forward passes, for this example or one like it (see
     `check`); where all masks are ones, against the model's own logits. Heads are masked where the
     scope of `unmasked` says. Call it in `scoring_session`, with `layer` among the target layers of
     `unmasked`. The result does not depend on the budget beyond rounding.
@@ -112,7 +113,7 @@ def run_subnetworks(
         shortcut: False runs the all-ones mask like any other.
 
     Raises:
-        RuntimeError: the passes of this model do not give what whole passes give.
+        RuntimeError: the passes of this model do not give what full forward passes give.
         TypeError: a layer without what the perturbation changes.
         ValueError: masks of the wrong shape, or not of zeros and ones.
 
@@ -123,7 +124,7 @@ def run_subnetworks(
         >>> found.hidden.shape, found.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
-    check_arm(model, layer, change, bool(unmasked.targets))
+    check_condition(model, layer, change, bool(unmasked.targets))
     heads = num_heads(model, layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
@@ -145,17 +146,17 @@ def run_subnetworks(
         masked = distinct[~unmasked_rows]
         budget = memory_budget or default_budget(*unmasked.devices)
         together = {
-            way.name: masks_per_pass(model, unmasked, len(masked), budget, way)
-            for way in ways(model, unmasked, layer)
+            strategy.name: masks_per_pass(model, unmasked, len(masked), budget, strategy)
+            for strategy in strategies(model, unmasked, layer)
         }
         start = time.perf_counter()
-        way = right_way(model, unmasked, layer, masked, together, change)
+        strategy = select_strategy(model, unmasked, layer, masked, together, change)
         check_seconds = time.perf_counter() - start
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
-                lambda part: run_suffix(model, unmasked, layer, masked[part], change, way),
+                lambda part: run_suffix(model, unmasked, layer, masked[part], change, strategy),
                 len(masked),
-                together[way.name],
+                together[strategy.name],
             )
         )
     return Subnetworks(hidden, counts.float(), index, check_seconds)
@@ -203,8 +204,8 @@ def subnetwork_log_probs(
     Raises:
         TypeError: a model whose heads cannot be masked, or split by source, or a layer without what
             the perturbation changes; the message says why.
-        RuntimeError: a model whose masked passes do not give what whole passes give (see `check`),
-            or whose heads' parts do not add up (see `sources`).
+        RuntimeError: a model whose masked passes do not give what full forward passes give (see
+            `check`), or whose heads' parts do not add up (see `sources`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
 
@@ -217,7 +218,7 @@ def subnetwork_log_probs(
         True
     """
     model = plain_model(model)
-    ASMIConfig(scope=scope, source=source, perturbation=change.arm)  # refuses what is not fit
+    ASMIConfig(scope=scope, source=source, perturbation=change.condition)  # refuses what is not fit
     given = source != "all" or context is not None
     spans = check_spans(context, len(input_ids)) if given else []
     with scoring_session(model, attention):

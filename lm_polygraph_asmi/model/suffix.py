@@ -1,7 +1,8 @@
 """The masked passes: the layers from the target layer on, under head masks, in either scope.
 
 There are several ways to the same numbers, from the cheapest to the most general. Which of them a
-model, scope and attention take is found out by `check`, which compares each with whole passes.
+model, scope and attention take is found out by `check`, which compares each with full forward
+passes.
 """
 
 import copy
@@ -18,21 +19,21 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layer_call import MASKABLE, replaced_forward
 from lm_polygraph_asmi.model.layers import (
+    base_model,
     decoder_layers,
     final_norm,
     heads_width,
     num_layers,
     query_projection,
-    trunk,
 )
-from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
-from lm_polygraph_asmi.model.notes import has_foreign_code
+from lm_polygraph_asmi.model.model_cache import has_foreign_code
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
     perturbed,
     perturbed_layer,
 )
+from lm_polygraph_asmi.model.prefix_cache import batch_bytes, packed_bytes, rows_bytes
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
@@ -142,16 +143,17 @@ def whole_passes(
     masks: Shaped[Tensor, "B H"],
     change: Perturbation = WITHOUT_HEADS,
 ) -> Float[Tensor, "B T D"]:
-    """Final states of whole passes, masks as rows of a batch, through the model's own forward.
+    """Final states of full forward passes, masks as rows of a batch, through the model's own
+    forward.
 
-    The plainest way, and the judge of all others.
+    The plainest strategy, and the one that all others are checked against.
     """
     every = torch.arange(unmasked.predicting.stop)
     places = every[unmasked.predicting] if unmasked.scope == "response" else every
     device = execution_device(model.get_input_embeddings())
     tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
     with perturbed(model, unmasked, layer, masks, places, change):
-        output = trunk(model)(input_ids=tokens, use_cache=False)
+        output = base_model(model)(input_ids=tokens, use_cache=False)
     return states_of(output)[:, unmasked.predicting]
 
 
@@ -183,7 +185,7 @@ def rows_behind_prompt(
     device = execution_device(model.get_input_embeddings())
     tokens, predicting = unmasked.input_ids[None].to(device), unmasked.predicting
     if predicting.start and not unmasked.prompt_caches:
-        output = trunk(model)(input_ids=tokens[:, unmasked.before], use_cache=True)
+        output = base_model(model)(input_ids=tokens[:, unmasked.before], use_cache=True)
         unmasked.prompt_caches.append(output.past_key_values)
     cache = None
     if predicting.start:
@@ -191,14 +193,14 @@ def rows_behind_prompt(
     rows = tokens[:, predicting].expand(len(masks), -1)
     places = torch.arange(predicting.start, predicting.stop)
     with perturbed(model, unmasked, layer, masks, places, change, before=predicting.start):
-        return states_of(trunk(model)(input_ids=rows, past_key_values=cache, use_cache=True))
+        return states_of(base_model(model)(input_ids=rows, past_key_values=cache, use_cache=True))
 
 
 Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Perturbation], Tensor]
 
 
 @dataclass(frozen=True)
-class Way:
+class Strategy:
     """One way to run subnetworks.
 
     Attributes:
@@ -235,15 +237,22 @@ def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
 
 
 WAYS = (
-    Way("the layers above again", "all", masked_everywhere, _batch, replays=True),
-    Way("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
-    Way("whole passes", "all", whole_passes, _batch, whole=True),
-    Way("whole passes, one mask at a time", "all", whole_passes, _batch, whole=True, alone=True),
-    Way("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
-    Way("rows behind the prompt", "response", rows_behind_prompt, _rows),
-    Way("whole passes", "response", whole_passes, _batch, whole=True),
-    Way(
-        "whole passes, one mask at a time",
+    Strategy("the layers above again", "all", masked_everywhere, _batch, replays=True),
+    Strategy("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
+    Strategy("full forward passes", "all", whole_passes, _batch, whole=True),
+    Strategy(
+        "full forward passes, one mask at a time",
+        "all",
+        whole_passes,
+        _batch,
+        whole=True,
+        alone=True,
+    ),
+    Strategy("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
+    Strategy("rows behind the prompt", "response", rows_behind_prompt, _rows),
+    Strategy("full forward passes", "response", whole_passes, _batch, whole=True),
+    Strategy(
+        "full forward passes, one mask at a time",
         "response",
         whole_passes,
         _batch,
@@ -254,19 +263,21 @@ WAYS = (
 """Cheapest first in each scope."""
 
 
-def ways(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator[Way]:
+def strategies(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator[Strategy]:
     """Ways that an unmasked pass has what it takes for, cheapest first."""
     above = range(layer + 1, num_layers(model))
-    for way in WAYS:
-        if way.scope != unmasked.scope or (way.replays and not structure_of(model).chained):
+    for strategy in WAYS:
+        if strategy.scope != unmasked.scope or (
+            strategy.replays and not structure_of(model).chained
+        ):
             continue
-        if not way.whole and has_foreign_code(model):
+        if not strategy.whole and has_foreign_code(model):
             continue
-        if way.packed and (
+        if strategy.packed and (
             unmasked.by_length or not all(index in unmasked.known for index in above)
         ):
             continue
-        yield way
+        yield strategy
 
 
 def run_suffix(
@@ -275,8 +286,8 @@ def run_suffix(
     layer: int,
     masks: Shaped[Tensor, "B H"],
     change: Perturbation = WITHOUT_HEADS,
-    way: Way | None = None,
+    strategy: Strategy | None = None,
 ) -> Float[Tensor, "B T D"]:
     """Final states at the response positions, all masks in one pass, by default the cheapest."""
-    way = way or next(ways(model, unmasked, layer))
-    return way.run(model, unmasked, layer, masks, change)
+    strategy = strategy or next(strategies(model, unmasked, layer))
+    return strategy.run(model, unmasked, layer, masks, change)

@@ -22,15 +22,14 @@ from lm_polygraph_asmi.model.layer_call import (
     replaced_forward,
 )
 from lm_polygraph_asmi.model.layers import (
+    base_model,
     context_window,
     decoder_layers,
     head_site,
     num_layers,
     output_projection,
-    trunk,
 )
-from lm_polygraph_asmi.model.notes import has_foreign_code, state_in_session
-from lm_polygraph_asmi.model.notes import known as notes
+from lm_polygraph_asmi.model.model_cache import has_foreign_code, model_cache, state_in_session
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
@@ -65,7 +64,7 @@ class UnmaskedPass:
         targets: for each target layer, what enters it at the positions that were run.
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
-        start: the first position that was run; those before it were known (`Memory`).
+        start: the first position that was run; those before it were known (`PrefixCache`).
         remembered: what was known: "nothing"; "keys" and values of the positions before `start`; or
             also the hidden "states" of those from `start` on, so that only target layers were run.
         known: for scope "response", keys and values of the positions before the predicting ones,
@@ -161,7 +160,7 @@ def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Calla
     with ExitStack() as hooks:
         for index in parts:
             if index == num_layers(model):
-                handle = trunk(model).register_forward_hook(keep_final)
+                handle = base_model(model).register_forward_hook(keep_final)
             else:
                 handle = decoder_layers(model)[index].register_forward_hook(
                     keep_entering(index), with_kwargs=True
@@ -171,7 +170,7 @@ def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Calla
 
 
 @dataclass
-class Memory:
+class PrefixCache:
     """Keys and values of the last sequence, so that the next one's common start need not run again.
 
     Attributes:
@@ -183,11 +182,11 @@ class Memory:
             weights have changed, they are as if not known.
 
     Example:
-        >>> memory = Memory()
+        >>> prefix_cache = PrefixCache()
         >>> with scoring_session(model):
         ...     for last in (7, 8):  # the second pass runs what is new alone
         ...         ids[-1] = last
-        ...         unmasked = run_unmasked(model, ids, 6, [2], "response", memory)
+        ...         unmasked = run_unmasked(model, ids, 6, [2], "response", prefix_cache)
         ...         print(unmasked.start)
         0
         5
@@ -212,13 +211,13 @@ class Memory:
             and len(found.sites) == found.num_layers
             and all(site.attention is not None for site in found.sites.values())
             and not has_foreign_code(model)
-            and NO_MEMORY not in notes(model)
+            and NO_MEMORY not in model_cache(model)
         )
 
     @staticmethod
     def refuse(model: PreTrainedModel) -> None:
         """Have `serves` say no from now on: what came of it was wrong."""
-        notes(model)[NO_MEMORY] = True
+        model_cache(model)[NO_MEMORY] = True
 
     def common(self, model: PreTrainedModel, input_ids: Sequence[int]) -> int:
         """How many tokens from the first on are the same and known."""
@@ -277,7 +276,7 @@ class Memory:
         are not known of all."""
         total = num_layers(model)
         wanted = {*layers, total}
-        asks_length = notes(model).get((ASKS_LENGTH, attention_of(model), min(wanted)), True)
+        asks_length = model_cache(model).get((ASKS_LENGTH, attention_of(model), min(wanted)), True)
         if (
             asks_length  # or nobody has seen; layers that are not run cannot tell
             or not wanted <= self.states.keys()
@@ -440,7 +439,7 @@ def run_unmasked(
     prompt_length: int,
     target_layers: Iterable[int],
     scope: str = "all",
-    memory: Memory | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> UnmaskedPass:
     """Run the model once and keep what suffixes from each of `target_layers` need.
 
@@ -450,8 +449,8 @@ def run_unmasked(
     Args:
         scope: positions at which heads will be masked, "all" or "response" (those that predict the
             response).
-        memory: what is known of a sequence that began alike, in the scope "response", for a model
-            that it `serves`; it then knows this one.
+        prefix_cache: what is known of a sequence that began alike, in the scope "response", for a
+            model that it `serves`; it then knows this one.
 
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
@@ -478,10 +477,13 @@ def run_unmasked(
     first = targets[0] if targets else total
     start, kept = 0, []
     states: States = {}
-    if memory is not None and scope == "response":
-        start, kept = memory.common(model, input_ids[: prompt_length - 1].tolist()), memory.layers
+    if prefix_cache is not None and scope == "response":
+        start, kept = (
+            prefix_cache.common(model, input_ids[: prompt_length - 1].tolist()),
+            prefix_cache.layers,
+        )
         if 0 < start == prompt_length - 1:
-            states = memory.states_at(model, input_ids[:-1].tolist(), targets, start)
+            states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
     known: dict[int, KeysValues] = {}
     every: dict[int, KeysValues] = {}
     devices: set[torch.device] = set()
@@ -491,7 +493,7 @@ def run_unmasked(
         if start:
             key = torch.cat([kept[index][0][:, :, :start], key], dim=-2)
             value = torch.cat([kept[index][1][:, :, :start], value], dim=-2)
-        if memory is not None:
+        if prefix_cache is not None:
             every[index] = key, value
         if index >= first:
             devices.add(key.device)
@@ -514,14 +516,16 @@ def run_unmasked(
             hooks.callback(handle.remove)
         if states:
             hooks.enter_context(_passed_over(model, states, start))
-        handle = trunk(model).register_forward_hook(lambda *call: final.append(states_of(call[-1])))
+        handle = base_model(model).register_forward_hook(
+            lambda *call: final.append(states_of(call[-1]))
+        )
         hooks.callback(handle.remove)
         ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
         # The trunk stops before the output projection, which only T positions need.
         if found.chained and found.takes_cache:
-            trunk(model)(input_ids=ids, past_key_values=tap, use_cache=True)
+            base_model(model)(input_ids=ids, past_key_values=tap, use_cache=True)
         else:
-            trunk(model)(input_ids=ids, use_cache=False)
+            base_model(model)(input_ids=ids, use_cache=False)
     if found.chained:
         _check_heads(seen.heads, targets)
     if states:  # what layers that were not run would have kept is known as well
@@ -531,11 +535,11 @@ def run_unmasked(
             if index > first:
                 known[index] = kept[index][0][:, :, :start], kept[index][1][:, :, :start]
     else:
-        notes(model)[ASKS_LENGTH, attention_of(model), first] = tap.asked
-        if memory is not None and len(every) < total:
-            Memory.refuse(model)  # layers share keys, or keep them where nobody sees
-        elif memory is not None:
-            memory.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
+        model_cache(model)[ASKS_LENGTH, attention_of(model), first] = tap.asked
+        if prefix_cache is not None and len(every) < total:
+            PrefixCache.refuse(model)  # layers share keys, or keep them where nobody sees
+        elif prefix_cache is not None:
+            prefix_cache.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,

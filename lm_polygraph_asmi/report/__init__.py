@@ -1,15 +1,16 @@
 """The paper's tables and figures from finished runs: loads results, never a model.
 
-`exhibits` computes one table or figure each with `lm_polygraph_asmi.analysis` from the cells that
-`saved.cells` reads, `figures` draws, `writing` turns them into files.
+`report_items` computes one table or figure each with `lm_polygraph_asmi.analysis` from the settings
+that `results.run_groups` reads, `figures` draws, `writing` turns them into files.
 """
 
 import lazy_loader
 
-from lm_polygraph_asmi.saved.cells import Cell, load_cells
+from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 # Imported on first use: a table in a terminal needs no figures.
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submod_attrs={"exhibit": ["Exhibit", "Gap"], "writing": ["build_report"]}
+    __name__,
+    submod_attrs={"report_item": ["ReportItem", "MissingItem"], "writing": ["build_report"]},
 )
-__all__ += ["Cell", "load_cells"]
+__all__ += ["RunGroup", "load_run_groups"]

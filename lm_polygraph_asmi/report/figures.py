@@ -20,8 +20,8 @@ from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
-from lm_polygraph_asmi.report.exhibit import ADJUSTED, Judged
-from lm_polygraph_asmi.saved.names import COVERAGE_AT
+from lm_polygraph_asmi.report.item import ADJUSTED, TestedValue
+from lm_polygraph_asmi.results.names import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
@@ -78,7 +78,7 @@ PAGE = (7.2, 9.6)
 MANY = 6
 """Panels beyond which they are small, and share a page and a legend."""
 FEW = 3
-"""Lines of cells that can each have a band of their own in one panel."""
+"""Lines of settings that can each have a band of their own in one panel."""
 SHAPED = 20
 """Values from which a violin has a shape of its own; fewer are drawn one by one."""
 SMALL: Any = {
@@ -141,20 +141,22 @@ def panel_legend(
 
 @styled
 def forest(
-    panels: Mapping[str, Mapping[str, Interval | Judged | None]],
+    panels: Mapping[str, Mapping[str, Interval | TestedValue | None]],
     label: str,
     reference: float = 0.0,
     black: Container[str] = (),
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Filled where the interval excludes `reference` or, of `Judged` values, where they are sure. Rows
-    named in `black` are what the others are compared with.
+    Filled where the interval excludes `reference` or, of `TestedValue` values, where they are sure.
+    Rows named in `black` are what the others are compared with.
     """
-    judged = any(isinstance(own, Judged) for rows in panels.values() for own in rows.values())
-    found: dict[str, dict[str, Judged]] = {}
+    tested = any(isinstance(own, TestedValue) for rows in panels.values() for own in rows.values())
+    found: dict[str, dict[str, TestedValue]] = {}
     for title, rows in panels.items():
-        every = {name: _judged(own, reference) for name, own in rows.items() if own is not None}
+        every = {
+            name: _tested_value(own, reference) for name, own in rows.items() if own is not None
+        }
         found[title] = {n: own for n, own in every.items() if np.isfinite(own.value.value)}
     orders = [list(rows) for rows in found.values()]
     # Panels of the same rows share their names, so that more of them fit on a page.
@@ -194,7 +196,7 @@ def forest(
         if not crowded:
             ax.set_xlabel(label)
     explained = f"filled: the interval excludes {reference:g}; open: it holds it"
-    if judged:
+    if tested:
         explained = f"bars: each by itself; filled: {ADJUSTED}; open: not"
     if crowded:
         explained = f"{label}; {explained}"
@@ -204,8 +206,10 @@ def forest(
     return figure
 
 
-def _judged(found: Interval | Judged, reference: float) -> Judged:
-    return found if isinstance(found, Judged) else Judged(found, found.excludes(reference))
+def _tested_value(found: Interval | TestedValue, reference: float) -> TestedValue:
+    return (
+        found if isinstance(found, TestedValue) else TestedValue(found, found.excludes(reference))
+    )
 
 
 class DepthCurves(NamedTuple):
@@ -213,43 +217,43 @@ class DepthCurves(NamedTuple):
 
     Attributes:
         depths: D relative depths.
-        cells: name -> (D,) and its pointwise 95 % band (2, D).
-        mean: the same of the mean over the cells.
+        groups: name -> (D,) and its pointwise 95 % band (2, D).
+        mean: the same of the mean over the settings.
     """
 
     depths: Sequence[float]
-    cells: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    groups: Mapping[str, tuple[np.ndarray, np.ndarray]]
     mean: tuple[np.ndarray, np.ndarray]
 
 
 @styled
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
-    """PRR over depth, a line per cell and the mean; a panel per variant.
+    """PRR over depth, a line per setting and the mean; a panel per variant.
 
-    Bands are those of the cells where these are few, else that of the mean alone. Of many cells the
-    highest and the lowest are named.
+    Bands are those of the settings where these are few, else that of the mean alone. Of many
+    settings the highest and the lowest are named.
     """
     figure, axes = grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
-    for ax, (variant, (at, cells, mean)) in zip(axes, curves.items(), strict=True):
+    for ax, (variant, (at, groups, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in at]
-        crowded = len(cells) > MANY
+        crowded = len(groups) > MANY
         if crowded:
-            ends = sorted(cells, key=lambda name: float(np.mean(cells[name][0])))
+            ends = sorted(groups, key=lambda name: float(np.mean(groups[name][0])))
             for name in ends[1:-1]:
-                ax.plot(percent, cells[name][0], color=GREY, linewidth=0.6,
-                        label="other cells" if name == ends[1] else None)  # fmt: skip
+                ax.plot(percent, groups[name][0], color=GREY, linewidth=0.6,
+                        label="other settings" if name == ends[1] else None)  # fmt: skip
             named = {"highest mean": ends[-1], "lowest mean": ends[0]}
-            cells = {f"{which}: {name}": cells[name] for which, name in named.items()}
-        for number, (name, (row, band)) in enumerate(cells.items()):
+            groups = {f"{which}: {name}": groups[name] for which, name in named.items()}
+        for number, (name, (row, band)) in enumerate(groups.items()):
             colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
                     color=colour, label=name)  # fmt: skip
-            if not crowded and len(cells) <= FEW:
+            if not crowded and len(groups) <= FEW:
                 ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
-        if len(cells) > 1:
+        if len(groups) > 1:
             ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
-        if crowded or len(cells) > FEW:
+        if crowded or len(groups) > FEW:
             ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
@@ -290,7 +294,7 @@ def _error_curves(
     x: str,
     y: str,
 ) -> Figure:
-    """Error rates by signal, a panel per cell; `at` gives the positions of a curve's points."""
+    """Error rates by signal, a panel per setting; `at` gives the positions of a curve's points."""
     figure, axes = grid(len(curves), 2.8, 2.4)
     for ax, (title, by) in zip(axes, curves.items(), strict=True):
         highest = 0.0
@@ -374,13 +378,13 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
 
 @styled
 def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
-    """Mass of the top K by band of MI_t, with pointwise 95 % bands (2, k) by cell and band."""
-    labels = list(dict.fromkeys(table["cell"]))
+    """Mass of the top K by band of MI_t, with pointwise 95 % bands (2, k) by setting and band."""
+    labels = list(dict.fromkeys(table["setting"]))
     figure, axes = grid(len(labels), 2.8, 2.4)
     styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
               "all": (GREY, "-", "")}  # fmt: skip
     for ax, label in zip(axes, labels, strict=True):
-        for _, row in table[table["cell"] == label].iterrows():
+        for _, row in table[table["setting"] == label].iterrows():
             colour, style, mark = styles[row["tokens"].split()[0]]
             ax.plot(range(len(COVERAGE_AT)), [row[f"K = {k}"] for k in COVERAGE_AT], color=colour,
                     linestyle=style, marker=mark, markersize=3, label=row["tokens"])  # fmt: skip
@@ -400,10 +404,10 @@ def violins(
     panels: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray, Mapping[str, Interval]]],
 ) -> Figure:
     """Scores of right and wrong answers; figure "error-separation" of the paper."""
-    each = [(cell, name) for cell, (scores, _, _) in panels.items() for name in scores]
+    each = [(group, name) for group, (scores, _, _) in panels.items() for name in scores]
     figure, axes = grid(len(each), 2.8, 2.4, columns=2)
-    for ax, (cell, name) in zip(axes, each, strict=True):
-        scores, wrong, aurocs = panels[cell]
+    for ax, (group, name) in zip(axes, each, strict=True):
+        scores, wrong, aurocs = panels[group]
         positive = scores[name][scores[name] > 0]
         foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
         for place, (kind, chosen, colour) in enumerate(
@@ -440,7 +444,7 @@ def violins(
         shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
         if not np.isnan(found.low):
             shown += f" [{found.low:.2f}, {found.high:.2f}]"
-        panel_title(ax, f"{cell}\n{name}: AUROC {shown}")
+        panel_title(ax, f"{group}\n{name}: AUROC {shown}")
     return figure
 
 
@@ -525,7 +529,7 @@ def operating_point(
 @styled
 def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     """Median seconds of an answer by phase, stacked."""
-    names = table["cell"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
+    names = table["setting"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     figure, (ax,) = grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
     colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, AMBER, PURPLE, SKY), strict=False))
@@ -541,11 +545,11 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
 
 
 @styled
-def promises(table: pd.DataFrame) -> Figure:
+def other_thresholds(table: pd.DataFrame) -> Figure:
     """Coverage against promised risk, a line per signal; zero = not attainable.
 
     Args:
-        table: with the columns signal, risk and coverage, such as `Reference.promised`.
+        table: with the columns signal, risk and coverage, such as `Reference.threshold_table`.
     """
     figure = Figure(figsize=(4.2, 3), layout="constrained")
     axes = figure.subplots()

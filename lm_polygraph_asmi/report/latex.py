@@ -9,7 +9,7 @@ from textwrap import wrap
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.report.exhibit import Exhibit, brief, escape
+from lm_polygraph_asmi.report.item import ReportItem, brief, escape
 
 LAYOUTS = (
     (47, "table", r"\small"),
@@ -24,7 +24,7 @@ GAP = 3
 ROWS = 25
 """Lines of a float; the caption needs the rest of the page."""
 MANY = 8
-"""Cells side by side beyond which standard errors are left to the CSV file."""
+"""Settings side by side beyond which standard errors are left to the CSV file."""
 LONG, LINE = 40, 24
 """Characters from which a column of texts breaks its lines, and those of a line."""
 RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
@@ -33,23 +33,23 @@ PREAMBLE = r"\usepackage{array,booktabs,graphicx,amssymb,textcomp,rotating}"
 """What a document needs to take these tables."""
 
 
-def latex_tables(item: Exhibit) -> str:
-    """An exhibit's table, in as many floats as pages want; needs `PREAMBLE`.
+def latex_tables(item: ReportItem) -> str:
+    """An report item's table, in as many floats as pages want; needs `PREAMBLE`.
 
     Each part of a table that is too wide has the columns that tell its rows apart.
     """
     assert item.table is not None
-    by_cell = {cell.label: cell for cell in item.cells}
-    many = sum(name in by_cell for name in item.table) > MANY
+    by_group = {group.label: group for group in item.groups}
+    many = sum(name in by_group for name in item.table) > MANY
     shown = item.shown("latex", many).map(brief)
     formats = [_format(item.table[name]) for name in item.table]
     groups, heads, widths = [], [], []
     for name, own, (_, values) in zip(item.table, formats, shown.items(), strict=True):
-        cell = by_cell.get(name)  # model above, data set below: the label of a cell is both
-        head = cell.dataset + cell.suffix if cell else brief(str(name))
+        group = by_group.get(name)  # model above, data set below: the label of a setting is both
+        head = group.dataset + group.suffix if group else brief(str(name))
         width = LINE if "p{" in own else max(map(_width, values), default=0)
         lines = wrap(head, max(width, 8), break_long_words=False, break_on_hyphens=False)
-        groups.append(escape(cell.model, "latex") if cell else "")
+        groups.append(escape(group.model, "latex") if group else "")
         heads.append(_stacked([escape(line, "latex") for line in lines], own))
         widths.append(GAP + max(width, *map(len, lines), 0))
     shown.columns = pd.MultiIndex.from_arrays([groups, heads]) if any(groups) else pd.Index(heads)
@@ -92,7 +92,7 @@ def latex_tables(item: Exhibit) -> str:
     return "\n".join(floats)
 
 
-def _notes(item: Exhibit, brief: bool) -> list[str]:
+def _notes(item: ReportItem, brief: bool) -> list[str]:
     """The caption, and what a reader of this table alone could not know: u_sem, and the depth."""
     assert item.table is not None
     found = item.said(figure=False, errors=not brief)
@@ -101,7 +101,7 @@ def _notes(item: Exhibit, brief: bool) -> list[str]:
     text = " ".join(map(str, [*item.table, *item.table.to_numpy().ravel(), *item.notes]))
     if "u_sem" in text:
         found.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
-    depths = sorted({cell.depth for cell in item.cells if cell.variants})
+    depths = sorted({group.depth for group in item.groups if group.variants})
     if depths and re.search(r"u_sem|ASMI|\bMI\b|top Δ", text):
         named = " or ".join(f"{100 * depth:g} %" for depth in depths)
         found.append(f"ASMI's operating depth: {named}.")

@@ -10,7 +10,7 @@ from lm_polygraph_asmi import maths
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lm_polygraph_asmi.saved.cells import Cell
+    from lm_polygraph_asmi.results.run_groups import RunGroup
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
@@ -59,11 +59,11 @@ def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
     )
 
 
-def power_table(cell: "Cell", difference: float, resamples: int = 2000) -> pd.DataFrame:
+def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> pd.DataFrame:
     """Questions that each comparison of the report needs to find a difference of PRR.
 
     Args:
-        cell: the pilot.
+        group: the pilot.
         difference: of PRR, to be found with a power of 0.8 at 5 %, two-sided.
 
     Returns:
@@ -76,24 +76,24 @@ def power_table(cell: "Cell", difference: float, resamples: int = 2000) -> pd.Da
     """
     from lm_polygraph_asmi.analysis.comparison import drawn_prr
     from lm_polygraph_asmi.analysis.power import sample_size
-    from lm_polygraph_asmi.report.exhibits.benchmark import compared_on
+    from lm_polygraph_asmi.report.items.benchmark import compared_on
 
-    pairs = compared_on(cell)
-    clusters = len(set(cell.clusters))
+    pairs = compared_on(group)
+    clusters = len(set(group.clusters))
     names = {method for pair in pairs.values() for method in pair}
     if not names or clusters < 2:
         raise ValueError(
             "a pilot needs an ASMI score, another method and two clusters, got "
-            f"{list(cell.scores)} on {clusters}"
+            f"{list(group.scores)} on {clusters}"
         )
-    scores = {method: cell.score(method) for method in sorted(names)}
-    value, drawn = drawn_prr(scores, cell.quality, cell.clusters, resamples)
+    scores = {method: group.score(method) for method in sorted(names)}
+    value, drawn = drawn_prr(scores, group.quality, group.clusters, resamples)
     rows = []
     for name, (first, second) in pairs.items():
         error = float(np.nanstd(drawn[first] - drawn[second], ddof=1))
         if not error > 0:
             continue
-        found = sample_size(difference, error, clusters, len(cell))
+        found = sample_size(difference, error, clusters, len(group))
         rows.append(
             {
                 "comparison": name,
@@ -105,5 +105,5 @@ def power_table(cell: "Cell", difference: float, resamples: int = 2000) -> pd.Da
             }
         )
     if not rows:
-        raise ValueError(f"{cell.label}: PRR is undefined, or the same for all methods")
+        raise ValueError(f"{group.label}: PRR is undefined, or the same for all methods")
     return pd.DataFrame(rows)

@@ -9,9 +9,9 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
-from lm_polygraph_asmi.saved.cells import FEW, too_few
-from lm_polygraph_asmi.saved.names import at_depth, masked_layer, masked_where, perturbed_by
-from lm_polygraph_asmi.saved.runs import MSP, RIGHT, Run, says_nothing
+from lm_polygraph_asmi.results.names import at_depth, masked_layer, masked_where, perturbed_by
+from lm_polygraph_asmi.results.run_groups import FEW, too_few
+from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, says_nothing
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
@@ -77,7 +77,7 @@ def prr_table(run: Run, metric: str) -> Table:
 
     for row in rows:
         undefined = row["prr"] is None
-        cells = [
+        groups = [
             row["method"],
             shown(row["prr"], "+.2f", "undefined"),
             "" if undefined else shown(row["standard_error"], ".2f"),
@@ -85,12 +85,12 @@ def prr_table(run: Run, metric: str) -> Table:
             shown(row["augrc"], ".3f"),
         ]
         if paired and "minus_msp" not in row:
-            cells.append("")
+            groups.append("")
         elif paired and row["low"] is None:
-            cells.append("undefined")
+            groups.append("undefined")
         elif paired:
-            cells.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
-        table.add_row(*cells, style="bold" if row["method"] in run.methods else None)
+            groups.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
+        table.add_row(*groups, style="bold" if row["method"] in run.methods else None)
     return table
 
 

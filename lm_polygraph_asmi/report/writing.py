@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_polygraph_asmi.report.exhibit import Exhibit, Gap, escape
-from lm_polygraph_asmi.report.exhibits import every_exhibit, findings
 from lm_polygraph_asmi.report.figures import save
+from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
+from lm_polygraph_asmi.report.items import every_report_item, findings
 from lm_polygraph_asmi.report.latex import latex_tables
-from lm_polygraph_asmi.saved.cells import Cell
-from lm_polygraph_asmi.saved.names import masked_layer, masked_where, perturbed_by
+from lm_polygraph_asmi.results.names import masked_layer, masked_where, perturbed_by
+from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
     "MI_t: disagreement of the masked subnetworks on a token, nats. A_t: how alike in meaning are "
@@ -24,12 +24,12 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def build_report(
-    cells: Sequence[Cell], out: str | Path, progress: Progress = iter
+    groups: Sequence[RunGroup], out: str | Path, progress: Progress = iter
 ) -> tuple[Path, list[str]]:
-    """Compute and write every item that the cells hold.
+    """Compute and write every item that the settings hold.
 
     Args:
-        cells: from `load_cells`.
+        groups: from `load_run_groups`.
         out: folder; files of an earlier report of the same names are replaced.
         progress: wraps the list of items, such as `rich.progress.track`.
 
@@ -42,15 +42,15 @@ def build_report(
     out = Path(out)
     for folder in ("tables", "figures"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    said = findings(cells)
+    said = findings(groups)
     sections, gaps = [], []
-    for make in progress(every_exhibit()):
-        for item in make(cells):
-            if isinstance(item, Gap):
+    for make in progress(every_report_item()):
+        for item in make(groups):
+            if isinstance(item, MissingItem):
                 gaps.append(f"- {item.title}: {escape(item.reason, 'markdown')}")
             else:
-                sections.append(_write(item, cells, out))
-    provenance = [cell.provenance() for cell in cells]
+                sections.append(_write(item, groups, out))
+    provenance = [group.provenance() for group in groups]
     (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
     parts = ["# Report", *said, SYMBOLS, _origins(provenance), *sections]
     if gaps:
@@ -64,9 +64,9 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=1, default=str)
 
 
-def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
+def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
     """Files of one item; returns its section of the report."""
-    provenance = [cell.provenance() for cell in item.cells]
+    provenance = [group.provenance() for group in item.groups]
     sources = [f"Source: {_source(p)}" for p in provenance]
     section = [f"## {item.title}"]
     if item.figure is not None:
@@ -75,7 +75,7 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
             save(item.figure, path, "\n".join([item.title, *item.caption, *sources]))
         section.append(f"![{item.title}](figures/{item.name}.png)")
     stem = out / "tables" / item.name
-    about = {"title": item.title, "notes": item.caption, "cells": provenance}
+    about = {"title": item.title, "notes": item.caption, "settings": provenance}
     stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:
         shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
@@ -88,15 +88,15 @@ def _write(item: Exhibit, cells: Sequence[Cell], out: Path) -> str:
         text = "\n\n".join([shown, *item.caption, *sources]) + "\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
     notes = item.caption
-    if len(item.cells) < len(cells):
-        notes.append(f"Made from {len(item.cells)} of the {len(cells)} cells.")
+    if len(item.groups) < len(groups):
+        notes.append(f"Made from {len(item.groups)} of the {len(groups)} settings.")
     return "\n\n".join([*section, *notes])
 
 
 def _source(p: dict[str, Any]) -> str:
-    """One cell in a line."""
+    """One setting in a line."""
     parts = [
-        f"{p['cell']}: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}",
+        f"{p['setting']}: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}",
         f"model {p['model']} ({p['revision']})",
         f"data {p['dataset']}",
     ]

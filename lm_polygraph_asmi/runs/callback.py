@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.saved.manifest import peak_memory, without_secrets, write_manifest
+from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")
 
@@ -34,8 +34,8 @@ class RunRecord(Callback):
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         from lm_polygraph_asmi.host.quality import offer
+        from lm_polygraph_asmi.results.manifest import reset_peak_memory
         from lm_polygraph_asmi.runs.preflight import check_run
-        from lm_polygraph_asmi.saved.manifest import reset_peak_memory
 
         self._started = time.time()
         self._manifests = {}
@@ -90,8 +90,8 @@ def _now() -> str:
 
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     """What is known of a run before it starts, for every manager file it will write."""
+    from lm_polygraph_asmi.results import manifest
     from lm_polygraph_asmi.runs.rows import row_identities
-    from lm_polygraph_asmi.saved import manifest
 
     hydra = config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
@@ -122,7 +122,7 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "rows": row_identities(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
-            **_doses(job),
+            **_scales(job),
             "config": without_secrets(job),
         }
         for seed in job["seed"]
@@ -141,13 +141,13 @@ def _methods(job: dict[str, Any]) -> dict[str, Any]:
     return {str(one): one.described | generated for one in built if hasattr(one, "described")}
 
 
-def _doses(job: dict[str, Any]) -> dict[str, Any]:
-    """What the file of doses holds that a run takes, if it takes one."""
-    from lm_polygraph_asmi.saved.doses import read_doses
+def _scales(job: dict[str, Any]) -> dict[str, Any]:
+    """What the file of scales holds that a run takes, if it takes one."""
+    from lm_polygraph_asmi.results.scales import read_scales
 
-    own = (job.get("asmi") or {}).get("dose")
-    file = (job.get("falsifier") or {}).get("doses") or (own if isinstance(own, str) else None)
-    return {} if file is None else {"doses": read_doses(file)}
+    own = (job.get("asmi") or {}).get("perturbation_scale")
+    file = (job.get("controls") or {}).get("scales") or (own if isinstance(own, str) else None)
+    return {} if file is None else {"scales": read_scales(file)}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:
@@ -155,7 +155,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     import numpy as np
     import torch
 
-    from lm_polygraph_asmi.saved.manifest import asmi_settings, model_of, seconds_per_phase
+    from lm_polygraph_asmi.results.manifest import asmi_settings, model_of, seconds_per_phase
 
     content = torch.load(manager, weights_only=False)
     stats = content["stats"]
@@ -172,7 +172,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     manifest["asmi_reused"] = sum(map(bool, reused))
     if manifest["asmi_reused"]:
         log.warning(
-            "ASMI: masked passes of %d of %d answers were taken from the journal",
+            "ASMI: masked passes of %d of %d answers were taken from the result cache",
             manifest["asmi_reused"],
             len(reused),
         )

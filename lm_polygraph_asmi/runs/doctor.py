@@ -170,13 +170,13 @@ def free_gpu_memory() -> int:
 
 def _check_disk(config: DictConfig) -> Iterator[Finding]:
     results = config.get("save_path") or config.hydra.run.dir
-    journal = OmegaConf.select(config, "asmi.journal")
-    for setting, folder in {"cache_path": results, "asmi.journal": journal}.items():
+    result_cache = OmegaConf.select(config, "asmi.result_cache")
+    for setting, folder in {"cache_path": results, "asmi.result_cache": result_cache}.items():
         if folder is None:
             continue
         path = Path(folder).resolve()
         place = next(parent for parent in (path, *path.parents) if parent.exists())
-        needed = setting == "cache_path"  # without a journal a run still gives its results
+        needed = setting == "cache_path"  # without a result cache a run still gives its results
         remedy = f"free disk space, or set {setting} to another folder"
         try:
             with tempfile.TemporaryDirectory(dir=place) as probe:

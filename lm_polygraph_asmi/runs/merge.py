@@ -1,6 +1,6 @@
 """Joins the shards of a run into the files that one unsplit run would have left.
 
-A cell is a model on a dataset under fixed settings; `data.num_shards` splits its rows over jobs.
+A setting is a model on a dataset under fixed settings; `data.num_shards` splits its rows over jobs.
 Each job leaves a manager file with scores and metrics of its own rows, and a manifest that says
 which rows these were. Here they are put back in order and the metrics computed over all of them,
 by LM-Polygraph's own code.
@@ -18,7 +18,7 @@ from lm_polygraph.ue_metrics import ECE, PRAUC, ROCAUC, IsotonicPCC, PredictionR
 from lm_polygraph.ue_metrics.ue_metric import UEMetric
 from lm_polygraph.utils.manager import UEManager
 
-from lm_polygraph_asmi.saved.manifest import (
+from lm_polygraph_asmi.results.manifest import (
     FORMAT,
     asmi_settings,
     manifest_path,
@@ -28,9 +28,9 @@ from lm_polygraph_asmi.saved.manifest import (
 )
 
 OF_A_JOB = {"dataset", "cache_path", "save_path", "seed"}
-"""Nodes at the top of a config that differ between jobs of a cell: where its rows and results lie,
-and the list of seeds, of which a manager file has one."""
-OF_A_MACHINE = {"journal", "memory_budget", "device_map"}
+"""Nodes at the top of a config that differ between jobs of a setting: where its rows and results
+lie, and the list of seeds, of which a manager file has one."""
+OF_A_MACHINE = {"result_cache", "memory_budget", "device_map"}
 """Settings that fit a job to its machine; calculators are given copies, so they may be anywhere."""
 
 
@@ -39,7 +39,7 @@ class MergeError(ValueError):
 
 
 class Shard(NamedTuple):
-    """One job's share of a cell.
+    """One job's share of a setting.
 
     Attributes:
         manager: its manager file; not there yet where the job has not come to its end.
@@ -59,16 +59,16 @@ class Shard(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A cell that has been joined.
+    """A setting that has been joined.
 
     Attributes:
-        cell: model, dataset and seed.
+        group: model, dataset and seed.
         shards, rows: how many.
         file: the manager file, with the manifest beside it.
         warnings: what its reader must know.
     """
 
-    cell: str
+    group: str
     shards: int
     rows: int
     file: Path
@@ -76,37 +76,37 @@ class Merged(NamedTuple):
 
 
 def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merged], list[str]]:
-    """Join all complete cells found under some paths.
+    """Join all complete settings found under some paths.
 
     Args:
         paths: manager files, or folders searched for them. What was joined before is passed over.
-        out: folder for the manager files, one per seed: they lie in it if there is one cell, else
-            in MODEL/DATASET below it, or MODEL/DATASET-HASH where cells would share that.
+        out: folder for the manager files, one per seed: they lie in it if there is one setting,
+            else in MODEL/DATASET below it, or MODEL/DATASET-HASH where settings would share that.
 
     Returns:
-        The cells that were joined, and why others, or files outside any cell, were not. Nothing is
-        raised for these.
+        The settings that were joined, and why others, or files outside any setting, were not.
+        Nothing is raised for these.
     """
     shards, errors = _find_shards(paths)
-    cells: dict[str, str] = {}
+    groups: dict[str, str] = {}
     runs: dict[tuple[str, int], list[Shard]] = {}
     for shard in shards:
         manifest = shard.manifest
         key = _key(manifest["config"])
         # Names are those of config groups; a config of one's own may not have them.
         model = manifest["model"]["name"] or Path(manifest["model"]["path"]).name
-        cells[key] = f"{model}/{manifest['dataset']['name'] or manifest['config_name']}"
+        groups[key] = f"{model}/{manifest['dataset']['name'] or manifest['config_name']}"
         runs.setdefault((key, manifest["seeds"]["run"]), []).append(shard)
     merged = []
     for (key, seed), found in runs.items():
-        cell = cells[key]
-        if list(cells.values()).count(cell) > 1:
-            cell += f"-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        file = Path(out, cell if len(cells) > 1 else "", f"ue_manager_seed{seed}")
+        group = groups[key]
+        if list(groups.values()).count(group) > 1:
+            group += f"-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        file = Path(out, group if len(groups) > 1 else "", f"ue_manager_seed{seed}")
         try:
-            merged.append(_join(f"{cell}, seed {seed}", _finished_shards(found), file))
+            merged.append(_join(f"{group}, seed {seed}", _finished_shards(found), file))
         except (ValueError, OSError) as error:
-            errors.append(f"{cell}, seed {seed}: {error}")
+            errors.append(f"{group}, seed {seed}: {error}")
     return merged, errors
 
 
@@ -148,7 +148,7 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
 
 
 def _key(config: Mapping[str, Any]) -> str:
-    """What all shards of a cell have in common, and no others."""
+    """What all shards of a setting have in common, and no others."""
 
     def portable(node: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in node.items() if name not in OF_A_MACHINE}
@@ -193,17 +193,17 @@ def _common_overrides(manifest: Mapping[str, Any]) -> list[str]:
     return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in own]
 
 
-def _join(cell: str, shards: Sequence[Shard], file: Path) -> Merged:
+def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
     sources = [
         {"folder": str(shard.manager.parent), "shard": shard.number}
         | {name: shard.manifest[name] for name in ("started", "finished", "packages")}
         for shard in shards
     ]
     if file.exists():
-        # A sweep may be joined again once its last cell is finished.
+        # A sweep may be joined again once its last setting is finished.
         if read_manifest(file).get("merged_from") == sources:
             rows = sum(len(shard.ids) for shard in shards)
-            return Merged(cell, len(shards), rows, file, ["joined before"])
+            return Merged(group, len(shards), rows, file, ["joined before"])
         raise MergeError(f"{file} is there already: name another --out, or remove it")
     _check_rows(shards)
     managers = [_load(shard) for shard in shards]
@@ -236,7 +236,7 @@ def _join(cell: str, shards: Sequence[Shard], file: Path) -> Merged:
     joined.save(str(unfinished))
     write_manifest(manifest, file)
     os.replace(unfinished, file)
-    return Merged(cell, len(shards), len(manifest["rows"]["ids"]), file, warnings)
+    return Merged(group, len(shards), len(manifest["rows"]["ids"]), file, warnings)
 
 
 def _check_rows(shards: Sequence[Shard]) -> None:
@@ -304,11 +304,11 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
     manifests = [shard.manifest for shard in shards]
     first, whole = manifests[0], {"shard": 0, "num_shards": 1}
     data = first["config"].get("data", {})
-    memory: dict[str, int] = {}
+    prefix_cache: dict[str, int] = {}
     packages: dict[str, list[str]] = {}
     for manifest in manifests:
         for name, size in manifest["peak_memory_bytes"].items():
-            memory[name] = max(size, memory.get(name, 0))
+            prefix_cache[name] = max(size, prefix_cache.get(name, 0))
         for name, release in manifest["packages"].items():
             packages.setdefault(name, []).append(release)
     return first | {
@@ -325,7 +325,7 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         "packages": {name: ", ".join(dict.fromkeys(of)) for name, of in packages.items()},
         "device": ", ".join(dict.fromkeys(manifest["device"] for manifest in manifests)),
         "seconds_wall": sum(manifest["seconds_wall"] for manifest in manifests),
-        "peak_memory_bytes": memory,
+        "peak_memory_bytes": prefix_cache,
         "asmi": asmi_settings(stats),
         "asmi_reused": sum(manifest["asmi_reused"] for manifest in manifests),
         "seconds": seconds_per_phase(stats),

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
+from lm_polygraph_asmi.results.manifest import model_of
+from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
-from lm_polygraph_asmi.saved.doses import matched_dose
-from lm_polygraph_asmi.saved.manifest import model_of
 
 OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; ours with eager attention by default."""
@@ -74,7 +74,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             )
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
-    yield from _check_doses(config)
+    yield from _check_scales(config)
     yield from _check_without_effect(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
@@ -103,15 +103,15 @@ def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
             )
 
 
-def _check_doses(config: DictConfig) -> Iterator[Finding]:
-    """Whether a file of doses, given as the dose itself, is for this model and data set."""
-    given = OmegaConf.select(config, "asmi.dose")
+def _check_scales(config: DictConfig) -> Iterator[Finding]:
+    """Whether a file of scales, given as the scale itself, is for this model and data set."""
+    given = OmegaConf.select(config, "asmi.perturbation_scale")
     if not isinstance(given, str):
-        return  # the resolver `asmi_dose` looks itself
-    arm = OmegaConf.select(config, "asmi.perturbation")
+        return  # the resolver `asmi_scale` looks itself
+    condition = OmegaConf.select(config, "asmi.perturbation")
     model, data = (container(config.get(name) or DictConfig({})) for name in ("model", "data"))
     try:
-        matched_dose(given, arm, model=model_of(model), dataset=data)
+        matched_scale(given, condition, model=model_of(model), dataset=data)
     except (OSError, ValueError) as error:
         yield Finding(str(error), fatal=True)
 

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.filesize import decimal
 from rich.table import Table
 
-from lm_polygraph_asmi.saved.manifest import read_manifest
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.results.manifest import read_manifest
+from lm_polygraph_asmi.results.runs import load_run
 
 ROWS = 2
 HINTS = {
@@ -48,13 +48,13 @@ class Trial(NamedTuple):
         scores: a row per example, a column per method.
         times: seconds from the start to the first row and to the end of each batch.
         phases: seconds a row of what the manifest tells apart; empty without a manifest.
-        memory: peak bytes of each device, from the manifest too.
+        prefix_cache: peak bytes of each device, from the manifest too.
     """
 
     scores: pd.DataFrame
     times: list[float]
     phases: dict[str, float]
-    memory: dict[str, int]
+    prefix_cache: dict[str, int]
 
 
 def with_hint(text: str, printed: str = "") -> str:
@@ -84,8 +84,10 @@ def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
             f"++subsample_eval_dataset={ROWS}",
             "++report_to_wandb=false",
         ]
-        if OmegaConf.select(config, "asmi.journal") is not None:
-            changed.append(f"asmi.journal='{folder}/journal'")  # empty, so nothing is read from it
+        if OmegaConf.select(config, "asmi.result_cache") is not None:
+            changed.append(
+                f"asmi.result_cache='{folder}/result cache'"
+            )  # empty, so nothing is read from it
         script = Path(sys.executable).with_name("polygraph_eval")
         started = time.time()
         done = subprocess.run(
@@ -107,7 +109,7 @@ def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
             scores=run.scores,
             times=[ended - started for ended in batch_times(log)],
             phases={name: taken["median"] for name, taken in manifest.get("seconds", {}).items()},
-            memory=manifest.get("peak_memory_bytes", {}),
+            prefix_cache=manifest.get("peak_memory_bytes", {}),
         )
 
 
@@ -134,7 +136,7 @@ def costs(trial: Trial, rows: int, seeds: int = 1) -> dict[str, Any]:
         loading, row = trial.times[0], (trial.times[-1] - trial.times[0]) / ROWS
         total = seeds * (loading + rows * row)
         found |= {"seconds_a_row": row, "seconds_to_first_row": loading, "seconds": total}
-    return found | {"peak_memory_bytes": trial.memory}
+    return found | {"peak_memory_bytes": trial.prefix_cache}
 
 
 def estimate(trial: Trial, rows: int, seeds: int = 1) -> Table:

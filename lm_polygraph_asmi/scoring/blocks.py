@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lm_polygraph_asmi.scoring.calibration import ROWS
 from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, score_batch
-from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.validation import TOKENS, check_at_least_one, check_one_of
 
 if TYPE_CHECKING:

@@ -1,487 +1,701 @@
-"""From labelled answers to a reference that decides: by which signal, and with what promise."""
+"""A finished run as a yardstick: where a score lies among its answers, and whether it may speak."""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice, pairwise
-from os.path import commonprefix
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.calibration import (
-    debiased_calibration_error,
-    held_out_probability,
-    reliability,
+    Reliability,
+    Step,
+    calibrate,
+    held_out_brier,
+    probability_at,
+    step_at,
 )
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
-from lm_polygraph_asmi.analysis.guarantee import risk_threshold
-from lm_polygraph_asmi.analysis.signals import (
-    best_signal,
-    combination,
-    rank_signals,
-    recommendation,
-)
-from lm_polygraph_asmi.saved.runs import RIGHT
+from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
+from lm_polygraph_asmi.analysis.drift import Drift, drifts
+from lm_polygraph_asmi.analysis.signals import Signal
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.scoring.reference import Reference
-from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
-from lm_polygraph_asmi.validation import came, check_number
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.saved.cells import Cell
-    from lm_polygraph_asmi.scoring.scorer import Scorer
+    import pandas as pd
+    from rich.console import Console, ConsoleOptions, RenderResult
 
-RISKS = (0.05, 0.1, 0.2)
-"""Promises of the table for people."""
-COMBINED = "combination"
-COMBINES = ("perplexity", "msp")
-"""What is put together with the score itself: few features, so that few answers do."""
-SHARED = 80
-"""Characters at the start of two prompts that may be a passage."""
+    from lm_polygraph_asmi.scoring.result import Score
 
-
-def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
-    """The label of a row: `correct`, or `quality`, right from a threshold on.
-
-    Raises:
-        ValueError: neither of them, both, or something else than a truth value or a number.
-    """
-    given = [name for name in ("correct", "quality") if content.get(name) is not None]
-    if len(given) != 1:
-        raise ValueError(
-            'wanted "correct" (true or false) or "quality" (a number), got '
-            f"{given or f'neither: {came(content)}'}"
-        )
-    value = content[given[0]]
-    if given == ["correct"]:
-        if value not in (True, False):  # 1 and 0 are these, too
-            raise ValueError(f"correct must be true or false, got {value!r}")
-        return not value
-    check_number("quality", value)
-    return bool(value < right_from)
+FORMAT = 3
+ANEW = (
+    "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
+    "`polygraph_asmi calibration` from a finished run"
+)
+DERIVED = ("num_masks", "mask_rate")
+"""Settings that follow from the model's heads where they are None."""
+ROWS = (".jsonl", ".ndjson")
+"""Names of files that hold scored rows, whose parts may be labelled."""
+NOT_RECORDED = "not recorded"
+"""In place of a model's name, where a run has no manifest."""
+USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
+"""What is said of quantities that need no labels."""
+FINGERPRINTS = {
+    "weights": "other weights there, or another precision of them",
+    "tokenizer": "another tokenizer or chat template there",
+}
+"""What is said of settings whose values mean nothing to a reader."""
 
 
-def context_clusters(prompts: Sequence[Any]) -> list[str]:
-    """Keys of prompts that share a passage: alike from the start for more than half of the longer.
+@dataclass(frozen=True)
+class Calibration:
+    """What `score` takes from a finished run, or from labelled parts of answers.
 
-    What all prompts begin with is instruction and counts for nothing. Prompts in a form of the
-    paper's are read as such; of chat messages counts their text.
-    """
-    texts = [_text_of(prompt) for prompt in prompts]
-    known = text_clusters(texts)
-    if known != texts:
-        return known
-    distinct = sorted(set(texts))
-    if len(distinct) < 2:
-        return texts
-    start = len(commonprefix([distinct[0], distinct[-1]]))
-    key = {distinct[0]: distinct[0]}
-    for before, text in pairwise(distinct):
-        shared = len(commonprefix([before, text])) - start
-        longer = max(len(before), len(text)) - start
-        same = shared >= SHARED and 2 * shared > longer
-        key[text] = key[before] if same else text
-    return [key[text] for text in texts]
-
-
-def _text_of(prompt: Any) -> str:
-    """A prompt, or its passages, as one text."""
-    if isinstance(prompt, Mapping):
-        return str(prompt.get("content", ""))
-    return prompt if isinstance(prompt, str) else "\n".join(map(_text_of, prompt))
-
-
-def calibrate_rows(
-    rows: Iterable[Row | Mapping[str, Any]],
-    scorer: "Scorer",
-    risk: float,
-    confidence: float = 0.95,
-    *,
-    signal: str = "best",
-    right_from: float = RIGHT,
-    name: str = "labelled answers",
-    out: str | Path | None = None,
-    resamples: int = RESAMPLES,
-    progress: Callable[[int, int], None] | None = None,
-) -> Reference:
-    """A reference from labelled answers, with a threshold that keeps a promise.
-
-    Args:
-        rows: of `read_rows`, or plain dictionaries: `prompt` (text or messages), `answer`, and
-            `correct` or `quality`; `cluster` if prompts that look different share something
-            (default: `context_clusters`, unless every row has one). Lines of `score --out` with a
-            label keep their scores, if the scorer gives some of them again.
-        scorer: model and settings; the reference refuses other ones.
-        risk: promised share of wrong answers among the accepted ones.
-        confidence: of the promise.
-        signal: a key of `SIGNALS` that the scorer gives; "score" is the scorer's own variant;
-            "best" the one with the highest AUROC on the fifth of the clusters that fix the
-            thresholds, which costs the promise nothing. Looking at the results and then choosing
-            does.
-        right_from: lowest quality of a right answer.
-        name: of the reference.
-        out: JSON lines of the scores, taken up again if there are any.
-        progress: called after each row that was scored, with how many are and how many there are.
-
-    Answers of nothing, such as a blank, are left out: `Score.accept` never accepts them.
-
-    Raises:
-        ValueError: rows without an answer or a label, or that cannot be scored; nothing but right,
-            or wrong, answers; a signal that there is not.
+    Attributes:
+        name: model and dataset.
+        method: name of the score in that run.
+        model: name of its model.
+        scores: (n,) its scores, ascending, nats.
+        median, msp_median: of the score and of the answers' negative log-likelihood, nats.
+        prr: of the score on that run, with its 95 % interval over clusters.
+        calibration: steps of an isotonic fit of the errors, ascending; see `calibrate`.
+        brier: Brier scores of the calibrated probability and of the share of errors alone, on
+            answers held out, lower = better; see `held_out_brier`.
+        quality: metric by which its answers were judged wrong (below 0.5).
+        n, clusters, errors: answers, clusters, wrong answers.
+        settings: as in `Score.settings`.
+        masking_response: mean MI_t of its tokens, nats; None where it was not saved.
+        decision: the threshold below which answers are accepted; None where none was asked for.
+        signals: how well each signal ranked the errors, by name; see `calibrate` of this folder.
+        recommendation: which of them to use, in a sentence.
+        other_thresholds: the thresholds of other risks and signals: for a table, not to choose
+            from.
+        reliability: the held-out reliability diagram of the probability, see
+            `analysis.Reliability`; None where there were too few answers.
+        calibration_error: debiased, of the same held-out probabilities, lower = better; with it.
+        reference_range: name -> sorted values of what needs no labels, to tell whether answers
+            still come as these did.
+        unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
+            "part" for "answer" above; clusters are those of the answers' prompts.
 
     Example:
-        >>> rows = [
-        ...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
-        ...     for passage in range(4)
-        ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
-        ... ]
-        >>> found = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
-        >>> found.n, found.errors, found.decision.found.threshold  # far too few for any promise
-        (8, 4, None)
+        >>> run = Calibration.read("RUN")  # the folder of a finished run
+        >>> run.n, run.unit, run.percentile(run.median)
+        (60, 'answers', 50.0)
+        >>> run.save("calibration.json")
+        >>> Calibration.load("calibration.json") == run
+        True
     """
-    if signal not in ("best", "score", *SIGNALS):
-        raise ValueError(f"signal must be best, score or one of {', '.join(SIGNALS)}: {signal!r}")
-    numbered = [
-        row if isinstance(row, Row) else Row(number, dict(row))
-        for number, row in enumerate(rows, start=1)
-    ]
-    given = [
-        Row(row.number, {name: row.content[name] for name in row.content if name not in RESERVED})
-        for row in numbered
-    ]
-    if not given:
-        raise ValueError("there is no row: at least two labelled answers are wanted")
-    labels = labels_of(given, right_from)
-    brought = _brought(numbered, scorer)
-    found = _scored(given, scorer, None if out is None else Path(out), progress, brought)
-    prompts = [row.content.get("context") or row.content["prompt"] for row in given]
-    own: Sequence[Any] = [row.content.get("cluster") for row in given]
-    if any(key is None for key in own):
-        if not all(key is None for key in own):
-            raise ValueError('some rows have a "cluster", some have none: give all of them one')
-        own = context_clusters(prompts)
-    judged = [
-        (found[row.number], labels[row.number], str(key))
-        for row, key in zip(given, own, strict=True)
-        if found[row.number].answered
-    ]
-    if not judged:
-        raise ValueError("no row holds an answer: blanks, and what ends an answer, are none")
-    scores, wrong, clusters = zip(*judged, strict=True)
-    return _reference(
-        scores, np.array(wrong), list(clusters), scorer, risk, confidence, signal, name, resamples
-    )
 
+    name: str
+    method: str
+    model: str
+    scores: list[float]
+    median: float
+    msp_median: float
+    prr: Interval
+    calibration: list[Step]
+    brier: tuple[float, float] | None
+    quality: str
+    n: int
+    clusters: int
+    errors: int
+    settings: dict[str, Any]
+    masking_response: float | None = None
+    decision: Decision | None = None
+    signals: dict[str, Signal] = field(default_factory=dict)
+    recommendation: str = ""
+    other_thresholds: tuple[Decision, ...] = ()
+    reliability: dict[str, Any] | None = None
+    calibration_error: float | None = None
+    reference_range: dict[str, list[float]] = field(default_factory=dict)
+    unit: str = "answers"
 
-def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]:
-    """Whether the answer is wrong, by number of the row; looks at all that needs no model.
+    @property
+    def config(self) -> ASMIConfig:
+        """Settings for other answers to be scored as these were; of the machine none."""
+        machine = ASMIConfig.names("machine")
+        known = {name: of for name, of in self.settings.items() if name not in machine}
+        return ASMIConfig.from_dict(known)
 
-    Raises:
-        ValueError: a row that cannot be read, or without an answer or a label.
-    """
-    from lm_polygraph_asmi.scoring.text import asked  # brings torch
+    @classmethod
+    def read(cls, path: str | Path, **wanted: Any) -> "Calibration":
+        """A saved calibration run (.json), or one made of a run (manager file or folder) or of
+        rows.
 
-    labels = {}
-    for row in rows:
-        try:
-            if "error" in row.content:
-                raise ValueError(row.content["error"])
-            if row.content.get("answer") == "":
-                raise ValueError("the answer is empty: such answers are never accepted. Remove it")
-            if asked(row.content["prompt"], row.content.get("answer")).answer is None:
-                raise ValueError('no "answer": a label is of an answer')
-            labels[row.number] = is_wrong(row.content, right_from)
-        except ValueError as error:
-            raise ValueError(f"row {row.number}: {error}") from error
-    return labels
+        Args:
+            path: rows end in .jsonl, see `from_spans`.
+            **wanted: settings of the score.
 
+        Raises:
+            FileNotFoundError: nothing there.
+            ValueError: no run or several, no such score in it, no right or no wrong answers, or
+                another kind of file; or it is of a score with other settings.
+        """
+        if not str(path):
+            raise ValueError("calibration run is an empty path: leave it out, or name a run")
+        path = Path(path)
+        if path.suffix.lower() in ROWS or path.suffix == ".json":
+            found = cls.load(path) if path.suffix == ".json" else cls.from_spans(path)
+            found.check_wanted(wanted)
+            return found
+        return cls.from_run(path, **wanted)
 
-def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
-    """Scores by number of the row that lines of `score --out` bring along; none in doubt.
-
-    Weights do not stand in a line. So some are scored anew, and must get the scores they have.
-    """
-    found = {}
-    for row in rows if scorer.config.method != "adapt" else ():  # whose samples stand in no line
-        try:
-            score = Score.from_dict(row.content)
-        except ValueError:  # a plain row, or without its tokens
-            continue
-        if score.answer == score.scored_text[: score.content_end]:  # else somebody edited it
-            found[row.number] = score
-    if not found:
-        return {}
-    first = next(iter(found.values()))
-    made = _anew(first, scorer)  # has the scorer's settings as a line has them
-    alike = {number: kept for number, kept in found.items() if _made_alike(kept, made, scorer)}
-    tried = islice(alike.values(), TRIED)
-    again = ((kept, made if kept is first else _anew(kept, scorer)) for kept in tried)
-    return alike if all(_same(anew, kept.score) for kept, anew in again) else {}
-
-
-def _anew(kept: Score, scorer: "Scorer") -> Score:
-    return scorer.score(kept.prompt, [token.id for token in kept.tokens])
-
-
-def _same(again: Score, score: float) -> bool:
-    """Whether an answer scored anew has the score it had."""
-    return math.isclose(again.score, score, rel_tol=TOLERANCE, abs_tol=1e-5)
-
-
-def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
-    """Whether a saved score is of the model, by its name, and of the settings of another."""
-    layers = [one.settings.get("layer") for one in (score, again)]
-    wanted = again.config.replace(stop=tuple(scorer.stop)).score_key()
-    return (score.model, layers[0], score.config.score_key()) == (again.model, layers[1], wanted)
-
-
-def _scored(
-    rows: list[Row],
-    scorer: "Scorer",
-    out: Path | None,
-    progress: Callable[[int, int], None] | None,
-    found: dict[int, Score],
-) -> dict[int, Score]:
-    """Scores by number of the row, those that were `found` before and that `out` had among them."""
-    rows_left(scorer, rows, out)  # refuses a file of something else
-    done = {} if out is None else rows_done(out)
-    left = [row for row in rows if row.number in done or row.number not in found]
-    found = found | {number: Score.from_dict(line) for number, line in done.items()}
-    for row, score, problem in score_rows(scorer, left, out):
-        if score is None:
+    def check_wanted(self, wanted: Mapping[str, Any]) -> None:
+        """Raise ValueError where this is of a score with other settings than are wanted."""
+        different = _differences(self.config, with_scale(_with(self.config, wanted)))
+        if different:
             raise ValueError(
-                f"row {row.number} cannot be scored: {problem}. Leaving out what cannot be scored "
-                "would leave it out of the promise: mend or remove it"
+                f"the calibration run {self.name} is of another score ({different}): leave these "
+                "settings out, which takes the calibration run's, or take a calibration run made "
+                "with them"
             )
-        found[row.number] = score
-        if progress is not None:
-            progress(len(found), len(rows))
-    return found
 
+    @classmethod
+    def from_run(cls, path: str | Path, metric: str | None = None, **wanted: Any) -> "Calibration":
+        """Fit on all answers of a finished run with finite scores.
 
-def _reference(
-    found: Sequence[Score],
-    wrong: np.ndarray,
-    clusters: list[str],
-    scorer: "Scorer",
-    risk: float,
-    confidence: float,
-    signal: str,
-    name: str,
-    resamples: int,
-) -> Reference:
-    columns = {
-        kind: np.array([score.signals[kind] for score in found]) for kind in found[0].signals
-    }
-    check_rows(clusters, wrong=wrong, **columns)
-    variant = scorer.config.method
-    scores = columns[variant]
-    chosen = _chosen(signal, columns, variant, wrong, clusters)
-    made = Reference.fitted(
-        name,
-        scores,
-        wrong,
-        1.0 - wrong,
-        clusters,
-        columns["msp"],
-        name=name,
-        method=found[0].label,
-        model=found[0].model,
-        judged_by="their labels",
-        settings=_shared_settings(found) | scorer.fingerprints(),
-        masking_response=float(np.mean([token.mi for score in found for token in score.tokens])),
-    )
-    usual = {
-        "prompt_tokens": sorted(float(score.prompt_tokens or 0) for score in found),
-        "score": made.scores,
-        "msp": np.sort(columns["msp"]).tolist(),
-    }
-    return replace(
-        with_decision(made, columns, wrong, clusters, risk, confidence, chosen, resamples),
-        usual=usual,
-    )
+        Args:
+            metric: correctness labels the answers; None: AlignScore, or the first one the run has.
+            **wanted: settings of the score, such as `method="asmi"`; of those that are left out the
+                run's, and Sem-ASMI of several methods.
 
+        Raises:
+            FileNotFoundError: no such run.
+            ValueError: no run or several, no such score or metric in it, no right or no wrong
+                answers.
+        """
+        from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 
-def with_decision(
-    reference: Reference,
-    columns: Mapping[str, np.ndarray],
-    wrong: np.ndarray,
-    clusters: Sequence[str],
-    risk: float,
-    confidence: float,
-    chosen: str,
-    resamples: int = RESAMPLES,
-) -> Reference:
-    """The same with a threshold, and with what its signals are worth.
+        depth = wanted.get("depth", ASMIConfig.depth)
+        group, *others = load_run_groups([path], metric, depth)
+        if others:
+            raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
+        asked = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
 
-    Args:
-        columns: signal -> (n,).
-        wrong, clusters: (n,).
-        chosen: signal of the threshold.
-    """
-    decision = Decision(chosen, risk_threshold(columns[chosen], wrong, clusters, risk, confidence))
-    named = {SIGNALS[kind]: values for kind, values in columns.items()}
-    own = SIGNALS[reference.config.method]
-    try:
-        features = [columns[reference.config.method], *(columns[k] for k in COMBINES)]
-        named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
-    except (ValueError, KeyError):
-        pass  # too few errors, or right answers, for its folds; or a run that saved too little
-    held_out = held_out_probability(columns[reference.config.method], wrong, clusters)
-    diagram, error = None, None
-    if held_out is not None:
-        found = reliability(held_out[0], wrong, clusters)
-        diagram = {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in vars(found).items()
-        }
-        error = debiased_calibration_error(held_out[0], wrong)
-    ranked = rank_signals(named, wrong, clusters, resamples=resamples)
-    promises = tuple(
-        Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
-        for kind, values in columns.items()
-        for of in sorted({*RISKS, risk})
-    )
-    return replace(
-        reference,
-        decision=decision,
-        signals=ranked,
-        recommendation=recommendation(ranked, named, wrong, clusters, own, resamples=resamples),
-        promises=promises,
-        reliability=diagram,
-        calibration_error=error,
-    )
+        def fits(config: ASMIConfig) -> bool:
+            return _with(config, asked).score_key() == config.score_key()
 
-
-def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
-    """Settings in force, those that all scores share; stop strings only texts have."""
-    shared = dict(found[0].settings)
-    for score in found[1:]:
-        shared = {
-            name: value
-            for name, value in shared.items()
-            if score.settings.get(name, math.nan) == value
-        }
-    return json.loads(json.dumps(shared))
-
-
-TRIED = 3
-"""Answers of a run, or of scored lines, that are scored anew, to see that they are the model's."""
-TOLERANCE = 0.02
-"""Relative difference of such a score that precision and batches explain."""
-
-
-def calibrate_run(
-    path: str | Path,
-    scorer: "Scorer",
-    risk: float,
-    confidence: float = 0.95,
-    *,
-    signal: str = "best",
-    metric: str | None = None,
-    resamples: int = RESAMPLES,
-) -> Reference:
-    """The same from a finished benchmark run, whose quality metric is the label.
-
-    A run does not record its weights. So some of its answers are scored anew: they must get the
-    scores they have, and the weights are then those of the scorer.
-
-    Args:
-        path: the run's manager file or folder; a pickle, so only one you trust.
-        scorer, risk, confidence, signal: as of `calibrate_rows`; the scorer with the settings of
-            the run.
-        metric: quality metric that is the label, right from 0.5 on; None: AlignScore, or the first
-            one the run has.
-
-    Raises:
-        FileNotFoundError, ValueError: as `Reference.from_run`; or the run is of another model or
-            other settings.
-
-    Example:
-        >>> calibrate_run("RUN", scorer, risk=0.1)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ValueError: RUN is of another score: num_masks ...
-    """
-    from lm_polygraph_asmi.saved.cells import load_cells, of_config
-
-    made = Reference.from_run(
-        path,
-        metric,
-        **{n: getattr(scorer.config, n) for n in ("method", "depth", "source", "aggregation")},
-    )
-    (cell,) = load_cells([path], metric, scorer.config.depth)
-    cell = of_config(cell, made.config)
-    prompts, ids = cell.saved("input_texts"), cell.saved("greedy_tokens")
-    if prompts is None or ids is None:
-        raise ValueError(
-            f"{path} has saved no input_texts and greedy_tokens: no score can be tried"
+        if not group.methods:
+            raise ValueError(
+                f"{path} says of no score which settings it had: only runs with the callback "
+                "RunRecord write a manifest, which says it"
+            )
+        method = next((name for name, config in group.methods.items() if fits(config)), None)
+        if method is None:
+            raise ValueError(
+                f"{path} has no score with the settings {_said(wanted)}, but {list(group.scores)}: "
+                "give a run with these, or score with those it has"
+            )
+        config = group.methods[method]
+        group = of_config(group, config)
+        scores = group.score(method)
+        own = group.tokens("asmi_log_likelihood")  # MSP as `score` computes it
+        msp = group.msp if own is None else np.array([-answer.sum() for answer in own])
+        if msp is None:
+            raise ValueError(f"{path} has saved neither MSP nor asmi_log_likelihood")
+        used = group.settings()
+        if used is None:
+            raise ValueError(f"{path} has not saved asmi_settings: nobody knows what masks it had")
+        return cls.fitted(
+            path,
+            scores,
+            group.wrong,
+            group.quality,
+            group.clusters,
+            msp,
+            name=group.label,
+            method=method,
+            model=str(group.run.recorded("model").get("path") or NOT_RECORDED),
+            labelled_by=group.metric,
+            settings=used | config.besides_masks(),
+            masking_response=None
+            if group.mi_tokens is None
+            else float(np.concatenate(group.mi_tokens).mean()),
         )
-    scores = cell.score(made.method)
-    for row in range(min(TRIED, len(cell))):
-        again = scorer.score(prompts[row], [int(token) for token in ids[row]])
-        other = made.other_settings(again.settings | {"model": again.model})
+
+    @classmethod
+    def from_spans(cls, path: str | Path) -> "Calibration":
+        """Fit on labelled parts of answers.
+
+        Args:
+            path: JSON lines as `polygraph_asmi score --out` writes them, each with `wrong`: true,
+                false, or null where nobody judged, for each of its `spans`. Parts whose labels
+                were known before are named by `offsets`.
+
+        Raises:
+            FileNotFoundError: nothing there.
+            ValueError: rows without spans or labels, of several models or settings, or with
+                nothing but right or wrong parts.
+        """
+        path = Path(path)
+        rows = _labelled_rows(path)
+        (first, *others) = rows
+        config = ASMIConfig.from_dict(first["settings"])
+        prompts = [row["prompt"] for row in rows]
+        same = text_clusters([p if isinstance(p, str) else json.dumps(p) for p in prompts])
+        labelled = [
+            (span, wrong, cluster)
+            for row, cluster in zip(rows, same, strict=True)
+            for span, wrong in zip(row["spans"], row["wrong"], strict=True)
+            if wrong is not None
+        ]
+        if not labelled:
+            raise ValueError(f"no part of an answer in {path} has a label")
+        spans = [span for span, _, _ in labelled]
+        wrong = np.array([label for _, label, _ in labelled], dtype=bool)
+        found = cls.fitted(
+            path,
+            np.array([span["u"] for span in spans]),
+            wrong,
+            (~wrong).astype(float),
+            [cluster for _, _, cluster in labelled],
+            np.array([span["tokens"] * math.log(span["perplexity"]) for span in spans]),
+            name=path.name,
+            method=" ".join([config.symbol, "of parts", *config.said("aggregation")]),
+            model=first["model"],
+            labelled_by="their labels",
+            settings=first["settings"],
+            unit="parts",
+        )
+        for row in others:
+            other = found.other_settings(row["settings"] | {"model": row["model"]})
+            if other:
+                raise ValueError(
+                    f"rows {first['row']} and {row['row']} of {path} are of other scores "
+                    f"({'; '.join(other)}): score all of them alike"
+                )
+        return found
+
+    @classmethod
+    def fitted(
+        cls,
+        path: str | Path,
+        scores: Float[np.ndarray, " n"],
+        wrong: Bool[np.ndarray, " n"],
+        quality: Float[np.ndarray, " n"],
+        clusters: Sequence[str],
+        msp: Float[np.ndarray, " n"],
+        *,
+        labelled_by: str,
+        method: str,
+        unit: str = "answers",
+        **described: Any,
+    ) -> "Calibration":
+        """What both kinds learn; quality: higher = better."""
+        from lm_polygraph_asmi.analysis.comparison import prr_intervals
+
+        if wrong.all() or not wrong.any():
+            kind = "wrong" if wrong.any() else "right"
+            raise ValueError(
+                f"all {len(wrong)} {unit} of {path} are {kind}: nothing can be learnt from it"
+            )
+        alone, _ = prr_intervals({method: scores}, quality, clusters)
+        return cls(
+            method=method,
+            scores=np.sort(scores).tolist(),
+            median=float(np.median(scores)),
+            msp_median=float(np.median(msp)),
+            prr=alone[method],
+            calibration=calibrate(scores, wrong),
+            brier=held_out_brier(scores, wrong, clusters),
+            quality=labelled_by,
+            n=len(wrong),
+            clusters=len(set(clusters)),
+            errors=int(wrong.sum()),
+            unit=unit,
+            **described,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        from pydantic_core import to_json
+
+        content = {"format": FORMAT, **vars(self)}
+        Path(path).write_bytes(to_json(content, indent=1, inf_nan_mode="null"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Calibration":
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: nothing there.
+            ValueError: another kind of file.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if "format" not in content:
+                raise ValueError(
+                    f"{path} is not a saved calibration run: name what `polygraph_asmi calibrate` "
+                    "or "
+                    "`calibration` wrote (in Python Calibration.save), or a run's folder"
+                )
+            if content.pop("format") != FORMAT:
+                raise ValueError(f"{path} is not a calibration run of the format {FORMAT}: {ANEW}")
+            for bounds in (content["prr"], *chain(*content["signals"].values())):
+                bounds[:] = [math.nan if bound is None else bound for bound in bounds]
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a saved calibration run: {error!r}") from error
+        try:
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
+            raise ValueError(
+                f"{path} is not a saved calibration run: {'; '.join(wrong)}"
+            ) from error
+
+    @property
+    def identity(self) -> str:
+        """What tells its verdicts and decisions from another's."""
+        return self.ground if self.decision is None else f"{self.ground}; {self.decision}"
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the score ranked this run's errors: its PRR interval lies above zero."""
+        return self.prr.low > 0
+
+    def other_settings(self, settings: dict[str, Any]) -> list[str]:
+        """Where the settings of a score are not those of this run, which makes it another score."""
+        own, other = _compared(self.settings), _compared(settings)
+        found = [
+            FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
+            for name in own
+            if name in other and own[name] != other[name]
+        ]
+        lacking = [name for name in self.config.score_key() if name not in (*self.settings, "stop")]
+        if lacking:
+            found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
+        there, here = Path(self.model).name, Path(settings.get("model", "")).name
+        if here and there == NOT_RECORDED:
+            found.append(f"model not recorded there: {ANEW}")
+        elif there and here and there != here:
+            found.append(f"model {there} there, {here} here")
+        return found
+
+    def probability_of_error(self, score: float) -> Interval | None:
+        """`error_probability` with Wilson's interval of its step, which takes answers as
+        independent: with clusters it is too narrow.
+        """
+        if not self.ranks:
+            return None
+        step = step_at(self.calibration, score)
+        low, high = wilson_interval(step.errors, step.n)[1:]
+        return Interval(probability_at(self.calibration, score), low, high)
+
+    def percentile(self, score: float) -> float | None:
+        """Share of this run's answers with a lower score, in %; None where it does not rank."""
+        if not self.ranks:
+            return None
+        return 100 * float(np.searchsorted(self.scores, score, side="left")) / self.n
+
+    def error_probability(self, score: float) -> float | None:
+        """Of an answer with this score, never 0 or 1; None where the score does not rank."""
+        return probability_at(self.calibration, score) if self.ranks else None
+
+    @property
+    def ground(self) -> str:
+        """The run in a line: answers, errors, PRR with its interval."""
+        return (
+            f"{self.name}: {self.n} {self.unit}, {self.errors} wrong by {self.quality}, PRR of "
+            f"{self.method} {self.prr.value:.2f} [{self.prr.low:.2f}, {self.prr.high:.2f}]"
+        )
+
+    @property
+    def worth(self) -> str:
+        """What the probability was worth on answers that were held out; empty if not known."""
+        if self.brier is None:
+            return ""
+        own, base = self.brier
+        return (
+            f"On {self.unit} held out such probabilities had a Brier score of {own:.3f}, that "
+            f"overall share alone {base:.3f} (lower = better). "
+        )
+
+    @property
+    def threshold_table(self) -> "pd.DataFrame":
+        """A row per signal and promised risk: threshold, coverage, answers that would do.
+
+        Each promise holds by itself: choosing the best of them is choosing by their results.
+        """
+        import pandas as pd
+
+        columns = ["signal", "risk", "confidence", "threshold", "coverage", "answers_needed"]
+        table = [
+            {"signal": SIGNALS[one.signal]}
+            | {name: getattr(one.found, name) for name in columns[1:]}
+            for one in self.other_thresholds
+        ]
+        return pd.DataFrame(table, columns=columns)
+
+    @property
+    def diagram(self) -> Reliability | None:
+        """`reliability` as `report.figures` draws it."""
+        if self.reliability is None:
+            return None
+        columns: dict[str, Any] = {
+            name: np.asarray(value) if isinstance(value, list) else value
+            for name, value in self.reliability.items()
+        }
+        return Reliability(**columns)
+
+    @property
+    def steps(self) -> "pd.DataFrame":
+        """A row per step of the calibration: its lowest score, answers, errors, and their rate.
+
+        The interval is Wilson's, 95 %, which takes answers as independent.
+        """
+        import pandas as pd
+
+        rates = [wilson_interval(step.errors, step.n) for step in self.calibration]
+        table = [{**step._asdict(), "rate": r.value, "low": r.low, "high": r.high}
+                 for step, r in zip(self.calibration, rates, strict=True)]  # fmt: skip
+        return pd.DataFrame(table)
+
+    def out_of_range(self, values: Mapping[str, float | None]) -> list[str]:
+        """What of one answer lies beyond all of the calibration run's, in sentences."""
+        said = []
+        for name, value in values.items():
+            known = self.reference_range.get(name)
+            if known and value is not None and not known[0] <= value <= known[-1]:
+                said.append(
+                    f"{USUAL[name]} {value:.4g} lies beyond the calibration run's, {known[0]:.4g} "
+                    "to "
+                    f"{known[-1]:.4g}: it promises nothing for answers unlike its own."
+                )
+        return said
+
+    def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
+        """Where answers scored with this calibration run no longer come as its own did."""
+        now: dict[str, list[float]] = {"score": [one.score for one in scores]}
+        now["msp"] = [one.msp for one in scores]
+        now["prompt_tokens"] = [one.prompt_tokens for one in scores if one.prompt_tokens]
+        return drifts(self.reference_range, now)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """What was found, for a terminal."""
+        from rich.table import Table
+        from rich.text import Text
+
+        yield Text(f"{self.ground}; {self.clusters} clusters.")
+        if self.signals:
+            table = Table("signal", "PRR", "AUROC", "AUGRC (lower = better)", box=None,
+                          header_style="dim")  # fmt: skip
+            for name, signal in self.signals.items():
+                table.add_row(name, *map(_shown, signal))
+            yield table
+        if self.recommendation:
+            yield Text(self.recommendation)
+        yield Text(f"Rate of errors by {self.method}, with Wilson's intervals:")
+        table = Table("from", "answers", "wrong", "rate", box=None, header_style="dim")
+        for row in self.steps.itertuples():
+            rate = _shown(Interval(row.rate, row.low, row.high))
+            table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
+        yield table
+        if self.reliability is not None:
+            yield Text(
+                f"Held out, these probabilities have a debiased calibration error of "
+                f"{self.calibration_error:.3f}; p = {self.reliability['p_value']:.2g} that right "
+                "ones are off by as much."
+            )
+        if self.other_thresholds:
+            yield Text("Coverage by promised risk; each promise holds by itself:")
+            risks = list(dict.fromkeys(one.found.risk for one in self.other_thresholds))
+            table = Table("signal", *(f"{risk:.0%}" for risk in risks), box=None,
+                          header_style="dim")  # fmt: skip
+            for kind in dict.fromkeys(one.signal for one in self.other_thresholds):
+                groups = [
+                    "-" if one.found.threshold is None else f"{one.found.coverage:.0%}"
+                    for one in self.other_thresholds
+                    if one.signal == kind
+                ]
+                table.add_row(SIGNALS[kind], *groups)
+            yield table
+        if self.decision is not None:
+            yield Text(f"Decision {self.decision}.")
+
+    def refusal(self, settings: dict[str, Any]) -> str | None:
+        """Why nothing can be said of a score made with these settings; None if something can."""
+        there = "the calibration run run" if self.unit == "answers" else "the calibration run"
+        other = self.other_settings(settings)
         if other:
-            raise ValueError(f"{path} is of another score: {'; '.join(other)}")
-        if not _same(again, scores[row]):
-            raise ValueError(
-                f"row {row} of {path} has the score {scores[row]:.5f}, and {again.score:.5f} when "
-                "scored anew: the run is of other weights, or its prompts went through another "
-                "template. Give the model as the run had it"
+            return (
+                f"{there} used other settings ({'; '.join(other)}), which make another score. "
+                "Score with those, or take a calibration run made with these."
             )
-    known = signals_of(cell) | {scorer.config.method: scores}
-    lengths = cell.saved("asmi_prompt_length")
-    usual = {"score": made.scores}
-    if "msp" in known:
-        usual["msp"] = np.sort(known["msp"]).tolist()
-    if lengths is not None:
-        usual["prompt_tokens"] = sorted(map(float, lengths))
-    made = replace(made, settings=made.settings | scorer.fingerprints(), usual=usual)
-    stops, texts = scorer.endings.stop_strings, cell.saved("greedy_texts")
-    judged = np.arange(len(cell))
-    if texts is not None:
-        judged = np.flatnonzero([says_anything(text, stops) for text in texts])
-    known = {kind: values[judged] for kind, values in known.items()}
-    wrong, clusters = cell.wrong[judged], [cell.clusters[row] for row in judged]
-    chosen = _chosen(signal, known, scorer.config.method, wrong, clusters)
-    return with_decision(made, known, wrong, clusters, risk, confidence, chosen, resamples)
+        if self.prr.high < 0:
+            return (
+                f"on {there} ({self.ground}) the score ranks errors the wrong way: this interval "
+                "lies below zero."
+            )
+        if not self.ranks:
+            return (
+                f"on {there} ({self.ground}) the score is not known to rank errors, since this "
+                "interval does not lie above zero."
+            )
+        return None
+
+    def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
+        """What this run allows to be said of a score, in sentences."""
+        refusal = self.refusal(settings)
+        if refusal is not None:
+            return [f"No verdict: {refusal}"]
+        step = step_at(self.calibration, score)
+        chance = probability_at(self.calibration, score)
+        shown = (
+            "below 0.01" if chance < 0.005 else "above 0.99" if chance > 0.995 else f"{chance:.2f}"
+        )
+        rate = wilson_interval(step.errors, step.n)
+        said = [
+            f"Higher than {self.percentile(score):.0f} % of the calibration run run. Of the "
+            f"{step.n} "
+            f"answers on its step of the calibration {step.errors} were wrong: probability of "
+            f"error {shown} [{rate.low:.2f}, {rate.high:.2f}], against "
+            f"{self.errors / self.n:.2f} overall. {self.worth}"
+            f"Ground: {self.ground}."
+        ]
+        if not self.scores[0] <= score <= self.scores[-1]:
+            said.append("No answer of the calibration run run had a score like this.")
+        return said
 
 
-def signals_of(cell: "Cell") -> dict[str, np.ndarray]:
-    """(n,) of each signal that a run has saved, by its key in `SIGNALS`; as `Score.signals`."""
-    likelihoods, entropies = cell.tokens("asmi_log_likelihood"), cell.tokens("asmi_entropy")
-    columns: dict[str, np.ndarray | None] = {"asmi": cell.mi, "sem": cell.u_sem}
-    if likelihoods is not None:
-        columns |= {
-            "msp": np.array([-tokens.sum() for tokens in likelihoods]),
-            "perplexity": np.array([-tokens.mean() for tokens in likelihoods]),
-        }
-    if entropies is not None:
-        columns["entropy"] = np.array([tokens.mean() for tokens in entropies])
-    return {kind: values for kind, values in columns.items() if values is not None}
+def _shown(interval: Interval) -> str:
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def says_anything(text: str, stops: Sequence[str]) -> bool:
-    """Whether a generated answer holds more than blanks and what ended it, as `Score.answered`."""
-    for stop in stops:
-        text = text.partition(stop)[0]
-    return bool(text.strip())
+Given: TypeAlias = "Calibration | str | Path | Sequence[Calibration | str | Path] | None"
+"""What `score` takes for a calibration run."""
 
 
-def _chosen(
-    signal: str,
-    columns: Mapping[str, np.ndarray],
-    variant: str,
-    wrong: np.ndarray,
-    clusters: Sequence[str],
-) -> str:
-    """Name of the signal that decides."""
-    # The score itself comes first: where nothing can be told, that is what was asked for.
-    ordered = {variant: columns[variant], **columns}
-    chosen = {"best": best_signal(ordered, wrong, clusters), "score": variant}.get(signal, signal)
-    if chosen not in columns:
-        raise ValueError(f"these scores have no signal {chosen!r}, but {', '.join(columns)}")
-    return chosen
+def of_answers_and_parts(
+    given: Given, wanted: Mapping[str, Any]
+) -> tuple[Calibration | None, Calibration | None]:
+    """The calibration run of answers and that of parts; None for each that was not given.
+
+    Args:
+        wanted: settings of the score, those that were said.
+
+    Raises:
+        FileNotFoundError: nothing there.
+        ValueError: no calibration run, two of a kind, or one of a score with other settings.
+    """
+    several = [given] if isinstance(given, str | Path | Calibration) else given
+    found: dict[str, Calibration] = {}
+    if not (several is None or isinstance(several, list | tuple)):
+        several = [several]  # type: ignore[list-item]  # refused below
+    for one in several or ():
+        if not isinstance(one, str | Path | Calibration):
+            raise ValueError(
+                "calibration run must be a Calibration, or the path of a saved one, of a finished "
+                "run or "
+                f"of labelled rows; got {one!r:.80}"
+            )
+        read = one if isinstance(one, Calibration) else Calibration.read(one, **wanted)
+        read.check_wanted(wanted)
+        if read.unit in found:
+            raise ValueError(
+                f"two calibration runs of {read.unit}, {found[read.unit].name} and {read.name}: "
+                "give "
+                "one, and besides at most one of labelled parts"
+            )
+        found[read.unit] = read
+    answers, parts = found.get("answers"), found.get("parts")
+    different = _differences(parts.config, answers.config) if answers and parts else ""
+    if different:
+        raise ValueError(
+            f"calibration runs of two scores, of parts there, of answers here: {different}. Score "
+            "both "
+            "with the same settings"
+        )
+    return answers, parts
+
+
+def settled(
+    given: Given, config: ASMIConfig | None, settings: Mapping[str, Any]
+) -> tuple[ASMIConfig, Calibration | None, Calibration | None]:
+    """The settings of a score, and its calibration runs of answers and of parts.
+
+    What neither `config` nor `settings` says is the calibration run's, else the default. A config
+    says all of its settings, but for stop strings, masks and rate that are None.
+
+    Raises:
+        FileNotFoundError, TypeError, ValueError: as `of_answers_and_parts` and `ASMIConfig`.
+    """
+    said = ASMIConfig.check_names(settings)
+    unsaid: list[str] = []
+    if config is not None:
+        own = config.to_dict("masks", "score")
+        unsaid = [n for n in ("stop", *DERIVED) if own[n] is None and n not in said]
+        said = {n: value for n, value in own.items() if n not in unsaid} | said
+    answers, parts = of_answers_and_parts(given, said)
+    known = answers or parts
+    base = config or ASMIConfig()
+    if known is not None:
+        theirs = known.config
+        base = theirs if config is None else base.replace(**{n: getattr(theirs, n) for n in unsaid})
+    return base.replace(**settings), answers, parts
+
+
+def _labelled_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows that `score --out` wrote, each with a label for each of its spans."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            labels, parts = row["wrong"], len(row["spans"])
+            fit = len(labels) == parts and all(label in (True, False, None) for label in labels)
+            _ = [row[name] for name in ("row", "prompt", "model", "settings")]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"line {number} of {path} is no scored row with labels ({error!r}): wanted what "
+                "`polygraph_asmi score --out` writes, with `wrong`, a list of true and false for "
+                "its `spans`"
+            ) from error
+        if not fit:
+            raise ValueError(
+                f"line {number} of {path}: `wrong` must be a list of true, false or null, one for "
+                f"each of its {parts} `spans`; got {labels!r:.60}"
+            )
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} holds no row")
+    return rows
+
+
+def _with(config: ASMIConfig, wanted: Mapping[str, Any]) -> ASMIConfig:
+    """A config with these settings, but for what is derived in one of both."""
+    said = {
+        name: value
+        for name, value in wanted.items()
+        if name not in DERIVED or None not in (value, getattr(config, name))
+    }
+    return config.replace(**said)
+
+
+def _differences(there: ASMIConfig, here: ASMIConfig) -> str:
+    """Settings that make two scores different ones, in words."""
+    own, other = there.score_key(), here.score_key()
+    return "; ".join(
+        f"{name} {own[name]!r} there, {value!r} here"
+        for name, value in other.items()
+        if value != own.get(name, value)
+    )
+
+
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What two scores must share, as far as saved settings say it."""
+    key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
+    return key | {n: settings[n] for n in ("layer", *FINGERPRINTS) if n in settings}
+
+
+def _said(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "of Sem-ASMI"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import STREAMED, ASMIConfig, check_streamed
-from lm_polygraph_asmi.scoring.reference import Given
+from lm_polygraph_asmi.scoring.calibration import Given
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Stream
-from lm_polygraph_asmi.scoring.text import Answer, Prompt, asked
+from lm_polygraph_asmi.scoring.text import Answer, Prompt, parse_request
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -26,7 +26,7 @@ def score(
     config: ASMIConfig | None = None,
     samples: Sequence[Answer] | None = None,
     context: Any = None,
-    reference: Given = None,
+    calibration: Given = None,
     **settings: Any,
 ) -> Score:
     """How fragile an answer is: score, tokens, and what the score means.
@@ -43,17 +43,17 @@ def score(
             closed as the model would have: with the first stop string, else what ends a turn of the
             chat template, else the end token. Token ids are scored as they are.
         tokenizer: of a transformers model, its own. LM-Polygraph's models and names bring theirs.
-        config: settings; None: those of the reference, or the defaults.
+        config: settings; None: those of the calibration run, or the defaults.
         samples: for the method "adapt", sampled answers (texts or token ids) in place of drawing
             `num_samples` at temperature 0.5, which follow from prompt and `seed`.
         context: what in the prompt the answer should come from: a passage or a list of them; the
             result then says which of them the answer hangs on (`Score.sources`). A passage is a
             text that stands in the prompt once, or its characters (start, end); in a chat also the
             number of a message, or (message, part).
-        reference: what gives the number a meaning: a `Reference`, a saved one, or a finished run
-            (manager file or folder); or labelled rows, which give one to the numbers of `spans`
-            (`Reference.from_spans`); or a list of one and the other. Settings that are not given
-            are the reference's.
+        calibration: what gives the number a meaning: a `Calibration`, a saved one, or a finished
+            run (manager file or folder); or labelled rows, which give one to the numbers of `spans`
+            (`Calibration.from_spans`); or a list of one and the other. Settings that are not given
+            are the calibration run's.
         **settings: of `ASMIConfig`, in place of those of the config.
 
     Returns:
@@ -64,7 +64,7 @@ def score(
         TypeError: a model whose heads cannot be masked, or a quantised output projection; a
             setting there is not.
         ValueError: an empty prompt or answer, one beyond the context window, settings out of range,
-            or other ones than the reference's; a tokenizer that is not the model's.
+            or other ones than the calibration run's; a tokenizer that is not the model's.
 
     Example:
         >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
@@ -73,11 +73,11 @@ def score(
         True
         >>> "".join(token.text for token in result.tokens).startswith(" Edda Holm")
         True
-        >>> result.reference is None, result.verdict[1][:11]  # the number has no scale of its own
+        >>> result.calibration is None, result.verdict[1][:11]  # the number has no scale of its own
         (True, 'No verdict:')
     """
-    asked(prompt, answer)  # what is wrong is told before a model is loaded
-    scorer = Scorer(model, config, tokenizer=tokenizer, reference=reference, **settings)
+    parse_request(prompt, answer)  # what is wrong is told before a model is loaded
+    scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
     return scorer.score(prompt, answer, samples, context)
 
 
@@ -87,7 +87,7 @@ def stream(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: ASMIConfig | None = None,
-    reference: Given = None,
+    calibration: Given = None,
     **settings: Any,
 ) -> Stream:
     """Score the model's own answer while it is written: its tokens, one after the other.
@@ -101,7 +101,7 @@ def stream(
     seeded_by="prompt", **settings)`.
 
     Args:
-        model, prompt, tokenizer, config, reference: as for `score`.
+        model, prompt, tokenizer, config, calibration: as for `score`.
         **settings: as for `score`. `scope` and `seeded_by` are settled, and there is no `source`,
             since parts of heads need the finished answer.
 
@@ -121,6 +121,6 @@ def stream(
     """
     check_streamed(({} if config is None else config.to_dict()) | settings)
     settings |= STREAMED
-    asked(prompt)  # what is wrong is told before a model is loaded
-    scorer = Scorer(model, config, tokenizer=tokenizer, reference=reference, **settings)
+    parse_request(prompt)  # what is wrong is told before a model is loaded
+    scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
     return scorer.stream(prompt)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lm_polygraph_asmi.analysis.guarantee import RiskThreshold
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.config import METHODS
 
 SIGNALS = {**METHODS, "msp": "MSP", "perplexity": "perplexity", "entropy": "mean entropy"}

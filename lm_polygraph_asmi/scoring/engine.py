@@ -1,6 +1,6 @@
 """What is computed for one prompt and one response: the masked passes and their statistics.
 
-Joins `maths` and `model`, and keeps what it computes in a journal. Nothing here knows
+Joins `maths` and `model`, and keeps what it computes in a result cache. Nothing here knows
 LM-Polygraph: its runner reaches this through `stat_calculators.masked_heads`, `score` calls it.
 """
 
@@ -21,13 +21,13 @@ from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.model import (
     HeadPart,
-    Memory,
     Perturbation,
+    PrefixCache,
+    StreamState,
     Subnetworks,
     UnmaskedPass,
-    Written,
     attention_of,
-    check_arm,
+    check_condition,
     check_scope_runs,
     check_spans,
     check_unmasked,
@@ -46,11 +46,11 @@ from lm_polygraph_asmi.model import (
     unembedding,
     without_part,
 )
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.readout import widens
-from lm_polygraph_asmi.saved.doses import with_dose
-from lm_polygraph_asmi.saved.journal import Journal, ModelKeys
-from lm_polygraph_asmi.saved.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, passage
+from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
+from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, passage
+from lm_polygraph_asmi.results.scales import with_scale
 
 log = logging.getLogger("lm_polygraph")
 
@@ -77,8 +77,8 @@ class Engine:
         sources: of the parts of heads that are taken, with the same masks; None: the config's.
         without_context: also run the model on the prompt without the context's tokens.
         details: also return masks, per-mask KL and the top candidates.
-        journal: folder in which results are kept as they are made, and looked up before any pass
-            is run (`journal.Journal`); None keeps nothing.
+        result_cache: folder in which results are kept as they are made, and looked up before any
+            pass is run (`result_cache.ResultCache`); None keeps nothing.
         **settings: in place of those of the config.
 
     Raises:
@@ -94,7 +94,7 @@ class Engine:
         sources: Sequence[str] | None = None,
         without_context: bool = False,
         details: bool = False,
-        journal: str | None = None,
+        result_cache: str | None = None,
         **settings: Any,
     ) -> None:
         config = (config or ASMIConfig()).replace(**settings)
@@ -108,9 +108,9 @@ class Engine:
         for depth in self.depths:
             for source in self.sources:
                 config.replace(depth=depth, source=source)  # refuses what is out of range
-        self.config = with_dose(config, self.depths)
+        self.config = with_scale(config, self.depths)
         self.without_context, self.details = without_context, details
-        self.journal = Journal(journal)
+        self.result_cache = ResultCache(result_cache)
         self._keys = ModelKeys()
 
     def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
@@ -133,8 +133,8 @@ class Engine:
         return [layer_at(model, depth).layer for depth in self.depths]
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """What the journal knows a model by, as it was when the session was entered."""
-        return self._keys.of(model, state_in_session(model)) if self.journal.kept else {}
+        """What the result cache knows a model by, as it was when the session was entered."""
+        return self._keys.of(model, state_in_session(model)) if self.result_cache.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuse at once a model that would fail later; log the settings in force.
@@ -149,7 +149,7 @@ class Engine:
             for depth in self.depths:
                 used = self.settings(model, depth)
                 log.info("ASMI uses %s", used)
-                check_arm(model, used.layer, _change(used))
+                check_condition(model, used.layer, _change(used))
 
     def score(
         self,
@@ -158,11 +158,11 @@ class Engine:
         response: Sequence[int],
         context: Context | None = None,
         passages: bool = False,
-        memory: Memory | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> dict[str, Any]:
-        """All statistics of one prompt and response, by name (`saved.names`).
+        """All statistics of one prompt and response, by name (`results.names`).
 
-        What the journal holds is taken from there, part by part. `asmi_closing` and
+        What the result cache holds is taken from there, part by part. `asmi_closing` and
         `asmi_token_texts` are not among them: they need a tokenizer.
 
         Args:
@@ -171,35 +171,37 @@ class Engine:
             response: its T token ids.
             context: for sources other than "all", the spans of tokens that are the context.
             passages: also score each of these spans as a source of its own, "passage0" and so on.
-            memory: keys and values of a sequence that began alike, this answer's own generation
-                or the row before; used where `remembers` says so and the result is right.
+            prefix_cache: keys and values of a sequence that began alike, this answer's own
+                generation or the row before; used where `remembers` says so and the result is
+                right.
 
         Raises:
             ValueError: an empty response, or one beyond the context window; no context.
             FloatingPointError: NaN or infinite logits.
         """
         with scoring_session(model, self.config.attention):  # which looks at the model's state once
-            if memory is not None and self.remembers(model) and not passages:
+            if prefix_cache is not None and self.remembers(model) and not passages:
                 try:
-                    return self._score(model, prompt, response, context, passages, memory)
+                    return self._score(model, prompt, response, context, passages, prefix_cache)
                 except (torch.OutOfMemoryError, FloatingPointError):
                     raise
                 except Exception as error:  # models refuse in any way what they cannot do
                     found = self._score(model, prompt, response, context, passages)
-                    Memory.refuse(model)  # now that it is known to be the memory's fault
+                    PrefixCache.refuse(model)  # now that it is known to be the memory's fault
                     log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
                     return found
             return self._score(model, prompt, response, context, passages)
 
     def remembers(self, model: PreTrainedModel) -> bool:
         """Whether known keys and values are of use."""
-        return self.prompt_is_shared and Memory.serves(model)
+        return self.prompt_is_shared and PrefixCache.serves(model)
 
     @property
     def prompt_is_shared(self) -> bool:
         """Whether all masks have the prompt's keys and values, and need nothing else of it.
 
-        Not so for sources, which are told apart in it, nor for arms, which may look at its heads.
+        Not so for sources, which are told apart in it, nor for conditions, which may look at its
+        heads.
         """
         in_response = self.config.scope == "response" and self.config.perturbation == "heads"
         return in_response and not self.needs_context
@@ -211,7 +213,7 @@ class Engine:
         response: Sequence[int],
         context: Context | None,
         passages: bool,
-        memory: Memory | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> dict[str, Any]:
         scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
@@ -238,27 +240,29 @@ class Engine:
             | ({} if used.source == "all" else {"context": spans})
             for part, used in parts_of.items()
         }
-        example = self.journal.get(answer_key)
-        kept = {part: self.journal.get(key) for part, key in keys.items()}
+        example = self.result_cache.get(answer_key)
+        kept = {part: self.result_cache.get(key) for part, key in keys.items()}
         parts = {part: found for part, found in kept.items() if found is not None}
         missing = [part for part in parts_of if part not in parts]
         shorter_key = answer_key | {"without": spans}
-        shorter = self.journal.get(shorter_key) if self.without_context else {}
+        shorter = self.result_cache.get(shorter_key) if self.without_context else {}
         if example is None or missing or shorter is None:
             layers = [parts_of[part].layer for part in missing or parts_of]
-            unmasked, example = self._score_unmasked(model, scored, len(prompt), layers, memory)
+            unmasked, example = self._score_unmasked(
+                model, scored, len(prompt), layers, prefix_cache
+            )
             if not missing:
                 check_unmasked(model, unmasked)
             split: dict[int, list[HeadPart]] = {}
             for part in missing:
                 used = parts_of[part]
                 parts[part] = self._score_part(model, unmasked, used, spans, split)
-                self.journal.put(keys[part], parts[part])
-            self.journal.put(answer_key, example)  # now that it has been checked
+                self.result_cache.put(keys[part], parts[part])
+            self.result_cache.put(answer_key, example)  # now that it has been checked
             if shorter is None:
                 assert spans is not None
                 shorter = self._without_context(model, unmasked, spans)
-                self.journal.put(shorter_key, shorter)
+                self.result_cache.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for (depth, source), part in parts.items():
             found = {n: v for n, v in part.items() if n != "asmi_seconds"}
@@ -283,11 +287,13 @@ class Engine:
         scored: Tensor,
         prompt_length: int,
         layers: list[int],
-        memory: Memory | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The pass that serves all depths, and what the unmasked model says of the response."""
         start = time.perf_counter()
-        unmasked = run_unmasked(model, scored, prompt_length, layers, self.config.scope, memory)
+        unmasked = run_unmasked(
+            model, scored, prompt_length, layers, self.config.scope, prefix_cache
+        )
         tokens = scored[prompt_length:]
         return unmasked, self._own_statistics(model, unmasked.final_hidden, tokens) | {
             "asmi_tokens": tokens.numpy().astype(np.int64),
@@ -359,7 +365,7 @@ class Engine:
         """How many of the tokens the masks follow from; None for all."""
         return prompt_length if self.config.seeded_by == "prompt" else None
 
-    def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "Writing":
+    def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "AnswerInProgress":
         """Score an answer while it is written, in the scope "response"; depth by the first.
 
         Call it in `scoring_session`.
@@ -380,7 +386,7 @@ class Engine:
         seed, masks = _masks(used, prompt.tolist())
         written = steps_of(model, prompt, used.layer, masks, _change(used))
         seconds = time.perf_counter() - start
-        return Writing(self, model, used, written, seed, prompt.tolist(), seconds)
+        return AnswerInProgress(self, model, used, written, seed, prompt.tolist(), seconds)
 
     def _reduced(
         self,
@@ -486,7 +492,7 @@ class Engine:
         return {name: _numpy(value) for name, value in reduced.items()}
 
 
-class Writing:
+class AnswerInProgress:
     """An answer that is scored while it is written, greedily.
 
     Attributes:
@@ -499,14 +505,14 @@ class Writing:
         engine: Engine,
         model: PreTrainedModel,
         used: Settings,
-        written: Written,
+        written: StreamState,
         seed: int,
         prompt: list[int],
         seconds: float,
     ) -> None:
         self.engine, self.model, self.settings = engine, model, used
         self.ids: list[int] = []
-        self._written: Written | None = written
+        self._written: StreamState | None = written
         self._seed, self._next = seed, prompt
         self._length, self._seconds = len(prompt), seconds
         self._parts: list[dict[str, np.ndarray]] = []
@@ -566,8 +572,8 @@ def _masks(used: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]
 def _change(used: Settings) -> Perturbation:
     """What a mask changes."""
     config = used.config
-    assert not isinstance(config.dose, str)  # a file, which `with_dose` has read
-    return Perturbation(config.perturbation, config.dose, config.seed)
+    assert not isinstance(config.perturbation_scale, str)  # a file, which `with_scale` has read
+    return Perturbation(config.perturbation, config.perturbation_scale, config.seed)
 
 
 def _of_tokens(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:

@@ -17,9 +17,9 @@ from transformers import (
     StopStringCriteria,
 )
 
-from lm_polygraph_asmi.host.endings import Endings
+from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import Memory, model_lock, scoring_session, states_seen
+from lm_polygraph_asmi.model import PrefixCache, model_lock, scoring_session, states_seen
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.scoring.engine import Engine
@@ -30,29 +30,34 @@ class Generation:
 
     Args:
         model: answers.
-        endings: what ends an answer.
-        stopping: asked before each token whether to go on; None: the stop strings of `endings`.
+        stop_conditions: what ends an answer.
+        stopping: asked before each token whether to go on; None: the stop strings of
+            `stop_conditions`.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        endings: Endings,
+        stop_conditions: StopConditions,
         stopping: StoppingCriteriaList | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.endings = model, tokenizer, endings
+        self.model, self.tokenizer, self.stop_conditions = model, tokenizer, stop_conditions
         self._given = stopping
 
     def greedy(
-        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, engine: Engine, memory: Memory
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        max_new_tokens: int,
+        engine: Engine,
+        prefix_cache: PrefixCache,
     ) -> list[int]:
         """The most likely answer; what its generation knows is remembered for the engine."""
         if not engine.remembers(self.model):
             return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
-            common = memory.common(self.model, prompt_ids[:-1].tolist())
-            cache = memory.cache(common)
+            common = prefix_cache.common(self.model, prompt_ids[:-1].tolist())
+            cache = prefix_cache.cache(common)
             layers = engine.layers(self.model)
         try:
             with states_seen(self.model, layers) as seen:
@@ -63,9 +68,9 @@ class Generation:
             raise
         except Exception:  # a model without a cache refuses one in any way
             (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False)
-            Memory.refuse(self.model)
+            PrefixCache.refuse(self.model)
             return ids
-        memory.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
+        prefix_cache.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
         return ids
 
     def sampled(
@@ -84,7 +89,7 @@ class Generation:
         """Made once: it reads the whole vocabulary, which takes longer than a short answer."""
         if self._given is not None:
             return self._given
-        stops = self.endings.stop_strings
+        stops = self.stop_conditions.stop_strings
         if not stops:
             return StoppingCriteriaList()
         return StoppingCriteriaList([StopStringCriteria(self.tokenizer, stops)])
@@ -110,7 +115,7 @@ class Generation:
     ) -> list[list[int]]:
         """Answers of the model, each up to and with what ended it."""
         max_new_tokens = self.room(prompt_ids, max_new_tokens)
-        ends = sorted(self.endings.end_ids)
+        ends = sorted(self.stop_conditions.end_ids)
         pad = self.tokenizer.pad_token_id
         # All that governs generation is said here; what a model ships may sample.
         config = GenerationConfig(
@@ -134,7 +139,7 @@ class Generation:
                 **known,
             )
         rows = found[:, len(prompt_ids) :].tolist()
-        return [self.endings.response(row, batch_size=2) for row in rows]
+        return [self.stop_conditions.response(row, batch_size=2) for row in rows]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.validation import TOKENS, came, check_one_of
+from lm_polygraph_asmi.validation import TOKENS, check_one_of, describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     Example:
         >>> (found,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
         >>> isinstance(found, Outcome), found.score, found.error
-        (True, None, 'wanted a text, or an object with a "prompt", got the fields id, answer')
+        (True, None, 'expected a text, or an object with a "prompt", got the fields id, answer')
     """
 
     index: int  # type: ignore[assignment]  # what tuples call so is not needed here
@@ -45,16 +45,18 @@ class Outcome(NamedTuple):
 
 
 def outcome(
-    scorer: "Scorer", index: int, row: Any, memory: Any, on_error: str, id_field: str
+    scorer: "Scorer", index: int, row: Any, prefix_cache: Any, on_error: str, id_field: str
 ) -> Outcome:
     """Score one row over what is known of the one before."""
     own = row.get(id_field) if isinstance(row, Mapping) else None
     try:
         content: Any = {"prompt": row} if isinstance(row, str) else row
         if not isinstance(content, Mapping) or content.get("prompt") is None:
-            raise ValueError(f'wanted a text, or an object with a "prompt", got {came(content)}')
+            raise ValueError(
+                f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
+            )
         answer, samples, context = (content.get(name) for name in GIVEN[1:])
-        found = scorer._score(content["prompt"], answer, samples, context, memory)
+        found = scorer._score(content["prompt"], answer, samples, context, prefix_cache)
         if content.get("offsets") is not None:
             found = found.with_spans(content["offsets"])
         return Outcome(index, own, found, None)
@@ -64,7 +66,7 @@ def outcome(
         return Outcome(index, own, None, str(failure) or repr(failure))
 
 
-def told(score: Score, tokens: str) -> list[dict[str, Any]] | None:
+def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
     """What is told of a score's tokens; None where nothing is wanted."""
     if tokens == "none":
         return None
@@ -75,7 +77,7 @@ def told(score: Score, tokens: str) -> list[dict[str, Any]] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A cell of a column as `score` takes it: arrays as lists, what is missing as None."""
+    """A setting of a column as `score` takes it: arrays as lists, what is missing as None."""
     if isinstance(value, np.ndarray):
         return [_plain(part) for part in value]
     if isinstance(value, np.generic):
@@ -150,14 +152,14 @@ def score_batch(
     given = zip(*(columns[name] for name in asked), strict=True)
     rows = [dict(zip(asked, map(_plain, row), strict=True)) for row in given]
     for row, found in zip(rows, scorer.score_many(rows), strict=True):
-        for name, value in _cells(found, tokens, row.get("answer") is None).items():
+        for name, value in _groups(found, tokens, row.get("answer") is None).items():
             made[name].append(value)
     return {name: np.asarray(column) for name, column in columns.items()} | {
         name: _objects(values) for name, values in made.items()
     }
 
 
-def _cells(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
+def _groups(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
     score = found.score
     if score is None:
         return dict.fromkeys(OUTPUT) | {"asmi_error": found.error}
@@ -171,7 +173,7 @@ def _cells(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
         "asmi_percentile": score.percentile,
         "asmi_error_probability": score.error_probability,
         "asmi_accept": score.accept,
-        "asmi_tokens": None if tokens == "none" else _json(told(score, tokens)),
+        "asmi_tokens": None if tokens == "none" else _json(token_records(score, tokens)),
         "asmi_sources": None
         if score.sources is None
         else _json({name: asdict(source) for name, source in score.sources.items()}),

@@ -13,11 +13,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.saved.aggregation import aggregate
-from lm_polygraph_asmi.saved.names import at_depth, passage
-from lm_polygraph_asmi.scoring.division import Span, divide, span_of
+from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.results.names import at_depth, passage
+from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.page import FULL_SHADE, render, render_part
-from lm_polygraph_asmi.scoring.reference import Reference
+from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
 from lm_polygraph_asmi.scoring.terminal import in_terminal
 from lm_polygraph_asmi.scoring.verdict import verdict
 
@@ -211,12 +211,12 @@ class Score:
         model: its name; empty for one that has none.
         seconds: of the masked passes.
         warnings: what went otherwise than asked.
-        reference: the run that gives the number a meaning, None without.
+        calibration: the run that gives the number a meaning, None without.
         content_end: characters of `scored_text` before what ends the answer.
         answered: False where there is nothing but what ends an answer.
         offsets: of parts that the caller chose, see `with_spans`; None divides the answer itself.
         prompt_tokens: tokens of the prompt; None where that was not kept.
-        span_reference: labelled parts of answers, None without.
+        span_calibration: labelled parts of answers, None without.
         sources: by name, what the answer owes to the context, to each passage of several, and to
             all else; None where no context was given. As an instrument it says what an answer hangs
             on, not whether it is right.
@@ -225,7 +225,7 @@ class Score:
         >>> result = scorer.score(prompt, " Edda Holm")
         >>> result.counted == len(result.tokens)  # what closes the answer counts, too
         True
-        >>> result.percentile is None  # without a reference
+        >>> result.percentile is None  # without a calibration
         True
         >>> Score.from_dict(result.to_dict()) == result
         True
@@ -244,20 +244,22 @@ class Score:
     model: str
     seconds: float
     warnings: tuple[str, ...]
-    reference: Reference | None
+    calibration: Calibration | None
     content_end: int | None = None
     answered: bool = True
     offsets: tuple[tuple[int, int], ...] | None = None
-    span_reference: Reference | None = None
+    span_calibration: Calibration | None = None
     sources: dict[str, Source] | None = None
     prompt_tokens: int | None = None
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], reference: Reference | None = None) -> "Score":
+    def from_dict(
+        cls, content: Mapping[str, Any], calibration: Calibration | None = None
+    ) -> "Score":
         """What `to_dict` gave, or a line of the output file; the input's own fields are left out.
 
         Args:
-            reference: the run that gives the number a meaning: saved is only its name.
+            calibration: the run that gives the number a meaning: saved is only its name.
 
         Raises:
             ValueError: something else.
@@ -271,7 +273,7 @@ class Score:
                 own["offsets"] = tuple((start, end) for start, end in own["offsets"])
             if own.get("sources") is not None:
                 own["sources"] = {name: Source(**of) for name, of in own["sources"].items()}
-            return cls(**own | {"reference": reference, "span_reference": None})
+            return cls(**own | {"calibration": calibration, "span_calibration": None})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"this is no saved score ({error!r}): give what Score.to_dict returned, or a line "
@@ -304,7 +306,7 @@ class Score:
     @property
     def label(self) -> str:
         """The symbol, and how tokens are aggregated and what masks change, if not as the paper."""
-        said = self.config.said("aggregation", "perturbation", "dose")
+        said = self.config.said("aggregation", "perturbation", "perturbation_scale")
         return f"{self.symbol} ({', '.join(said)})" if said else self.symbol
 
     @property
@@ -336,24 +338,24 @@ class Score:
         places = self.offsets
         if places is None:
             content = self.scored_text[: self.content_end]
-            places = tuple(divide(content))
-        judge = self.span_reference
-        if judge is not None and judge.other_settings(self.compared_settings):
-            judge = None
+            places = tuple(segment_answer(content))
+        correctness = self.span_calibration
+        if correctness is not None and correctness.other_settings(self.compared_settings):
+            correctness = None
         return tuple(
-            span_of(self.scored_text, *place, self.tokens, judge, self.aggregation)
+            span_of(self.scored_text, *place, self.tokens, correctness, self.aggregation)
             for place in places
         )
 
     @property
     def about_spans(self) -> str:
         """What the numbers of `spans` are worth, and on what ground."""
-        if self.span_reference is None:
+        if self.span_calibration is None:
             return NOT_VALIDATED
-        refusal = self.span_reference.refusal(self.compared_settings)
+        refusal = self.span_calibration.refusal(self.compared_settings)
         if refusal is not None:
             return f"Not validated: {refusal}"
-        run = self.span_reference
+        run = self.span_calibration
         return f"Probabilities of error are those of labelled parts. {run.worth}{run.ground}."
 
     def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Score":
@@ -380,36 +382,37 @@ class Score:
 
     @property
     def compared_settings(self) -> dict[str, Any]:
-        """What a reference must share with this answer: settings and model."""
+        """What a calibration run must share with this answer: settings and model."""
         return self.settings | {"model": self.model}
 
     @property
-    def applied_reference(self) -> Reference | None:
-        """The reference run, unless it is of another score, or there is no answer to judge."""
+    def applied_calibration(self) -> Calibration | None:
+        """The calibration run, unless it is of another score or there is no answer."""
         if (
             not self.answered
-            or self.reference is None
-            or self.reference.other_settings(self.compared_settings)
+            or self.calibration is None
+            or self.calibration.other_settings(self.compared_settings)
         ):
             return None
-        return self.reference
+        return self.calibration
 
     @property
     def percentile(self) -> float | None:
-        """Share of the reference run's answers with a lower score, in %; None without a verdict."""
-        run = self.applied_reference
+        """Share of the calibration run run's answers with a lower score, in %; None without a
+        verdict."""
+        run = self.applied_calibration
         return None if run is None else run.percentile(self.score)
 
     @property
     def error_probability(self) -> float | None:
-        """Calibrated on the reference run; None without a verdict."""
-        run = self.applied_reference
+        """Calibrated on the calibration run run; None without a verdict."""
+        run = self.applied_calibration
         return None if run is None else run.error_probability(self.score)
 
     @property
     def probability_of_error(self) -> Interval | None:
         """The same with Wilson's interval of its step of the calibration, 95 %."""
-        run = self.applied_reference
+        run = self.applied_calibration
         return None if run is None else run.probability_of_error(self.score)
 
     @cached_property
@@ -431,11 +434,12 @@ class Score:
 
     @property
     def accept(self) -> bool | None:
-        """Whether the answer may be shown, by the reference's threshold; None without a decision.
+        """Whether the answer may be shown, by the calibration run's threshold; None without a
+        decision.
 
         What the threshold promises, or why nothing is decided, says `accept_reason`.
         """
-        run = self.applied_reference
+        run = self.applied_calibration
         if run is None or run.decision is None:
             return None
         return run.decision.accepts(self.signals)
@@ -445,22 +449,23 @@ class Score:
         """The ground of `accept`, in a sentence."""
         if not self.answered:
             return "No decision: the model answered nothing."
-        if self.reference is None:
-            return "No decision: without a reference nothing is known of such answers."
-        other = self.reference.other_settings(self.compared_settings)
+        if self.calibration is None:
+            return "No decision: without a calibration run nothing is known of such answers."
+        other = self.calibration.other_settings(self.compared_settings)
         if other:
-            return f"No decision: the reference is of another score ({'; '.join(other)})."
-        if self.reference.decision is None:
+            return f"No decision: the calibration run is of another score ({'; '.join(other)})."
+        if self.calibration.decision is None:
             return (
-                "No decision: the reference has no threshold; `polygraph_asmi calibrate` makes one "
+                "No decision: the calibration run has no threshold; `polygraph_asmi calibrate` "
+                "makes one "
                 "with a promise."
             )
-        return self.reference.decision.said(self.signals)
+        return self.calibration.decision.said(self.signals)
 
     @property
     def confident_but_fragile(self) -> bool | None:
-        """MSP below and score above the reference run's medians; None without a verdict."""
-        run = self.applied_reference
+        """MSP below and score above the calibration run run's medians; None without a verdict."""
+        run = self.applied_calibration
         if run is None or not run.ranks:
             return None
         return self.msp <= run.msp_median and self.score > run.median
@@ -473,7 +478,7 @@ class Score:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, fit for JSON."""
         own = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
-        for name in ("reference", "span_reference"):
+        for name in ("calibration", "span_calibration"):
             run = getattr(self, name)
             own[name] = None if run is None else run.name
         return own | {

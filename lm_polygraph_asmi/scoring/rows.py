@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lm_polygraph_asmi.scoring.calibration import ROWS
 from lm_polygraph_asmi.scoring.many import FIELDS
-from lm_polygraph_asmi.scoring.reference import ROWS
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
-from lm_polygraph_asmi.validation import came
+from lm_polygraph_asmi.validation import describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -109,7 +109,7 @@ def _parsed(line: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         return {"error": f"not JSON: {error}"}
     if not isinstance(content, dict) or "prompt" not in content:
-        return {"error": f'wanted an object with a "prompt", got {came(content)}'}
+        return {"error": f'expected an object with a "prompt", got {describe_fields(content)}'}
     return content
 
 
@@ -179,23 +179,23 @@ def score_rows(
     Raises:
         ValueError: as `rows_left`.
     """
-    from lm_polygraph_asmi.model import Memory  # torch: there by now
-    from lm_polygraph_asmi.scoring.many import outcome, told
+    from lm_polygraph_asmi.model import PrefixCache  # torch: there by now
+    from lm_polygraph_asmi.scoring.many import outcome, token_records
 
-    memory = Memory()
+    prefix_cache = PrefixCache()
     for row in rows_left(scorer, rows, out):
         score, error = None, row.content.get("error")
         clashing = sorted(RESERVED & set(row.content))
         if error is None and clashing:
             error = f"has the fields {clashing}, which the output uses: rename them"
         if error is None:
-            found = outcome(scorer, row.number, row.content, memory, "return", "id")
+            found = outcome(scorer, row.number, row.content, prefix_cache, "return", "id")
             score, error = found.score, found.error
         if score is not None and out is not None:
             own = {"row": row.number, "key": key_of(scorer, row)}
             made = score.to_dict()
             if tokens != "full":
-                made["tokens"] = told(score, tokens)
+                made["tokens"] = token_records(score, tokens)
             line = json.dumps(own | made | row.content, default=str)  # what was given stays
             with out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

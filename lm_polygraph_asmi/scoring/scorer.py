@@ -15,26 +15,26 @@ from transformers import (
 )
 
 from lm_polygraph_asmi.config import SOURCES, STREAMED, ASMIConfig
-from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.model import (
-    Memory,
+    PrefixCache,
     model_state,
     plain_model,
     structure_of,
 )
-from lm_polygraph_asmi.saved.aggregation import aggregate
-from lm_polygraph_asmi.saved.doses import with_dose
-from lm_polygraph_asmi.saved.journal import ModelKeys, tokenizer_key
-from lm_polygraph_asmi.saved.names import at_depth
+from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.results.cache import ModelKeys, tokenizer_key
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.scales import with_scale
+from lm_polygraph_asmi.scoring.calibration import Given, settled
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, undisturbed
 from lm_polygraph_asmi.scoring.many import Outcome, outcome
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.reference import Given, settled
 from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.streaming import Stream
 from lm_polygraph_asmi.scoring.text import (
@@ -42,9 +42,9 @@ from lm_polygraph_asmi.scoring.text import (
     Prompt,
     Query,
     answer_tokens,
-    asked,
     behind_answer,
     border_warning,
+    parse_request,
     prompt_tokens,
     prompt_warning,
     repeated_prompt,
@@ -79,12 +79,19 @@ class Scorer:
         config: ASMIConfig | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        reference: Given = None,
+        calibration: Given = None,
         **settings: Any,
     ) -> None:
-        self._asked, self.reference, self.span_reference = settled(reference, config, settings)
-        self.config = with_dose(self._asked)
-        sourced = {"scope": "response", "source": "all", "perturbation": "heads", "dose": None}
+        self._asked, self.calibration, self.span_calibration = settled(
+            calibration, config, settings
+        )
+        self.config = with_scale(self._asked)
+        sourced = {
+            "scope": "response",
+            "source": "all",
+            "perturbation": "heads",
+            "perturbation_scale": None,
+        }
         self.engine = Engine(self.config)
         self.by_source = Engine(self.config.replace(**sourced), sources=SOURCES)
         # So far nothing heavy: what is refused is refused at once.
@@ -118,23 +125,23 @@ class Scorer:
         self._keys = ModelKeys()
         self._tokenizer_key: str | None = None
         self.notes = check_tokenizer(model, tokenizer)
-        self.endings = Endings(model, tokenizer, self.stop)
-        self.generation = Generation(model, tokenizer, self.endings)
+        self.stop_conditions = StopConditions(model, tokenizer, self.stop)
+        self.generation = Generation(model, tokenizer, self.stop_conditions)
 
     @cached_property
     def while_written(self) -> Engine:
-        """Scores an answer that is not there yet; made when it is wanted, since a dose matched in
+        """Scores an answer that is not there yet; made when it is wanted, since a scale matched in
         another scope is refused."""
         return Engine(self._asked.replace(**STREAMED))
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that a score depends on but prompt, answer and samples."""
-        references = (self.reference, self.span_reference)
+        calibrations = (self.calibration, self.span_calibration)
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
-            "reference": [run.identity for run in references if run] or None,
+            "calibration": [run.identity for run in calibrations if run] or None,
             **self.config.to_dict(),
             "memory_budget": None,  # of no matter
         }
@@ -152,7 +159,7 @@ class Scorer:
             >>> scorer.score(prompt, " Edda Holm").answer
             ' Edda Holm'
         """
-        return self._score(prompt, answer, samples, context, Memory())
+        return self._score(prompt, answer, samples, context, PrefixCache())
 
     def _score(
         self,
@@ -160,11 +167,11 @@ class Scorer:
         answer: Answer | None,
         samples: Sequence[Answer] | None,
         context: Any,
-        memory: Memory,
+        prefix_cache: PrefixCache,
     ) -> Score:
         """`score`, over what is known of the row before."""
         given = self._given(prompt)
-        before, said, notes = asked(given, answer)
+        before, said, notes = parse_request(given, answer)
         prompt_ids = prompt_tokens(self.tokenizer, before)
         passages = None
         if context is not None:
@@ -174,8 +181,8 @@ class Scorer:
                 f"source {self.config.source!r} needs to know the context: give context="
             )
         with undisturbed(self.model):
-            ids = self._answer(before, prompt_ids, said, memory)
-            stats, sourced = self._stats(prompt_ids, ids, passages, memory)
+            ids = self._answer(before, prompt_ids, said, prefix_cache)
+            stats, sourced = self._stats(prompt_ids, ids, passages, prefix_cache)
             gate = self._gate(before, prompt_ids, samples)
         query = Query(before, said, notes, prompt_ids, answer, samples)
         return self._result(query, ids, stats, gate, passages, sourced, self.config.source)
@@ -223,15 +230,15 @@ class Scorer:
             >>> for outcome in scorer.score_many(rows):
             ...     print(outcome.id, outcome.score is not None, outcome.error)
             q1 True None
-            q2 False wanted a text, or an object with a "prompt", got the fields id
+            q2 False expected a text, or an object with a "prompt", got the fields id
         """
         check_one_of("on_error", on_error, ("return", "raise"))
         return self._outcomes(rows, on_error, id_field)
 
     def _outcomes(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
-        memory = Memory()
+        prefix_cache = PrefixCache()
         for index, row in enumerate(rows):
-            yield outcome(self, index, row, memory, on_error, id_field)
+            yield outcome(self, index, row, prefix_cache, on_error, id_field)
 
     def _result(
         self,
@@ -247,7 +254,7 @@ class Scorer:
         before, said, notes, prompt_ids, answer, samples = query
         gate, diversity, responses = gated
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
-        closes = self.endings.closes(ids)
+        closes = self.stop_conditions.closes(ids)
         counted = slice(
             None, -1 if closes and not self.config.closing_token and len(ids) > 1 else None
         )
@@ -258,7 +265,7 @@ class Scorer:
             texts = [passage.text for passage in passages]
             sources = sources_from(sourced, self.config.depth, texts, counted)
         used = stats[at_depth("asmi_settings", self.config.depth, source)]
-        content = self.endings.without(text, places, ids)
+        content = self.stop_conditions.without(text, places, ids)
         warnings = [*notes, *self.notes]
         if isinstance(before, str) and not before.strip():
             warnings.append("The prompt is blank: the answer hangs on nothing that was asked.")
@@ -306,11 +313,11 @@ class Scorer:
             model=str(self.model.config.name_or_path or ""),
             seconds=float(stats["asmi_seconds"]),
             warnings=tuple(warnings),
-            reference=self.reference,
+            calibration=self.calibration,
             content_end=len(content),
             answered=bool(content.strip()),
             prompt_tokens=len(prompt_ids),
-            span_reference=self.span_reference,
+            span_calibration=self.span_calibration,
             sources=sources,
         )
 
@@ -327,7 +334,7 @@ class Scorer:
         if weights is None:
             raise ValueError(
                 "the model has forward hooks, or a forward method set on a module: what they "
-                "compute cannot be told, so neither can what a reference is of. Remove them"
+                "compute cannot be told, so neither can what a calibration run is of. Remove them"
             )
         if self._tokenizer_key is None:
             template = str(getattr(self.tokenizer, "chat_template", None))
@@ -340,14 +347,14 @@ class Scorer:
         prompt_ids: Int[Tensor, " P"],
         ids: list[int],
         passages: Sequence[Passage] | None,
-        memory: Memory,
+        prefix_cache: PrefixCache,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Statistics of the score, and those by source, which there are with a context alone.
 
         Sources are told apart in the scope "response", whatever the score's own.
         """
         if passages is None:
-            return self.engine.score(self.model, prompt_ids, ids, memory=memory), {}
+            return self.engine.score(self.model, prompt_ids, ids, prefix_cache=prefix_cache), {}
         spans = [passage.tokens for passage in passages]
         by_source = self.by_source.score(
             self.model, prompt_ids, ids, spans, passages=len(spans) > 1
@@ -363,7 +370,7 @@ class Scorer:
     ) -> dict[str, Any]:
         """What made this score besides the masks."""
         found = self.config.besides_masks()
-        if self.reference is not None and "weights" in self.reference.settings:
+        if self.calibration is not None and "weights" in self.calibration.settings:
             found |= self.fingerprints()
         if not (answer is None or isinstance(answer, str)):  # token ids are scored as they are
             del found["stop"]
@@ -385,16 +392,16 @@ class Scorer:
         prompt: Prompt,
         prompt_ids: Int[Tensor, " P"],
         answer: Answer | None,
-        memory: Memory,
+        prefix_cache: PrefixCache,
     ) -> list[int]:
         if answer is None:
             return self.generation.greedy(
-                prompt_ids, self.config.max_new_tokens, self.engine, memory
+                prompt_ids, self.config.max_new_tokens, self.engine, prefix_cache
             )
         if not isinstance(answer, str):
             return token_ids(answer)
         ids = answer_tokens(self.tokenizer, prompt, answer)
-        if not self.config.closing_token or (ids and self.endings.closes(ids)):
+        if not self.config.closing_token or (ids and self.stop_conditions.closes(ids)):
             return ids
         if self.stop:
             return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
@@ -406,7 +413,7 @@ class Scorer:
         Models of chats often name several end tokens, and the tokenizer's may not be the one that
         ends their turns.
         """
-        ends = self.endings.end_ids
+        ends = self.stop_conditions.end_ids
         if not isinstance(prompt, str):
             turn = next((i for i in behind_answer(self.tokenizer, prompt) if i in ends), None)
             if turn is not None:
@@ -439,7 +446,7 @@ class Scorer:
                 for sample in samples
             ]
         # As in a benchmark, where sampled answers come without their end token.
-        ends = self.endings.end_ids
+        ends = self.stop_conditions.end_ids
         drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
         responses = [ids for ids in drawn if ids]
         diversity = diversity_of(self.model, prompt_ids, responses, self.config.attention)

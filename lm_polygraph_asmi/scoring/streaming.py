@@ -9,10 +9,17 @@ from transformers.generation.streamers import BaseStreamer
 
 from lm_polygraph_asmi.config import check_streamed
 from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.scoring.engine import Writing
+from lm_polygraph_asmi.scoring.engine import AnswerInProgress
 from lm_polygraph_asmi.scoring.generation import undisturbed
 from lm_polygraph_asmi.scoring.result import Score, Token, tokens_of
-from lm_polygraph_asmi.scoring.text import UNFINISHED, Prompt, Query, asked, prompt_tokens, spans
+from lm_polygraph_asmi.scoring.text import (
+    UNFINISHED,
+    Prompt,
+    Query,
+    parse_request,
+    prompt_tokens,
+    spans,
+)
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -35,7 +42,7 @@ class Stream(Iterator[Token]):
 
     def __init__(self, scorer: "Scorer", prompt: Prompt, ids: Tensor | None = None) -> None:
         """`ids`: of a prompt that somebody else goes on with; length and end are then theirs."""
-        before, said, notes = asked(prompt if ids is not None else scorer._given(prompt))
+        before, said, notes = parse_request(prompt if ids is not None else scorer._given(prompt))
         if said is not None:
             raise ValueError(
                 "the chat ends in the assistant's message, but only an answer that the model "
@@ -48,7 +55,7 @@ class Stream(Iterator[Token]):
         self._query = Query(before, None, notes, ids)
         self._room = scorer.generation.room(ids, scorer.config.max_new_tokens)
         self._gate: tuple[float, float | None, int] | None = None
-        self._writing: Writing | None = None
+        self._writing: AnswerInProgress | None = None
         self._closed = self._ended = False
         self._place = 0
 
@@ -88,7 +95,7 @@ class Stream(Iterator[Token]):
         assert self._gate is not None
         ids = self._writing.ids
         if not self._others:
-            self._ended = len(ids) == self._room or scorer.endings.closes(ids)
+            self._ended = len(ids) == self._room or scorer.stop_conditions.closes(ids)
         text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
         end = len(text)
         if not self._ended:  # a character may still lack bytes

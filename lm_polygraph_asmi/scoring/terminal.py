@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
+from rich.groups import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -38,16 +38,16 @@ def in_terminal(score: "Score", width: int) -> Iterator[Text | Table]:
         shaded.append_text(text)
         bars.append(token.bar * text.cell_len)
     # Cut by hand, so that a line of a long answer and its bars stay together.
-    cuts: list[tuple[int, int]] = []  # characters and cells before each cut
-    cells = start = 0  # cells so far, and of them those of finished lines
+    cuts: list[tuple[int, int]] = []  # characters and settings before each cut
+    groups = start = 0  # settings so far, and of them those of finished lines
     for position, character in enumerate(shaded.plain):
         wide = cell_len(character)
-        if cells - start + wide > width:
-            cuts.append((position, cells))
-            start = cells
-        cells += wide
+        if groups - start + wide > width:
+            cuts.append((position, groups))
+            start = groups
+        groups += wide
     lines = shaded.divide([position for position, _ in cuts])
-    for line, bar in zip(lines, bars.divide([cell for _, cell in cuts]), strict=True):
+    for line, bar in zip(lines, bars.divide([group for _, group in cuts]), strict=True):
         yield from (line, bar)
     yield from (Text(line) for line in score.verdict)
     table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")

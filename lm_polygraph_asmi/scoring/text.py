@@ -29,7 +29,7 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A prompt and its answer, told apart.
 
     Attributes:
@@ -62,7 +62,7 @@ class Query(NamedTuple):
     samples: Sequence[Answer] | None = None
 
 
-def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
+def parse_request(prompt: Prompt, answer: Answer | None = None) -> Request:
     """What is to be scored: of a chat that ends in the assistant's message, that message.
 
     Needs no model: what is refused here is refused before one is loaded.
@@ -74,7 +74,7 @@ def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
     if answer is not None:
         _check_answer(answer)
     if isinstance(prompt, str):
-        return Asked(prompt, answer, ())
+        return Request(prompt, answer, ())
     if not _are_messages(prompt):
         raise ValueError(
             "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
@@ -82,7 +82,7 @@ def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
         )
     messages = [{**message, **_as_text(message)} for message in prompt]
     if not messages or messages[-1].get("role") != "assistant":
-        return Asked(_checked(messages), answer, ())
+        return Request(_checked(messages), answer, ())
     if answer is not None:
         raise ValueError(
             "the chat ends in the assistant's message and an answer is given besides: which of "
@@ -97,7 +97,7 @@ def asked(prompt: Prompt, answer: Answer | None = None) -> Asked:
     if not before:
         raise ValueError("the chat holds the assistant's message alone: give the user's before it")
     note = "The chat's last message, the assistant's, was scored."
-    return Asked(_checked(before), last["content"], (note,))
+    return Request(_checked(before), last["content"], (note,))
 
 
 def _check_answer(answer: Any) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
-from lm_polygraph_asmi.saved.names import perturbed_by
+from lm_polygraph_asmi.results.names import perturbed_by
 from lm_polygraph_asmi.scoring.page import probability
 
 if TYPE_CHECKING:
@@ -28,43 +28,44 @@ def verdict(score: "Score") -> list[str]:
     if score.config.is_control:
         said.append(
             f"Not the method: masks change {', '.join(perturbed_by(score.settings))} in the "
-            "layer, an arm of the falsifier in the place of heads. A control, no score to use."
+            "layer, a condition of the perturbation controls in the place of heads. A control, no "
+            "score to use."
         )
     if not score.answered:
         said.append(
             "No verdict: the model answered nothing. The number is that of the token that ends "
             "an answer, where an answer should stand."
         )
-    elif score.reference is None:
+    elif score.calibration is None:
         said.append(
-            "No verdict: without a reference run of this model on such questions, nobody "
+            "No verdict: without a calibration run run of this model on such questions, nobody "
             "knows which way this number points. On the small models measured so far Sem-ASMI "
             "was not found to tell more of errors than probability, entropy and length do, and "
             "how well it ranks them hangs on the prompt and on the masked layer."
         )
     else:
-        of_run = score.reference.verdict(score.score, score.compared_settings)
-        applied = score.applied_reference
+        of_run = score.calibration.verdict(score.score, score.compared_settings)
+        applied = score.applied_calibration
         if applied is None or applied.decision is None:
             said += of_run
         else:  # which may be by another signal, and stands whatever this one is worth
             said.insert(1, score.accept_reason)
             said += [one.replace("No verdict:", f"Of {score.symbol}:", 1) for one in of_run]
             seen = {"prompt_tokens": score.prompt_tokens, "msp": score.msp}
-            said += applied.unlike(seen)
+            said += applied.out_of_range(seen)
         if score.confident_but_fragile:
-            run = score.reference
+            run = score.calibration
             said.append(
                 f"Confident but fragile: the answer's probability {probability(score.msp)} is "
-                f"above that of the reference run's median answer "
+                f"above that of the calibration run run's median answer "
                 f"({probability(run.msp_median)}), and its score above the median score "
                 f"({run.median:.4f}), too. This is a mark of the whole answer: the paper finds "
                 "no such effect among single tokens."
             )
-    screened = None if score.reference is None else score.reference.masking_response
+    screened = None if score.calibration is None else score.calibration.masking_response
     if screened is not None and screened < OVER_ROBUST:
         said.append(
-            f"Masking heads hardly moved the model on the reference run (mean MI "
+            f"Masking heads hardly moved the model on the calibration run run (mean MI "
             f"{screened:.4f} nats, below {OVER_ROBUST}): there may be nothing to read. A "
             "candidate screen, not a validated one."
         )

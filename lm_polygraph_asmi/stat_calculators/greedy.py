@@ -16,15 +16,15 @@ from lm_polygraph.utils.model import Model
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
-from lm_polygraph_asmi.model import Memory, layer_at, scoring_session, states_seen
+from lm_polygraph_asmi.model import PrefixCache, layer_at, scoring_session, states_seen
 from lm_polygraph_asmi.model.unmasked import States
-from lm_polygraph_asmi.saved.manifest import model_revision
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.results.manifest import model_revision
+from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
 MEMORY = "asmi_memory"
-"""Statistic of a batch, never saved: for each example its `model.Memory`."""
+"""Statistic of a batch, never saved: for each example its `model.PrefixCache`."""
 
 
 class _Listening:
@@ -64,7 +64,7 @@ def _remembering(model: Model) -> PreTrainedModel | None:
     except TypeError:  # no heads to be masked: somebody else's run
         return None
     dropped = any(module.training for module in transformer.modules())
-    return None if dropped or not Memory.serves(transformer) else transformer
+    return None if dropped or not PrefixCache.serves(transformer) else transformer
 
 
 def _states_seen(
@@ -73,17 +73,19 @@ def _states_seen(
     return states_seen(model, [layer_at(model, depth).layer for depth in depths])
 
 
-def _remembered(model: Model, ids: list[int], cache: Any, states: States) -> Memory | None:
+def _remembered(model: Model, ids: list[int], cache: Any, states: States) -> PrefixCache | None:
     """What a cache, and the passes that filled it, know of a sequence; None where it is of no use,
     or may be another model's."""
     transformer = _remembering(model)
     if not isinstance(cache, DynamicCache) or transformer is None:
         return None
     with scoring_session(transformer):  # which looks at the model's state
-        memory = Memory()
-        memory.take(transformer, ids, cache, states)
-    kinds = {key.dtype for key, _ in memory.layers}
-    return memory if kinds == {transformer.dtype} else None  # none where the cache was of no use
+        prefix_cache = PrefixCache()
+        prefix_cache.take(transformer, ids, cache, states)
+    kinds = {key.dtype for key, _ in prefix_cache.layers}
+    return (
+        prefix_cache if kinds == {transformer.dtype} else None
+    )  # none where the cache was of no use
 
 
 class RememberingGreedyCalculator(GreedyProbsCalculator):
@@ -127,7 +129,7 @@ class SavedAnswersCalculator(StatCalculator):
             the masked passes. Of no use without any.
 
     Raises:
-        FileNotFoundError, ValueError: it is no finished run (`saved.runs.load_run`).
+        FileNotFoundError, ValueError: it is no finished run (`results.runs.load_run`).
     """
 
     def __init__(self, run: str | Path, depths: Sequence[float] = ()) -> None:
@@ -190,7 +192,7 @@ class SavedAnswersCalculator(StatCalculator):
         transformer = causal_model(model)
         prompt = prompt_ids(model, text, 0, {})
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
-        remember = remember and Memory.serves(transformer)
+        remember = remember and PrefixCache.serves(transformer)
         watched = _states_seen(transformer, self.depths) if remember else nullcontext(dict)
         with torch.no_grad(), watched as seen:
             out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=remember)
@@ -215,7 +217,7 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     model knows then.
     """
     given = dict(config.get("masks") or {})
-    masks = Engine(**{n: v for n, v in given.items() if n not in ("journal", "context_regex")})
+    masks = Engine(**{n: v for n, v in given.items() if n not in ("result_cache", "context_regex")})
     depths = masks.depths if masks.prompt_is_shared else ()
     calculator: StatCalculator
     if config["answers"] is not None:

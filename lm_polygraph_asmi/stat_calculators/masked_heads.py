@@ -9,9 +9,9 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.context import NO_CONTEXT, context_span
-from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
-from lm_polygraph_asmi.saved.names import masked_head_stats, require
+from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.results.names import masked_head_stats, require
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
 
@@ -19,7 +19,7 @@ from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
 class MaskedHeadsCalculator(StatCalculator):
     """Scores the greedy response under S head masks at one layer per depth.
 
-    Returns the statistics listed in `lm_polygraph_asmi.saved.names`; needs LM-Polygraph's
+    Returns the statistics listed in `lm_polygraph_asmi.results.names`; needs LM-Polygraph's
     `greedy_tokens` alone, and uses what its generation knew where that was kept.
 
     Args:
@@ -60,22 +60,22 @@ class MaskedHeadsCalculator(StatCalculator):
             FloatingPointError: NaN or infinite logits.
         """
         transformer = causal_model(model)
-        endings = Endings.of(model)
+        stop_conditions = StopConditions.of(model)
         memories = dependencies.get(MEMORY) or [None] * len(texts)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
             prompt = prompt_ids(model, text, row, dependencies)
-            response = endings.response(tokens, len(texts))
+            response = stop_conditions.response(tokens, len(texts))
             context = None
             if self.engine.needs_context:
                 assert self.context_regex is not None
                 context = [context_span(model, text, prompt.tolist(), self.context_regex)]
             example = self.engine.score(
-                transformer, prompt, response, context, memory=memories[row]
+                transformer, prompt, response, context, prefix_cache=memories[row]
             )
-            example["asmi_closing"] = endings.closes(response)
+            example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)
         return {name: [example[name] for example in examples] for name in examples[0]}

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.saved.names import DIVERSITY, masked_head_stats
+from lm_polygraph_asmi.results.names import DIVERSITY, masked_head_stats
 
-OPTIONS = ("journal", "details", "context_regex", "without_context")
+OPTIONS = ("result_cache", "details", "context_regex", "without_context")
 """What the masked-heads calculator takes besides a config."""
 
 

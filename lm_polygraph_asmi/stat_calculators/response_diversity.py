@@ -8,9 +8,9 @@ from typing import Any
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
-from lm_polygraph_asmi.host.endings import Endings
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
-from lm_polygraph_asmi.saved.names import DIVERSITY, require
+from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.results.names import DIVERSITY, require
 from lm_polygraph_asmi.scoring.engine import diversity_of
 
 log = logging.getLogger("lm_polygraph")
@@ -42,18 +42,20 @@ class ResponseDiversityCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """The statistics in `saved.names.DIVERSITY`, one entry per example.
+        """The statistics in `results.names.DIVERSITY`, one entry per example.
 
         Fewer than two responses with a token give `engine.NO_EVIDENCE`, with a warning.
         """
         transformer = causal_model(model)
-        endings = Endings.of(model)
+        stop_conditions = StopConditions.of(model)
         diversities, numbers, seconds = [], [], []
         for row, (text, samples) in enumerate(
             zip(texts, require(dependencies, "sample_tokens"), strict=True)
         ):
             start = time.perf_counter()
-            responses = [endings.response(tokens, len(texts)) for tokens in samples if len(tokens)]
+            responses = [
+                stop_conditions.response(tokens, len(texts)) for tokens in samples if len(tokens)
+            ]
             numbers.append(len(responses))
             if len(responses) < 2:
                 log.warning(

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of, model_state, structure_of
-from lm_polygraph_asmi.saved.journal import Journal, ModelKeys, tokenizer_key
+from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache, tokenizer_key
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
@@ -32,17 +32,18 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     Args:
         samples_n: answers per question.
         seed: base seed.
-        journal: folder in which the answers are kept (`journal.Journal`); None keeps nothing.
+        result_cache: folder in which the answers are kept (`result_cache.ResultCache`); None keeps
+            nothing.
     """
 
     def __init__(
         self,
         samples_n: int = ASMIConfig.num_samples,
         seed: int = ASMIConfig.seed,
-        journal: str | None = None,
+        result_cache: str | None = None,
     ) -> None:
         super().__init__(samples_n)
-        self.seed, self.journal = seed, Journal(journal)
+        self.seed, self.result_cache = seed, ResultCache(result_cache)
         self._keys = ModelKeys()
 
     def __call__(
@@ -58,13 +59,13 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
 
     def _row(self, text: str, model: Model, max_new_tokens: int) -> dict[str, Any]:
         prompt = model.tokenize([text])["input_ids"][0].tolist()
-        key = (self._identify(model) if self.journal.kept else {}) | {
+        key = (self._identify(model) if self.result_cache.kept else {}) | {
             "prompt": prompt,
             "samples": self.samples_n,
             "seed": self.seed,
             "max_new_tokens": max_new_tokens,
         }
-        row = self.journal.get(key)
+        row = self.result_cache.get(key)
         if row is None:
             start = time.perf_counter()
             devices = range(torch.cuda.device_count())
@@ -74,7 +75,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
                 drawn = super().__call__({}, [text], behind, max_new_tokens)
             row = {name: values[0] for name, values in drawn.items()}
             row["seconds_samples"] = time.perf_counter() - start
-            self.journal.put(key, row)
+            self.result_cache.put(key, row)
         return row
 
     def _identify(self, model: Model) -> dict[str, Any]:

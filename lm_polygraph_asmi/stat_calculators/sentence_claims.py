@@ -1,4 +1,4 @@
-"""Claims without a judge: each sentence of an answer is one. Experimental.
+"""Claims without a correctness label: each sentence of an answer is one. Experimental.
 
 LM-Polygraph's own extractor asks a chat model. Where there is none, this entry of a config's
 `stat_calculators` takes its place, behind `auto`:
@@ -17,8 +17,8 @@ from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.stat_calculators.extract_claims import Claim
 from lm_polygraph.utils.model import Model
 
-from lm_polygraph_asmi.saved.names import require
-from lm_polygraph_asmi.scoring.division import divide
+from lm_polygraph_asmi.results.names import require
+from lm_polygraph_asmi.scoring.segments import segment_answer
 from lm_polygraph_asmi.scoring.text import spans
 
 STATS = ["claims", "claim_texts_concatenated", "claim_input_texts_concatenated"]
@@ -63,7 +63,7 @@ def _claims(tokenizer: Any, answer: str, ids: list[int]) -> list[Claim]:
     text, places = spans(tokenizer, [], ids)
     text = text[: len(answer)] if text.startswith(answer) else text
     found = []
-    for start, end in divide(text):
+    for start, end in segment_answer(text):
         own = [
             number
             for number, (first, last) in enumerate(places)

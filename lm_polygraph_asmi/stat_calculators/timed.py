@@ -14,7 +14,7 @@ class TimedCalculator(StatCalculator):
 
     Args:
         calculator: the other one.
-        phase: the statistic is called `seconds_PHASE`; see `saved.names.SECONDS`.
+        phase: the statistic is called `seconds_PHASE`; see `results.names.SECONDS`.
     """
 
     def __init__(self, calculator: StatCalculator, phase: str) -> None:

@@ -1,7 +1,8 @@
-"""Cells of evidence, read from the small files in docs/evidence, and how their numbers are written.
+"""Settings of evidence, read from the small files in docs/evidence, and how their numbers are
+written.
 
-A cell is one model on one data set; docs/evidence/MODEL/CELL.RUN.parquet has a row for each of its
-answers (scripts/evidence/keep.py). The pages are made of them by scripts/evidence/pages.py.
+A setting is one model on one data set; docs/evidence/MODEL/CELL.RUN.parquet has a row for each of
+its answers (scripts/evidence/keep.py). The pages are made of them by scripts/evidence/pages.py.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from lm_polygraph_asmi.analysis import (
     rank_correlation,
 )
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
-from lm_polygraph_asmi.saved.aggregation import aggregate
+from lm_polygraph_asmi.results.aggregation import aggregate
 
 
 class Model(NamedTuple):
@@ -67,11 +68,11 @@ CHANGED = {
     "exchanged": "open",
     "exchanged-worked": "open-worked",
 }
-"""Cells whose passages say something else -> the same questions as they were."""
+"""Settings whose passages say something else -> the same questions as they were."""
 CLOSED = {"closed": "open", "closed-worked": "open-worked", "closed-chat": "open-chat"}
-"""Cells without a passage -> the same questions with it."""
+"""Settings without a passage -> the same questions with it."""
 OWN_ANSWERS = ("sources", "benchmark")
-"""Runs that a cell is judged by: of scripts/evidence/measure.sh, and of its --paper."""
+"""Runs that a setting is judged by: of scripts/evidence/measure.sh, and of its --paper."""
 SETTINGS = {
     "sources": "response, derived p and S",
     "benchmark": "all, derived p and S",
@@ -80,12 +81,12 @@ SETTINGS = {
     "balanced": "response, balanced masks",
     "depths": "response, derived p and S",
 }
-ARMS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
-"""What the falsifier perturbs in place of heads, from the likest to the least like."""
+CONDITIONS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
+"""What the perturbation controls perturbs in place of heads, from the likest to the least like."""
 AGAIN, DEEPER = "again", "deeper"
-"""The depths once more, on answers that nobody had looked at; 70 and 90 % of other cells."""
-RUNS = (*SETTINGS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *ARMS)
-JUDGES = {
+"""The depths once more, on answers that nobody had looked at; 70 and 90 % of other settings."""
+RUNS = (*SETTINGS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
+CORRECTNESS_LABELS = {
     "stands": ("ReferenceInAnswer", "the reference stands in the answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
     "align": ("quality AlignScore", "AlignScore"),
@@ -93,10 +94,10 @@ JUDGES = {
 FEWEST = 10
 """Answers of either kind, below which nothing is said of what tells them apart."""
 AFTER_ONE = ", first sentence"
-"""What a column's name ends in that judges first sentences alone."""
+"""What a column's name ends in that correctness labels first sentences alone."""
 FIRST = "first"
 WAYS = (*AGGREGATIONS, FIRST)
-NOTHING = "Not measured yet on a complete cell."
+NOTHING = "Not measured yet on a complete setting."
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +105,14 @@ class Evidence:
     """One model on one data set: a row per answer, with statistics of its tokens.
 
     Attributes:
-        model, cell, run: as its file is named.
+        model, group, run: as its file is named.
         answers: its rows.
         asked: rows that were to be answered; None where that is not known.
         which: of its answers, where these are a part that was chosen afterwards.
     """
 
     model: str
-    cell: str
+    group: str
     run: str
     answers: pd.DataFrame
     asked: int | None = None
@@ -119,12 +120,12 @@ class Evidence:
 
     @property
     def label(self) -> str:
-        return ", ".join(filter(None, (MODELS[self.model].name, CELLS[self.cell], self.which)))
+        return ", ".join(filter(None, (MODELS[self.model].name, CELLS[self.group], self.which)))
 
     @property
     def data_set(self) -> str:
         """However it was asked."""
-        return CELLS[self.cell].split(",")[0]
+        return CELLS[self.group].split(",")[0]
 
     @property
     def size(self) -> str:
@@ -137,27 +138,28 @@ class Evidence:
     def clusters(self) -> list[str]:
         return list(self.answers["cluster"])
 
-    def has(self, judge: str) -> bool:
-        return JUDGES[judge][0] in self.answers
+    def has(self, correctness: str) -> bool:
+        return CORRECTNESS_LABELS[correctness][0] in self.answers
 
-    def quality(self, judge: str) -> np.ndarray:
-        return self.answers[JUDGES[judge][0]].to_numpy(dtype=float)
+    def quality(self, correctness: str) -> np.ndarray:
+        return self.answers[CORRECTNESS_LABELS[correctness][0]].to_numpy(dtype=float)
 
-    def wrong(self, judge: str) -> np.ndarray:
-        return self.quality(judge) < 0.5
+    def wrong(self, correctness: str) -> np.ndarray:
+        return self.quality(correctness) < 0.5
 
-    def ranked(self, judge: str) -> bool:
-        """Whether a judge calls enough answers right, and enough wrong, to rank them."""
-        if not self.has(judge):
+    def ranked(self, correctness: str) -> bool:
+        """Whether a correctness label calls enough answers right, and enough wrong, to rank
+        them."""
+        if not self.has(correctness):
             return False
-        errors = int(self.wrong(judge).sum())
+        errors = int(self.wrong(correctness).sum())
         return min(errors, len(self.answers) - errors) >= FEWEST
 
     def among(self, chosen: np.ndarray, which: str = "") -> "Evidence":
         """The same for some of the rows."""
         kept = self.answers[chosen].reset_index(drop=True)
         asked = self.asked if all(chosen) else None
-        return Evidence(self.model, self.cell, self.run, kept, asked, which)
+        return Evidence(self.model, self.group, self.run, kept, asked, which)
 
     @cached_property
     def cut(self) -> np.ndarray:
@@ -173,10 +175,10 @@ class Evidence:
             kept[column] = [own[:tokens] for own, tokens in pairs]
         for column in kept.filter(like=AFTER_ONE).columns:
             kept[column.removesuffix(AFTER_ONE)] = kept[column]
-        return Evidence(self.model, self.cell, self.run, kept, self.asked, "first sentences")
+        return Evidence(self.model, self.group, self.run, kept, self.asked, "first sentences")
 
     def shared_with(self, other: "Evidence") -> "Evidence":
-        """Those of the answers that another run of the cell has, in its order.
+        """Those of the answers that another run of the setting has, in its order.
 
         Raises:
             ValueError: it has other answers, or answers to other questions.
@@ -188,21 +190,23 @@ class Evidence:
                 mine["asmi_log_likelihood"], other.answers["asmi_log_likelihood"], strict=True
             )
             if all(len(a) == len(b) and np.allclose(a, b, atol=1e-3) for a, b in pairs):
-                return Evidence(self.model, self.cell, self.run, mine)
+                return Evidence(self.model, self.group, self.run, mine)
         raise ValueError(
-            f"{self.model}/{self.cell}.{other.run}.parquet holds other answers than the run beside "
+            f"{self.model}/{self.group}.{other.run}.parquet holds other answers than the run "
+            "beside "
             "it"
         )
 
     def joined_with(self, other: "Evidence") -> "Evidence":
-        """Those of the answers that another run of the cell has, and what it alone knows of them.
+        """Those of the answers that another run of the setting has, and what it alone knows of
+        them.
 
         Raises:
             ValueError: it has other answers, or answers to other questions.
         """
         mine = self.shared_with(other).answers
         more = other.answers[other.answers.columns.difference(mine.columns, sort=False)]
-        return Evidence(self.model, self.cell, other.run, mine.join(more), other.asked)
+        return Evidence(self.model, self.group, other.run, mine.join(more), other.asked)
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -227,12 +231,12 @@ class Evidence:
         """The host's score, else the same of ASMI's own unmasked pass."""
         if f"score {name}" in self.answers:
             return self.answers[f"score {name}"].to_numpy(dtype=float)
-        of_tokens, way = {
+        of_tokens, strategy = {
             "MaximumSequenceProbability": ("surprisal", "sum"),
             "Perplexity": ("surprisal", "mean"),
             "MeanTokenEntropy": ("entropy", "mean"),
         }[name]
-        return self.score(of_tokens, aggregation=way)
+        return self.score(of_tokens, aggregation=strategy)
 
     def tokens(self, method: str, source: str = "all", depth: int = 60) -> list[np.ndarray]:
         """Per-token scores in nats; higher = more uncertain.
@@ -303,21 +307,21 @@ class Evidence:
         free = [self.baseline("MaximumSequenceProbability"), self.baseline("MeanTokenEntropy")]
         return np.column_stack([*free, self.length])
 
-    def tested(self, scores: np.ndarray, judge: str) -> AddedInformation | None:
+    def tested(self, scores: np.ndarray, correctness: str) -> AddedInformation | None:
         """Do scores know more of errors than what is free? None: too few errors for the folds."""
         try:
-            return adds_information(scores, self.controls, self.wrong(judge), self.clusters)
+            return adds_information(scores, self.controls, self.wrong(correctness), self.clusters)
         except ValueError:
             return None
 
-    def beyond_free(self, scores: np.ndarray, judge: str) -> str:
+    def beyond_free(self, scores: np.ndarray, correctness: str) -> str:
         """The same as it is written."""
-        found = self.tested(scores, judge)
+        found = self.tested(scores, correctness)
         return added_text(found) if found else "too few errors"
 
 
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
-    """(model, cell, run, file) of what is complete, in the order of these."""
+    """(model, setting, run, file) of what is complete, in the order of these."""
     named = [
         (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in CELLS for r in RUNS
     ]
@@ -325,7 +329,7 @@ def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
 
 
 def load(folder: Path) -> list[Evidence]:
-    """All complete runs of cells.
+    """All complete runs of settings.
 
     Raises:
         ValueError: a file of the same form with a name that no table would show.
@@ -334,11 +338,12 @@ def load(folder: Path) -> list[Evidence]:
     unknown = sorted(set(folder.glob("*/*.parquet")) - {file for *_, file in found})
     if unknown:
         raise ValueError(
-            f"{unknown[0]} is named as no model, cell and run that this script knows: see MODELS, "
+            f"{unknown[0]} is named as no model, setting and run that this script knows: see "
+            "MODELS, "
             "CELLS and RUNS"
         )
-    cells = []
-    for model, cell, run, file in found:
+    groups = []
+    for model, group, run, file in found:
         table = pq.read_table(file)
         about = json.loads((table.schema.metadata or {}).get(b"run", b"{}"))
         asked = about.get("data", {}).get("limit")
@@ -346,18 +351,18 @@ def load(folder: Path) -> list[Evidence]:
         own = {n: of["symbol"] for n, of in about.get("methods", {}).items()}
         short = {f"score {n}": f"score {s}" for n, s in own.items() if s not in METHODS.values()}
         answers = table.to_pandas().rename(columns=short)
-        cells.append(Evidence(model, cell, run, answers, asked))
-    for own in cells:
+        groups.append(Evidence(model, group, run, answers, asked))
+    for own in groups:
         if own.run == "sources" and "copied" not in own.answers:
-            for again in others(own, cells, ("copied",)):
+            for again in others(own, groups, ("copied",)):
                 own.shared_with(again)
                 own.answers["copied"] = again.answers["copied"]
-    return cells
+    return groups
 
 
-def others(own: Evidence, cells: Iterable[Evidence], runs: Sequence[str]) -> list[Evidence]:
-    """The runs so named of the same cell."""
-    return [e for e in cells if (e.model, e.cell) == (own.model, own.cell) and e.run in runs]
+def others(own: Evidence, groups: Iterable[Evidence], runs: Sequence[str]) -> list[Evidence]:
+    """The runs so named of the same setting."""
+    return [e for e in groups if (e.model, e.group) == (own.model, own.group) and e.run in runs]
 
 
 def digest(folder: Path) -> str:
@@ -367,9 +372,9 @@ def digest(folder: Path) -> str:
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
 
-def judged(cells: Iterable[Evidence], judge: str) -> list[Evidence]:
-    """Cells that can be judged by their own answers."""
-    return [e for e in cells if e.run in OWN_ANSWERS and e.ranked(judge)]
+def tested(groups: Iterable[Evidence], correctness: str) -> list[Evidence]:
+    """Settings that can be judged by their own answers."""
+    return [e for e in groups if e.run in OWN_ANSWERS and e.ranked(correctness)]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,6 +1,6 @@
 """Tables of the pages of evidence: what models do when their passage says something else, or none.
 
-In cells `changed` the reference answer was replaced in the passage by one of its kind, in
+In settings `changed` the reference answer was replaced in the passage by one of its kind, in
 `exchanged` the whole passage by one of another article (scripts/build_counterfactual.py); `closed`
 has no passage.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from cells import (
+from groups import (
     CHANGED,
     CLOSED,
     FEWEST,
@@ -39,37 +39,37 @@ def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
     return e.quality("stands") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
 
 
-def changed_cells(cells: list[Evidence]) -> list[Evidence]:
-    return [e for e in cells if e.cell in CHANGED and BEFORE in e.answers and e.run == "sources"]
+def changed_cells(groups: list[Evidence]) -> list[Evidence]:
+    return [e for e in groups if e.group in CHANGED and BEFORE in e.answers and e.run == "sources"]
 
 
-def followed_table(cells: list[Evidence]) -> str:
+def followed_table(groups: list[Evidence]) -> str:
     """How often models follow the passage; beside it how often they are right where it is true."""
     rows = []
-    for e in changed_cells(cells):
+    for e in changed_cells(groups):
         now, before = followed(e)
-        was = [o for o in others_of(e, cells) if o.has("stands")]
+        was = [o for o in others_of(e, groups) if o.has("stands")]
         rows.append(
             [e.label, e.size, share(now & ~before), share(before & ~now), share(now & before),
              share(~now & ~before), share(~was[0].wrong("stands")) if was else "not measured"]
         )  # fmt: skip
     columns = [
-        "cell", "answers / clusters", "as the passage says", "as it said before", "both",
+        "setting", "answers / clusters", "as the passage says", "as it said before", "both",
         "neither", "right with the passage as it was",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def others_of(e: Evidence, cells: list[Evidence]) -> list[Evidence]:
+def others_of(e: Evidence, groups: list[Evidence]) -> list[Evidence]:
     """The same questions with the passage as it was."""
-    like = Evidence(e.model, CHANGED[e.cell], e.run, e.answers)
-    return others(like, cells, ("sources",))
+    like = Evidence(e.model, CHANGED[e.group], e.run, e.answers)
+    return others(like, groups, ("sources",))
 
 
-def telling_table(cells: list[Evidence]) -> str:
+def telling_table(groups: list[Evidence]) -> str:
     """Which signal tells answers that follow the passage from those that do not."""
     rows = []
-    for e in changed_cells(cells):
+    for e in changed_cells(groups):
         now, before = followed(e)
         one_of_them = now != before
         for name, score in signals_of(e).items():
@@ -83,22 +83,22 @@ def telling_table(cells: list[Evidence]) -> str:
                 shown.append(plain(auroc_interval(score[rows_in], target, clusters, RESAMPLES)))
             rows.append([e.label, name, *shown])
     columns = [
-        "cell", "signal", "AUROC, higher where the passage was not followed",
+        "setting", "signal", "AUROC, higher where the passage was not followed",
         "as it said before, against as it says now",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def exchanged_table(cells: list[Evidence]) -> str:
+def exchanged_table(groups: list[Evidence]) -> str:
     """What the answers to the same questions owe to their passage, and to one of another article.
 
     Medians over answers; the difference is that of the medians, over the same resamples.
     """
     rows = []
-    for e in cells:
-        if not e.cell.startswith("exchanged") or e.run != "sources":
+    for e in groups:
+        if not e.group.startswith("exchanged") or e.run != "sources":
             continue
-        for own in others_of(e, cells):
+        for own in others_of(e, groups):
             own = own.among(own.answers["id"].isin(e.answers["id"]).to_numpy())
             place = {name: i for i, name in enumerate(e.answers["id"])}
             order = [place[name] for name in own.answers["id"]]
@@ -118,7 +118,7 @@ def exchanged_table(cells: list[Evidence]) -> str:
                      minus(f"{gap.value:+.3g} [{gap.low:+.3g}, {gap.high:+.3g}]")]
                 )  # fmt: skip
     columns = [
-        "cell", "answers / clusters", "median of", "own passage", "another's", "difference",
+        "setting", "answers / clusters", "median of", "own passage", "another's", "difference",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -127,20 +127,20 @@ def _mean(values: np.ndarray, rows: np.ndarray) -> float:
     return float(values[rows].mean())
 
 
-def closed_table(cells: list[Evidence]) -> str:
+def closed_table(groups: list[Evidence]) -> str:
     """What models know without the passage, and whether scores rise where it is taken away."""
     rows = []
-    for e in cells:
-        if e.cell not in CLOSED or e.run not in OWN_ANSWERS:
+    for e in groups:
+        if e.group not in CLOSED or e.run not in OWN_ANSWERS:
             continue
         prr = ["too few right"] * 2
         if e.ranked("rouge"):
             scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
             found, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
             prr = [signed(found[name]) for name in scores]
-        like = Evidence(e.model, CLOSED[e.cell], e.run, e.answers)
+        like = Evidence(e.model, CLOSED[e.group], e.run, e.answers)
         higher = [""] * (1 + len(e.signals))
-        for own in others(like, cells, OWN_ANSWERS):
+        for own in others(like, groups, OWN_ANSWERS):
             there = {name: i for i, name in enumerate(own.answers["id"])}
             both = e.answers["id"].isin(list(there)).to_numpy()
             alone, places = e.among(both), [there[name] for name in e.answers["id"][both]]
@@ -149,10 +149,10 @@ def closed_table(cells: list[Evidence]) -> str:
                 rises = (score > own.signals[name][places]).astype(float)
                 share_of = partial(_mean, rises)
                 higher.append(plain(cluster_interval(share_of, alone.clusters, RESAMPLES)))
-        judges = [share(~e.wrong(judge)) for judge in ("stands", "rouge")]
-        rows.append([e.label, e.size, *judges, *prr, *higher])
+        correctness_labels = [share(~e.wrong(correctness)) for correctness in ("stands", "rouge")]
+        rows.append([e.label, e.size, *correctness_labels, *prr, *higher])
     columns = [
-        "cell", "answers / clusters", "right", "by ROUGE-L", "PRR by ROUGE-L: MSP", "Sem-ASMI",
+        "setting", "answers / clusters", "right", "by ROUGE-L", "PRR by ROUGE-L: MSP", "Sem-ASMI",
         "asked with the passage, too", "higher without it: MSP", "Perplexity", "ASMI", "Sem-ASMI",
         "Sem-ASMI, sum",
     ]  # fmt: skip

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from cells import (
-    ARMS,
+from groups import (
     CELLS,
+    CONDITIONS,
     MODELS,
     Evidence,
-    judged,
     others,
     p_text,
     signed,
     table,
+    tested,
 )
 
 from lm_polygraph_asmi.analysis import cluster_interval
 from lm_polygraph_asmi.experiments.analysis import (
-    ArmComparison,
-    arm_comparisons,
+    ConditionComparison,
+    condition_comparisons,
     criticality_coupling,
     high_stratum,
     verdicts,
@@ -37,58 +37,62 @@ FREE = ("MSP", "Perplexity")
 
 @dataclass(frozen=True)
 class Falsified:
-    """The answers of a cell that were scored with other parts than heads perturbed.
+    """The answers of a setting that were scored with other parts than heads perturbed.
 
     Attributes:
         heads: the answers, scored with heads.
-        arms: name -> the same answers in the same order.
+        conditions: name -> the same answers in the same order.
     """
 
     heads: Evidence
-    arms: Mapping[str, Evidence]
+    conditions: Mapping[str, Evidence]
 
     @classmethod
-    def of(cls, own: Evidence, cells: list[Evidence]) -> "Falsified | None":
-        """None where no arm was run.
+    def of(cls, own: Evidence, groups: list[Evidence]) -> "Falsified | None":
+        """None where no condition was run.
 
         Raises:
-            ValueError: arms have different answers.
+            ValueError: conditions have different answers.
         """
-        arms = {arm.run: arm for arm in others(own, cells, ARMS)}
-        if not arms:
+        conditions = {condition.run: condition for condition in others(own, groups, CONDITIONS)}
+        if not conditions:
             return None
-        shared = [own.shared_with(arm) for arm in arms.values()]
+        shared = [own.shared_with(condition) for condition in conditions.values()]
         if any(list(one.answers["id"]) != list(shared[0].answers["id"]) for one in shared):
-            raise ValueError(f"{own.label}: arms have different answers: {', '.join(arms)}")
-        return cls(shared[0], arms)
+            raise ValueError(
+                f"{own.label}: conditions have different answers: {', '.join(conditions)}"
+            )
+        return cls(shared[0], conditions)
 
-    def against(self, judge: str, method: str, *free: str) -> dict[str, ArmComparison]:
-        """Heads against each arm, and against signals that are free, where they are named."""
-        scores = {name: arm.score(method) for name, arm in self.arms.items()}
+    def against(self, correctness: str, method: str, *free: str) -> dict[str, ConditionComparison]:
+        """Heads against each condition, and against signals that are free, where they are named."""
+        scores = {name: condition.score(method) for name, condition in self.conditions.items()}
         scores |= {name: self.heads.signals[name] for name in free}
-        quality, clusters = self.heads.quality(judge), self.heads.clusters
-        return arm_comparisons(self.heads.score(method), scores, quality, clusters, RESAMPLES)
+        quality, clusters = self.heads.quality(correctness), self.heads.clusters
+        return condition_comparisons(self.heads.score(method), scores, quality, clusters, RESAMPLES)
 
 
-def falsified(cells: list[Evidence], judge: str) -> list[Falsified]:
-    found = (Falsified.of(own, cells) for own in judged(cells, judge))
+def falsified(groups: list[Evidence], correctness: str) -> list[Falsified]:
+    found = (Falsified.of(own, groups) for own in tested(groups, correctness))
     return [one for one in found if one is not None]
 
 
-def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
-    """PRR of heads minus that of each arm at matched effect, and what the rule says of it."""
-    found = falsified(cells, judge)
-    compared = [one.against(judge, method) for one in found]
+def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> str:
+    """PRR of heads minus that of each condition at matched effect, and what the rule says of it."""
+    found = falsified(groups, correctness)
+    compared = [one.against(correctness, method) for one in found]
     rows = []
-    for one, arms, said in zip(found, compared, verdicts(compared), strict=True):
-        gaps = [signed(arms[name].difference) if name in arms else "" for name in ARMS]
-        outcome = f"{said.outcome} ({said.arm})" if said.arm else said.outcome
+    for one, conditions, said in zip(found, compared, verdicts(compared), strict=True):
+        gaps = [
+            signed(conditions[name].difference) if name in conditions else "" for name in CONDITIONS
+        ]
+        outcome = f"{said.outcome} ({said.condition})" if said.condition else said.outcome
         rows.append(
             [
                 one.heads.label,
                 one.heads.size,
-                str(int(one.heads.wrong(judge).sum())),
-                signed(next(iter(arms.values())).heads),
+                str(int(one.heads.wrong(correctness).sum())),
+                signed(next(iter(conditions.values())).heads),
                 *gaps,
                 outcome,
                 p_text(said.p_special),
@@ -97,42 +101,45 @@ def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -
             ]
         )
     columns = [
-        "cell", "answers / clusters", "wrong", "PRR: heads", *(f"heads − {name}" for name in ARMS),
+        "setting", "answers / clusters", "wrong", "PRR: heads", *(f"heads − {name}" for name in CONDITIONS),
         "verdict", "p special, Holm", "p reproduced, Holm", "questions to decide",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def arms_table(cells: list[Evidence], judge: str) -> str:
-    """PRR of every arm, beside what is free."""
+def conditions_table(groups: list[Evidence], correctness: str) -> str:
+    """PRR of every condition, beside what is free."""
     rows = []
-    for one in falsified(cells, judge):
+    for one in falsified(groups, correctness):
         for method in ("ASMI", "Sem-ASMI"):
-            found = one.against(judge, method, *FREE)
+            found = one.against(correctness, method, *FREE)
             heads = next(iter(found.values())).heads
-            alone = [signed(found[name].arm) if name in found else "" for name in (*ARMS, *FREE)]
+            alone = [
+                signed(found[name].condition) if name in found else ""
+                for name in (*CONDITIONS, *FREE)
+            ]
             rows.append([one.heads.label, method, signed(heads), *alone])
-    return table(["cell", "score", "PRR: heads", *ARMS, *FREE], rows)
+    return table(["setting", "score", "PRR: heads", *CONDITIONS, *FREE], rows)
 
 
-def arms_added_table(cells: list[Evidence], judge: str) -> str:
-    """Whether heads, and every arm, add to what is free."""
+def conditions_added_table(groups: list[Evidence], correctness: str) -> str:
+    """Whether heads, and every condition, add to what is free."""
     rows = []
-    for one in falsified(cells, judge):
+    for one in falsified(groups, correctness):
         for method in ("ASMI", "Sem-ASMI"):
-            runs = {"heads": one.heads, **one.arms}
+            runs = {"heads": one.heads, **one.conditions}
             shown = [
-                one.heads.beyond_free(runs[name].score(method), judge) if name in runs else ""
-                for name in ("heads", *ARMS)
+                one.heads.beyond_free(runs[name].score(method), correctness) if name in runs else ""
+                for name in ("heads", *CONDITIONS)
             ]
             rows.append([one.heads.label, method, *shown])
-    return table(["cell", "score", "z (p): heads", *ARMS], rows)
+    return table(["setting", "score", "z (p): heads", *CONDITIONS], rows)
 
 
-def concentration_table(cells: list[Evidence]) -> str:
+def concentration_table(groups: list[Evidence]) -> str:
     """Effective heads beside those of noise, and how MI and entropy go with concentration."""
     rows = []
-    for e in [e for e in cells if e.run == "heads"]:
+    for e in [e for e in groups if e.run == "heads"]:
         keys = np.repeat(np.asarray(e.clusters), e.length)
         entropy = np.concatenate(e.column("asmi_entropy"))
         depths = [depth for depth in (60, 90) if f"z_d{depth}" in e.answers]
@@ -154,7 +161,7 @@ def concentration_table(cells: list[Evidence]) -> str:
                  *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
             )  # fmt: skip
     columns = [
-        "cell", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
+        "setting", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
         "ρ(H, z)", "difference",
     ]  # fmt: skip
     return table(columns, rows)
@@ -169,11 +176,11 @@ def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -
     """
     rows, columns = [], [""]
     for file in sorted(EVIDENCE.glob(f"*/*.{kept}.csv")):
-        found = pd.read_csv(file).drop(columns="cell")
+        found = pd.read_csv(file).drop(columns="setting")
         numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
         named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
         label = f"{MODELS[file.parent.name].name}, {CELLS[file.name.split('.')[0]]}"
-        columns = ["cell", *named, *numbers]
+        columns = ["setting", *named, *numbers]
         for row in found.to_dict("records"):
             shown = (
                 "{:{s}.0f} [{:{s}.0f}, {:{s}.0f}]".format(

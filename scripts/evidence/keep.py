@@ -24,12 +24,12 @@ from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph_asmi.experiments.analysis.heads import permutation_null
 from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
+from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.runs.squad import read_squad
-from lm_polygraph_asmi.saved.runs import Run, load_run
-from lm_polygraph_asmi.scoring.division import divide
+from lm_polygraph_asmi.scoring.segments import segment_answer
 
 Judge = Callable[[str, str], float]
-JUDGES: dict[str, Judge] = {
+CORRECTNESS_LABELS: dict[str, Judge] = {
     "ReferenceInAnswer": reference_in_answer,
     "TokenF1": token_f1,
     "TokenRecall": token_recall,
@@ -50,12 +50,16 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     rows = run.recorded("rows")
     texts, targets = run.stats["greedy_texts"], run.stats["target_texts"]
     kept: dict[str, Any] = {"id": rows["ids"], "cluster": rows["clusters"]}
-    kept |= _judged(texts, targets, JUDGES)
+    kept |= _tested_value(texts, targets, CORRECTNESS_LABELS)
     if before is not None:
         was = {question.id: question.answer for question in read_squad(before)}
         asked = zip(texts, rows["ids"], strict=True)
         kept[BEFORE] = [reference_in_answer(text, was[own]) for text, own in asked]
-    kept |= {f"quality {name}": run.quality[name] for name in run.quality if name not in JUDGES}
+    kept |= {
+        f"quality {name}": run.quality[name]
+        for name in run.quality
+        if name not in CORRECTNESS_LABELS
+    }
     kept["words"] = [len(words(text)) for text in texts]
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
     kept["closing"] = run.stats["asmi_closing"]
@@ -80,15 +84,15 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     return pd.DataFrame(kept)
 
 
-def _judged(
-    texts: Iterable[str], targets: Iterable[str | list[str]], judges: dict[str, Judge]
+def _tested_value(
+    texts: Iterable[str], targets: Iterable[str | list[str]], correctness_labels: dict[str, Judge]
 ) -> dict[str, list[float]]:
     pairs = [
         (text, [t] if isinstance(t, str) else t) for text, t in zip(texts, targets, strict=True)
     ]
     return {
-        name: [max(judge(text, wanted) for wanted in accepted) for text, accepted in pairs]
-        for name, judge in judges.items()
+        name: [max(correctness(text, wanted) for wanted in accepted) for text, accepted in pairs]
+        for name, correctness in correctness_labels.items()
     }
 
 
@@ -99,7 +103,7 @@ def first_sentence(text: str, tokens: Sequence[str]) -> tuple[str, int]:
     Args:
         tokens: texts of the answer's tokens.
     """
-    parts = divide(text)
+    parts = segment_answer(text)
     if len(parts) < 2:
         return text, len(tokens)
     end = parts[0][1]
@@ -107,16 +111,18 @@ def first_sentence(text: str, tokens: Sequence[str]) -> tuple[str, int]:
 
 
 def _of_first_sentences(run: Run) -> dict[str, list[float]]:
-    """Their tokens, and what the judges would say of them alone."""
+    """Their tokens, and what the correctness labels would say of them alone."""
     saved = (run.stats[name] for name in ("greedy_texts", "asmi_tokens", "asmi_token_texts"))
     found = [
         first_sentence(text, [written[token] for token in tokens.tolist()])
         for text, tokens, written in zip(*saved, strict=True)
     ]
-    judges = {"ReferenceInAnswer": reference_in_answer}
+    correctness_labels = {"ReferenceInAnswer": reference_in_answer}
     if "Rouge_rougeL" in run.quality:
-        judges["quality Rouge_rougeL"] = _rouge
-    qualities = _judged([text for text, _ in found], run.stats["target_texts"], judges)
+        correctness_labels["quality Rouge_rougeL"] = _rouge
+    qualities = _tested_value(
+        [text for text, _ in found], run.stats["target_texts"], correctness_labels
+    )
     own = {f"{name}, first sentence": values for name, values in qualities.items()}
     return {"first_sentence": [tokens for _, tokens in found], **own}
 

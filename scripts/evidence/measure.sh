@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures real models, cell by cell and shard by shard, and keeps a small table of each shard.
+# Measures real models, setting by setting and shard by shard, and keeps a small table of each shard.
 #
 #   scripts/evidence/measure.sh MODEL DATA OUT [CELL ...] [-- OVERRIDE ...]     # one model in a folder
 #   scripts/evidence/measure.sh --paper OUT [BACKBONE/BENCHMARK ...] [-- OVERRIDE ...]
@@ -8,23 +8,23 @@
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
 # OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
 # CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence/keep.py). A
-# finished shard is not run again, a cut off one goes on where its journal ends. ROWS=200 asks fewer
-# rows of every cell, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
+# finished shard is not run again, a cut off one goes on where its result_cache ends. ROWS=200 asks fewer
+# rows of every setting, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
 # its own, or as a part of the rows where hours are few.
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
 # run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
 # `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
-# (masks that take every head as often), `heads` (300 masks, two depths), and the arms of the
-# falsifier, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
-# doses are found on other rows and kept in CELL.doses.json. Two answer anew: `deeper` (70 and 90 %,
+# (masks that take every head as often), `heads` (300 masks, two depths), and the conditions of the
+# perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
+# scales are found on other rows and kept in CELL.scales.json. Two answer anew: `deeper` (70 and 90 %,
 # docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
-# `sources` keeps that as well, but did not always). `exhibits` comes last: all shards joined, the
+# `sources` keeps that as well, but did not always). `report items` comes last: all shards joined, the
 # causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
-# CELL.exhibits/.
+# CELL.report items/.
 #
-# --paper runs the shipped configs of the paper's 16 cells, or those named, on a machine with a GPU
+# --paper runs the shipped configs of the paper's 16 settings, or those named, on a machine with a GPU
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
-# first cell that fails, such as a gated model; name the others to go on without it.
+# first setting that fails, such as a gated model; name the others to go on without it.
 #
 # What stands behind -- goes to every run, as Hydra has it: -- nli_path=FOLDER.
 set -euo pipefail
@@ -47,7 +47,7 @@ while [ $# -gt 0 ]; do
   asked+=("$1") && shift
 done
 
-# One shard of one run of a cell: run SHARD CELL RUN OVERRIDE ...
+# One shard of one run of a setting: run SHARD CELL RUN OVERRIDE ...
 run() {
   local shard=$1 name=$2 kind=$3 folder
   shift 3
@@ -56,33 +56,33 @@ run() {
   [ -e "$kept" ] && return
   polygraph_eval "$@" \
     data.num_shards="${SHARDS:-10}" data.shard="$shard" \
-    asmi.journal="$out/journal" hydra.run.dir="$folder" "${more[@]}"
+    asmi.result_cache="$out/result_cache" hydra.run.dir="$folder" "${more[@]}"
   python "$here/keep.py" "$folder" "$kept" "${before[@]}"
 }
 
-# The shards of a run of a cell together: join CELL RUN
+# The shards of a run of a setting together: join CELL RUN
 join() {
   python "$here/keep.py" "$out/shards/$1/$2" "$out/$1.$2.parquet"
 }
 
 if [ -n "$hub" ]; then
-  cells=()
+  settings=()
   for backbone in qwen3_4b_base qwen3_8b_base llama2_7b mistral_7b; do
     for benchmark in coqa squad babiqa triviaqa; do
-      cells+=("$backbone/$benchmark")
+      settings+=("$backbone/$benchmark")
     done
   done
   for name in "${asked[@]}"; do
-    [[ " ${cells[*]} " == *" $name "* ]] || {
-      echo "no cell $name: ${cells[*]}" >&2
+    [[ " ${settings[*]} " == *" $name "* ]] || {
+      echo "no setting $name: ${settings[*]}" >&2
       exit 1
     }
   done
   all=$out
-  for name in "${asked[@]:-${cells[@]}}"; do
+  for name in "${asked[@]:-${settings[@]}}"; do
     out=$all/${name%/*} benchmark=${name#*/}
     for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
-      run "$shard" "$benchmark" benchmark --config-name asmi_cell \
+      run "$shard" "$benchmark" benchmark --config-name asmi_benchmark \
         "model=asmi_${name%/*}" "benchmark=asmi_$benchmark" ${ROWS:+data.limit="$ROWS"}
     done
     join "$benchmark" benchmark
@@ -107,8 +107,8 @@ worked="data.prompt_style=demo" # four worked questions first
 # Through the model's chat template, where answers are sentences: more room for them.
 chat="instruct=true max_new_tokens=40"
 
-# Overrides of a cell: data set and prompt.
-cell() {
+# Overrides of a setting: data set and prompt.
+setting() {
   case $1 in
     open) echo "benchmark=asmi_squad $squad data.limit=${ROWS:-500}" ;;
     open-worked) echo "benchmark=asmi_squad $squad $worked data.limit=${ROWS:-500}" ;;
@@ -122,7 +122,7 @@ cell() {
     babi) echo "benchmark=asmi_babiqa data.source=$out/babi data.limit=${ROWS:-300}" ;;
     babi-chat) echo "benchmark=asmi_babiqa data.source=$out/babi $chat data.limit=${ROWS:-300}" ;;
     *)
-      echo "no cell $1: open, closed, open-worked, closed-worked, open-chat, closed-chat, babi," \
+      echo "no setting $1: open, closed, open-worked, closed-worked, open-chat, closed-chat, babi," \
         "babi-chat, changed, changed-worked, exchanged, exchanged-worked" >&2 && return 1
       ;;
   esac
@@ -137,23 +137,23 @@ passages() {
     --change "$change" --prompt-style "$style" --except-limit 150
 }
 
-# Doses of a cell's arms, found once, on rows that no shard asks.
-doses() {
+# Doses of a setting's conditions, found once, on rows that no shard asks.
+scales() {
   local spare=$out/runs/$1/held-out rest
-  [ -e "$out/$1.doses.json" ] && return
-  case $1 in # the 150 that `unseen` leaves out; those that a cell's own limit does
+  [ -e "$out/$1.scales.json" ] && return
+  case $1 in # the 150 that `unseen` leaves out; those that a setting's own limit does
     open* | closed*) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
-    *) rest=("data.except_limit=$(cell "$1" | sed 's/.*limit=//')" data.limit=20) ;;
+    *) rest=("data.except_limit=$(setting "$1" | sed 's/.*limit=//')" data.limit=20) ;;
   esac
   # shellcheck disable=SC2046
   [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
-    $(cell "$1") "${rest[@]}" asmi.scope=response estimators=asmi_only \
-    output_attentions=false asmi.journal="$out/journal" hydra.run.dir="$spare" "${more[@]}"
-  polygraph_asmi experiments dose "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.doses.json"
+    $(setting "$1") "${rest[@]}" asmi.scope=response estimators=asmi_only \
+    output_attentions=false asmi.result_cache="$out/result_cache" hydra.run.dir="$spare" "${more[@]}"
+  polygraph_asmi experiments perturbation_scale "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.scales.json"
 }
 
-# Joined shards of a cell, probed and reported.
-exhibits() {
+# Joined shards of a setting, probed and reported.
+report items() {
   local joined=$out/runs/$1/joined kind runs=()
   rm -rf "$joined" # made of finished shards alone, and of more of them each time
   for kind in sources pseudo_heads foreign isotropic mlp mlp_noise heads; do
@@ -162,21 +162,21 @@ exhibits() {
     runs+=("$joined/$kind")
   done
   if [ -e "$joined/heads" ]; then
-    polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --journal "$out/journal"
+    polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --result_cache "$out/result_cache"
   fi
-  polygraph_asmi report "${runs[@]}" --out "$out/$1.exhibits"
+  polygraph_asmi report "${runs[@]}" --out "$out/$1.report items"
   for kind in causal_probe causal_differences; do # what the page on heads is made of
-    [ ! -e "$out/$1.exhibits/tables/$kind.csv" ] || cp "$out/$1.exhibits/tables/$kind.csv" "$out/$1.$kind.csv"
+    [ ! -e "$out/$1.report items/tables/$kind.csv" ] || cp "$out/$1.report items/tables/$kind.csv" "$out/$1.$kind.csv"
   done
 }
 
 for name in "${asked[@]:-open}"; do
-  cell "$name" >/dev/null
+  setting "$name" >/dev/null
   before=()
   [[ $name == *changed* ]] && passages "$name" # "exchanged" too
   [[ $name == changed* ]] && before=(--before "$data/xquad.en.json")
-  if [[ ${RUNS:-} == exhibits ]]; then
-    exhibits "$name"
+  if [[ ${RUNS:-} == report items ]]; then
+    report items "$name"
     continue
   fi
   for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
@@ -193,22 +193,22 @@ for name in "${asked[@]:-open}"; do
         heads) options_of_run=("$again" "${lean[@]}" asmi.{num_masks=300,details=true}
           "asmi.depths=[0.6,0.9]") ;;
         pseudo_heads | foreign | isotropic | mlp | mlp_noise)
-          doses "$name" "${again#*=}"
+          scales "$name" "${again#*=}"
           options_of_run=("$again" "${lean[@]}" "asmi.perturbation=$kind"
-            "asmi.dose=$out/$name.doses.json") ;;
+            "asmi.perturbation_scale=$out/$name.scales.json") ;;
         depths) options_of_run=("$again" "${lean[@]}"
           "asmi.depths=[0.6,0.7,0.8,0.9]") ;;
         deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.depths=[0.7,0.9]") ;;
         copied) options_of_run=("${lean[@]}" asmi.num_masks=2) ;;
         balanced) options_of_run=("$again" "${lean[@]}" asmi.mask_sampler=balanced) ;;
         *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \
-          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, exhibits" >&2
+          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, report items" >&2
           exit 1 ;;
       esac
       [[ $name == closed* && $kind == sources ]] && # no passage, no source
         options_of_run=(estimators=asmi_free output_attentions=false)
       # shellcheck disable=SC2046
-      run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(cell "$name") \
+      run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(setting "$name") \
         asmi.scope=response "${options_of_run[@]}"
     done
   done

@@ -5,17 +5,17 @@
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; all else on a page is written by
 hand. `<!-- verdict -->` is a place for that: a page whose verdict is empty is refused. The files,
-docs/evidence/MODEL/CELL.RUN.parquet, are made by measure.sh when a cell is complete; single shards
-are never read. `--check --quick` computes nothing: it compares what the pages say they were made
-from with the files.
+docs/evidence/MODEL/CELL.RUN.parquet, are made by measure.sh when a setting is complete; single
+shards are never read. `--check --quick` computes nothing: it compares what the pages say they were
+made from with the files.
 """
 
 import re
 from pathlib import Path
 
 import click
-from cells import CHANGED, JUDGES, Evidence, digest, load
 from changed import TABLES as OF_CHANGED
+from groups import CHANGED, CORRECTNESS_LABELS, Evidence, digest, load
 from PIL import Image
 from tables import FIGURES, coupling_table, couplings, draw_coupling
 from tables import TABLES as OF_CELLS
@@ -29,7 +29,7 @@ _VERDICT = re.compile(r"<!-- verdict -->\n(.*?)<!-- end -->", re.DOTALL)
 _MADE_FROM = re.compile(r"<!-- made from \w* -->")
 
 
-def filled(page: str, cells: list[Evidence], made_from: str) -> str:
+def filled(page: str, groups: list[Evidence], made_from: str) -> str:
     """A page with its tables made anew.
 
     Raises:
@@ -38,9 +38,9 @@ def filled(page: str, cells: list[Evidence], made_from: str) -> str:
 
     def made(place: re.Match[str]) -> str:
         if place[2] in OF_CHANGED:
-            found = OF_CHANGED[place[2]](cells)
+            found = OF_CHANGED[place[2]](groups)
         elif place[2] in OF_CELLS:
-            found = OF_CELLS[place[2]](unchanged(cells))
+            found = OF_CELLS[place[2]](unchanged(groups))
         else:
             known = ", ".join([*OF_CELLS, *OF_CHANGED])
             raise ValueError(f"there is no table {place[2]!r}: {known}")
@@ -49,9 +49,9 @@ def filled(page: str, cells: list[Evidence], made_from: str) -> str:
     return _MADE_FROM.sub(f"<!-- made from {made_from} -->", _PLACE.sub(made, page))
 
 
-def unchanged(cells: list[Evidence]) -> list[Evidence]:
+def unchanged(groups: list[Evidence]) -> list[Evidence]:
     """Those whose passages are as they were."""
-    return [e for e in cells if e.cell not in CHANGED]
+    return [e for e in groups if e.group not in CHANGED]
 
 
 def unwritten(page: str) -> bool:
@@ -59,24 +59,24 @@ def unwritten(page: str) -> bool:
     return any(not place.strip() for place in _VERDICT.findall(page))
 
 
-def update_figures(folder: Path, pages: str, cells: list[Evidence], check: bool) -> list[str]:
+def update_figures(folder: Path, pages: str, groups: list[Evidence], check: bool) -> list[str]:
     """Draw the figures that pages show; what a figure was drawn from stands in its description.
 
     Returns:
         Names of those that were, or with `check` would be, drawn anew.
     """
     stale = []
-    for name, judge in FIGURES.items():
+    for name, correctness in FIGURES.items():
         file = folder / name
         if name not in pages:
             continue
-        found = couplings(cells, judge)
-        described = coupling_table(cells, judge)
+        found = couplings(groups, correctness)
+        described = coupling_table(groups, correctness)
         if file.exists() and Image.open(file).info.get("Description") == described:
             continue
         stale.append(name)
         if found and not check:
-            figures.save(draw_coupling(found, JUDGES[judge][1]), file, described)
+            figures.save(draw_coupling(found, CORRECTNESS_LABELS[correctness][1]), file, described)
     return stale
 
 
@@ -94,10 +94,10 @@ def main(check: bool, quick: bool) -> None:
             known = f"<!-- made from {made_from} -->"
             stale = [page.name for page, text in pages.items() if known not in text]
         else:
-            cells = load(evidence)
-            stale = update_figures(evidence, "".join(pages.values()), unchanged(cells), check)
+            groups = load(evidence)
+            stale = update_figures(evidence, "".join(pages.values()), unchanged(groups), check)
             for page, text in pages.items():
-                made = filled(text, cells, made_from)
+                made = filled(text, groups, made_from)
                 if made != text:
                     stale.append(page.name)
                     if not check:

@@ -18,16 +18,16 @@ from typing import NamedTuple
 import click
 import numpy as np
 import pandas as pd
-from cells import MODELS, p_text, signed, table
+from groups import MODELS, p_text, signed, table
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
 from statsmodels.stats.multitest import multipletests
 
-from lm_polygraph_asmi.analysis import Interval, auroc, cluster_draws
+from lm_polygraph_asmi.analysis import Interval, auroc, cluster_bootstrap_weights
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
-from lm_polygraph_asmi.analysis.comparison import Detection, drawn_prr
+from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, drawn_prr
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVIDENCE = DOCS / "evidence"
@@ -236,9 +236,9 @@ class Gain(NamedTuple):
 def gain(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: list[str]) -> Gain:
     """Paired over resampled clusters."""
     losses = [np.logaddexp(0, np.where(wrong, -score, score)) for score in (first, second)]
-    areas = [Detection(score, wrong) for score in (first, second)]
+    areas = [BootstrapAUROC(score, wrong) for score in (first, second)]
     drawn_area, drawn_loss = [], []
-    for counts in cluster_draws(clusters, RESAMPLES, SEED):
+    for counts in cluster_bootstrap_weights(clusters, RESAMPLES, SEED):
         drawn_area.append(areas[1](counts) - areas[0](counts))
         drawn_loss.append(counts @ (losses[0] - losses[1]) / counts.sum(1))
     value = {name: auroc(s, wrong) for name, s in (("a", first), ("b", second))}

@@ -15,16 +15,16 @@ import click
 import numpy as np
 import torch
 from build_babi import read_babi
-from keep import JUDGES
+from keep import CORRECTNESS_LABELS
 from keep import _majority as majority
 from lm_polygraph.generation_metrics import RougeMetric
 from rich.progress import track
 
 from lm_polygraph_asmi.host.quality import words
 from lm_polygraph_asmi.maths import example_masks
-from lm_polygraph_asmi.model import Memory, readout, scoring_session
+from lm_polygraph_asmi.model import PrefixCache, readout, scoring_session
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.runs.rows import Row, cluster_key, read_rows, spread
-from lm_polygraph_asmi.saved.names import at_depth
 from lm_polygraph_asmi.scoring import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.text import prompt_tokens, spans
@@ -74,7 +74,9 @@ class _Recording(Engine):
         return found | {"asmi_head_effects": np.linalg.solve(gram, off.T @ change)}
 
 
-def unmasked_features(scorer: Scorer, ids: torch.Tensor, prompt: int, memory: Memory) -> dict:
+def unmasked_features(
+    scorer: Scorer, ids: torch.Tensor, prompt: int, prefix_cache: PrefixCache
+) -> dict:
     """Hidden states behind the masked layers, and what the model would say there already."""
     model: Any = scorer.model
     depths = scorer.engine.depths
@@ -82,7 +84,7 @@ def unmasked_features(scorer: Scorer, ids: torch.Tensor, prompt: int, memory: Me
     found: dict[str, Any] = {}
     with torch.no_grad(), scoring_session(model):
         # `generate` leaves keys of all but the last token: what is behind the prompt runs again.
-        cache = memory.cache(prompt - 1) if memory.layers else None
+        cache = prefix_cache.cache(prompt - 1) if prefix_cache.layers else None
         begun = prompt - 1 if cache is not None else 0
         out = model(ids[None, begun:], past_key_values=cache, output_hidden_states=True)
         hidden = [state[0, prompt - 1 - begun :] for state in out.hidden_states]
@@ -100,22 +102,26 @@ def unmasked_features(scorer: Scorer, ids: torch.Tensor, prompt: int, memory: Me
 
 
 def one_answer(
-    scorer: Scorer, row: Row, mlp: Engine | None, raw: bool, memory: Memory
+    scorer: Scorer, row: Row, mlp: Engine | None, raw: bool, prefix_cache: PrefixCache
 ) -> dict[str, Any]:
     """All that is kept of an answer; lists and numbers."""
     prompt = prompt_tokens(scorer.tokenizer, row.input)
-    response = scorer.generation.greedy(prompt, scorer.config.max_new_tokens, scorer.engine, memory)
+    response = scorer.generation.greedy(
+        prompt, scorer.config.max_new_tokens, scorer.engine, prefix_cache
+    )
     ids = torch.cat([prompt, torch.tensor(response)])
-    features = unmasked_features(scorer, ids, len(prompt), memory)
-    stats = scorer.engine.score(scorer.model, prompt, response, memory=memory)
+    features = unmasked_features(scorer, ids, len(prompt), prefix_cache)
+    stats = scorer.engine.score(scorer.model, prompt, response, prefix_cache=prefix_cache)
     if mlp is not None:
         own = mlp.score(scorer.model, prompt, response)
         stats |= {f"mlp {name}": value for name, value in own.items() if "_d" in name}
     text, places = spans(scorer.tokenizer, prompt.tolist(), response)
-    answer = scorer.endings.without(text, places, response)
+    answer = scorer.stop_conditions.without(text, places, response)
     accepted = [row.output] if isinstance(row.output, str) else row.output
     kept: dict[str, Any] = {"id": row.id, "cluster": row.cluster, "answer": answer.strip()}
-    kept["ReferenceInAnswer"] = max(JUDGES["ReferenceInAnswer"](answer, gold) for gold in accepted)
+    kept["ReferenceInAnswer"] = max(
+        CORRECTNESS_LABELS["ReferenceInAnswer"](answer, gold) for gold in accepted
+    )
     said, gold = (t if raw else " ".join(words(t)) for t in (answer, accepted[0]))
     kept["Rouge_rougeL"] = float(RougeMetric("rougeL")({"greedy_texts": [said]}, [gold])[0])
     kept |= {"words": len(words(answer)), "prompt_tokens": len(prompt)} | features
@@ -160,11 +166,11 @@ def main(
         if mlp
         else None
     )
-    memory = Memory()  # prompts begin alike
+    prefix_cache = PrefixCache()  # prompts begin alike
     in_thirds = [row for part in range(3) for row in rows[part::3]]  # each evenly spaced
     with out.open("a") as lines:
         for row in track([row for row in in_thirds if row.id not in known]):
-            kept = one_answer(scorer, row, other, babi, memory)
+            kept = one_answer(scorer, row, other, babi, prefix_cache)
             lines.write(json.dumps(kept) + "\n")
             lines.flush()
 

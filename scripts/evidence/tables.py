@@ -1,4 +1,4 @@
-"""Tables and figures of the pages of evidence: what cells are worth, and where it comes from."""
+"""Tables and figures of the pages of evidence: what settings are worth, and where it comes from."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from cells import (
+from groups import (
     AGAIN,
     CELLS,
     CHANGED,
     CLOSED,
+    CORRECTNESS_LABELS,
     DEEPER,
     FEWEST,
     FIRST,
-    JUDGES,
     MODELS,
     OWN_ANSWERS,
     SETTINGS,
@@ -24,19 +24,19 @@ from cells import (
     Evidence,
     added_text,
     correlation,
-    judged,
     others,
     p_text,
     plain,
     share,
     signed,
     table,
+    tested,
     z_text,
 )
 from heads import (
-    arms_added_table,
-    arms_table,
     concentration_table,
+    conditions_added_table,
+    conditions_table,
     probe_table,
     verdict_table,
 )
@@ -46,9 +46,9 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis import (
     AddedInformation,
     Interval,
-    adds_over_cells,
+    adds_over_settings,
     auroc,
-    auroc_by_judge,
+    auroc_by_label,
     confident_but_fragile,
     error_separation,
     holm,
@@ -59,7 +59,7 @@ from lm_polygraph_asmi.analysis import (
     strata,
 )
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
-from lm_polygraph_asmi.analysis.judge import THRESHOLDS
+from lm_polygraph_asmi.analysis.labels import THRESHOLDS
 from lm_polygraph_asmi.analysis.prr import normalised_prr
 from lm_polygraph_asmi.report import figures
 
@@ -70,7 +70,8 @@ TRIAL = Path(__file__).parents[2] / "docs/evidence/qwen15-trial.csv"
 
 @dataclass(frozen=True)
 class PlannedTests:
-    """The tests of docs/evidence/source-plan.md and depth-plan.md, of one cell by one judge.
+    """The tests of docs/evidence/source-plan.md and depth-plan.md, of one setting by one
+    correctness label.
 
     Attributes:
         own, beside, difference: PRR of a score, of the one beside it, and of the first less it.
@@ -89,13 +90,13 @@ class PlannedTests:
 
     @classmethod
     def of(
-        cls, evidence: Evidence, judge: str, own: np.ndarray, beside: np.ndarray
+        cls, evidence: Evidence, correctness: str, own: np.ndarray, beside: np.ndarray
     ) -> "PlannedTests":
-        quality = evidence.quality(judge)
+        quality = evidence.quality(correctness)
         values = [normalised_prr(scores, quality) for scores in (own, beside)]
         drawn = prr_draws([own, beside], quality, evidence.clusters, RESAMPLES).T
         gap = drawn[0] - drawn[1]
-        added = evidence.tested(own, judge)
+        added = evidence.tested(own, correctness)
         return cls(
             evidence,
             percentile_interval(values[0], drawn[0]),
@@ -113,16 +114,16 @@ PLANNED = {
 }  # fmt: skip
 
 
-def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
-    planned = [c for c in judged(cells, judge) if (c.model, c.cell) in PLANNED]
+def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> str:
+    planned = [c for c in tested(groups, correctness) if (c.model, c.group) in PLANNED]
     sources = [[e.score(method, source) for source in ("context", "all")] for e in planned]
-    tests = [PlannedTests.of(e, judge, *own) for e, own in zip(planned, sources, strict=True)]
+    tests = [PlannedTests.of(e, correctness, *own) for e, own in zip(planned, sources, strict=True)]
     primary = method == "Sem-ASMI"  # the plan adjusts nothing else
     ps = [[getattr(test, p) for test in tests] for p in ("p_own", "p_difference", "p_added")]
     adjusted = [holm(own) if primary else own for own in ps] if tests else []
     how = "Holm" if primary else "unadjusted"
     columns = [
-        "cell", "answers / clusters", "wrong", f"PRR of {method}, all", "passage", f"p (1), {how}",
+        "setting", "answers / clusters", "wrong", f"PRR of {method}, all", "passage", f"p (1), {how}",
         "passage − all", f"p (2), {how}", "beyond what is free, z", f"p (3), {how}",
     ]  # fmt: skip
     return table(
@@ -131,7 +132,7 @@ def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") ->
             [
                 test.evidence.label,
                 test.evidence.size,
-                str(int(test.evidence.wrong(judge).sum())),
+                str(int(test.evidence.wrong(correctness).sum())),
                 signed(test.beside),
                 signed(test.own),
                 p_text(adjusted[0][i]),
@@ -145,45 +146,47 @@ def source_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") ->
     )
 
 
-def elsewhere_table(cells: list[Evidence], judge: str) -> str:
+def elsewhere_table(groups: list[Evidence], correctness: str) -> str:
     """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         if not e.has_source("elsewhere"):
             continue
         sources = ("all", "context", "elsewhere")
         scores = {source: e.score("Sem-ASMI", source) for source in sources}
         free = {"MSP": e.signals["MSP"], "Perplexity": e.signals["Perplexity"]}
         pairs = [("elsewhere", name) for name in free]
-        alone, gaps = prr_intervals(scores | free, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        alone, gaps = prr_intervals(
+            scores | free, e.quality(correctness), e.clusters, pairs, RESAMPLES
+        )
         shown = [signed(alone[name]) for name in (*sources, *free)]
         rows.append([e.label, *shown, *(signed(gaps[pair]) for pair in pairs)])
     columns = [
-        "cell", "PRR of Sem-ASMI: all", "passage", "elsewhere", "MSP", "Perplexity",
+        "setting", "PRR of Sem-ASMI: all", "passage", "elsewhere", "MSP", "Perplexity",
         "elsewhere − MSP", "elsewhere − Perplexity",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def contenders_table(cells: list[Evidence], judge: str) -> str:
+def contenders_table(groups: list[Evidence], correctness: str) -> str:
     """Other ways to ask how much an answer owes to its passage; as scores, higher = more."""
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         if "asmi_source_kl_d60_context" not in e.answers:
             continue
-        alone, _ = prr_intervals(e.owed, e.quality(judge), e.clusters, resamples=RESAMPLES)
+        alone, _ = prr_intervals(e.owed, e.quality(correctness), e.clusters, resamples=RESAMPLES)
         for name, score in e.owed.items():
             rows.append(
                 [e.label, name, f"{np.median(score):.3g}", signed(alone[name]),
-                 e.beyond_free(score, judge)]
+                 e.beyond_free(score, correctness)]
             )  # fmt: skip
-    columns = ["cell", "owed to the passage", "median", "PRR", "beyond what is free: z (p)"]
+    columns = ["setting", "owed to the passage", "median", "PRR", "beyond what is free: z (p)"]
     return table(columns, rows)
 
 
 def worth_table(
-    cells: list[Evidence],
-    judge: str,
+    groups: list[Evidence],
+    correctness: str,
     raw: tuple[str, ...] = ("ASMI",),
     ours: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
 ) -> str:
@@ -191,53 +194,54 @@ def worth_table(
     free = ("MSP", "Perplexity")
     pairs = [(own, other) for own in ours for other in free]
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         scores = {name: e.signals[name] for name in (*free, *raw, *ours)}
-        alone, gaps = prr_intervals(scores, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
         rows.append(
             [
                 e.label,
                 e.size,
-                share(~e.wrong(judge)),
+                share(~e.wrong(correctness)),
                 *(signed(alone[name]) for name in scores),
                 *(signed(gaps[pair]) for pair in pairs),
-                *(e.beyond_free(scores[name], judge) for name in (*raw, *ours)),
+                *(e.beyond_free(scores[name], correctness) for name in (*raw, *ours)),
             ]
         )
     columns = [
-        "cell", "answers / clusters", "right", "PRR: MSP", "Perplexity", *raw, *ours,
+        "setting", "answers / clusters", "right", "PRR: MSP", "Perplexity", *raw, *ours,
         *(f"{own} − {other}" for own, other in pairs),
         *(f"beyond what is free, {name}: z (p)" for name in (*raw, *ours)),
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def trial_table(cells: list[Evidence], judge: str) -> str:
-    """A cell some of whose questions a trial had asked (docs/guarantee.md), by whether it had."""
+def trial_table(groups: list[Evidence], correctness: str) -> str:
+    """A setting some of whose questions a trial had asked (docs/guarantee.md), by whether it
+    had."""
     trial = set(pd.read_csv(TRIAL)["id"])
     rows = []
-    for e in cells:
-        if (e.model, e.cell, e.run) == ("qwen15", "open-worked", "sources"):
+    for e in groups:
+        if (e.model, e.group, e.run) == ("qwen15", "open-worked", "sources"):
             asked = e.answers["id"].isin(trial).to_numpy()
             rows += [
                 e.among(asked, "asked in the trial"),
                 e.among(~asked, "not asked in the trial"),
             ]
-    return worth_table(rows, judge, raw=(), ours=("Sem-ASMI",))
+    return worth_table(rows, correctness, raw=(), ours=("Sem-ASMI",))
 
 
-def together_table(cells: list[Evidence], judge: str) -> str:
-    """Beyond what is free, over all cells that have a passage; and over those of each data set,
+def together_table(groups: list[Evidence], correctness: str) -> str:
+    """Beyond what is free, over all settings that have a passage; and over those of each data set,
     without empty answers, and at other depths."""
 
     def tested(
         chosen: Iterable[Evidence], method: str = "Sem-ASMI", **how: Any
     ) -> dict[Evidence, AddedInformation]:
-        found = {e: e.tested(e.score(method, **how), judge) for e in chosen}
+        found = {e: e.tested(e.score(method, **how), correctness) for e in chosen}
         return {e: one for e, one in found.items() if one}
 
-    read = [e for e in judged(cells, judge) if e.cell not in CLOSED]
-    deeper = [e for e in deeper_cells(cells) if e.ranked(judge)]
+    read = [e for e in tested(groups, correctness) if e.group not in CLOSED]
+    deeper = [e for e in deeper_cells(groups) if e.ranked(correctness)]
     sem = tested(read)
     asked = {
         "ASMI": tested(read, "ASMI"),
@@ -259,23 +263,23 @@ def together_table(cells: list[Evidence], judge: str) -> str:
         if not tests:
             continue
         found = list(tests.values())
-        whole, z = adds_over_cells(found), [one.statistic for one in found]
+        whole, z = adds_over_settings(found), [one.statistic for one in found]
         rows.append(
             [name, str(len(found)), f"{whole.n} / {whole.clusters}",
              f"{z_text(min(z))} to {z_text(max(z))}", str(sum(own < 0 for own in z)),
              added_text(whole)]
         )  # fmt: skip
     columns = [
-        "score", "cells", "answers / clusters", "z of a cell", "of them negative",
+        "score", "settings", "answers / clusters", "z of a setting", "of them negative",
         "together: z (p)",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def measures_table(cells: list[Evidence], judge: str) -> str:
+def measures_table(groups: list[Evidence], correctness: str) -> str:
     rows = []
-    for e in judged(cells, judge):
-        wrong = e.wrong(judge)
+    for e in tested(groups, correctness):
+        wrong = e.wrong(correctness)
         if wrong.all() or not wrong.any():
             continue
         found = rank_signals(e.signals, wrong, e.clusters, resamples=RESAMPLES)
@@ -284,51 +288,56 @@ def measures_table(cells: list[Evidence], judge: str) -> str:
             if name.startswith(("ASMI", "Sem")):
                 try:
                     gain = stacked_gain(e.signals[name], e.controls, wrong, e.clusters,
-                                        e.quality(judge), REFITS)  # fmt: skip
+                                        e.quality(correctness), REFITS)  # fmt: skip
                     stacked = [signed(one) for one in (gain.log_loss, gain.auroc, gain.prr)]
                 except ValueError:
                     stacked = ["too few errors"] * 3
             rows.append([e.label, name, plain(signal.auroc), plain(signal.augrc, 3), *stacked])
     columns = [
-        "cell", "score", "AUROC", "AUGRC, lower is better", "gain of a stack: log-loss", "AUROC",
+        "setting", "score", "AUROC", "AUGRC, lower is better", "gain of a stack: log-loss", "AUROC",
         "PRR",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def aggregation_table(cells: list[Evidence], judge: str) -> str:
+def aggregation_table(groups: list[Evidence], correctness: str) -> str:
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
-            scores = {way: e.score(method, aggregation=way) for way in WAYS}
-            alone, _ = prr_intervals(scores, e.quality(judge), e.clusters, (), RESAMPLES)
+            scores = {strategy: e.score(method, aggregation=strategy) for strategy in WAYS}
+            alone, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
             along = " / ".join(correlation(own, e.length) for own in scores.values())
-            rows.append([e.label, method, *(signed(alone[way]) for way in WAYS), along])
-    columns = ["cell", "per token", *(f"PRR, {way}" for way in WAYS), "ρ with length, the same"]
+            rows.append([e.label, method, *(signed(alone[strategy]) for strategy in WAYS), along])
+    columns = [
+        "setting",
+        "per token",
+        *(f"PRR, {strategy}" for strategy in WAYS),
+        "ρ with length, the same",
+    ]
     return table(columns, rows)
 
 
-def quadrants_table(cells: list[Evidence], judge: str) -> str:
+def quadrants_table(groups: list[Evidence], correctness: str) -> str:
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # does what is free do as much?
             found = confident_but_fragile(
-                e.signals["MSP"], e.signals[name], e.wrong(judge), e.clusters, RESAMPLES
+                e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
             )
             halves = zip(found.error_rate.ravel(), found.count.ravel(), strict=True)
             shown = [f"{rate:.0%} of {count}" if count else "none" for rate, count in halves]
             rows.append([e.label, name, *shown, signed(found.gap)])
     columns = [
-        "cell", "score", "wrong: confident, robust", "confident, fragile", "unsure, robust",
+        "setting", "score", "wrong: confident, robust", "confident, fragile", "unsure, robust",
         "unsure, fragile", "confident: fragile − robust",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def strata_table(cells: list[Evidence], judge: str) -> str:
+def strata_table(groups: list[Evidence], correctness: str) -> str:
     """Within thirds by length, and without empty answers."""
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         part = strata(e.length)
         chosen = {}
         for number in range(part.max() + 1):
@@ -341,26 +350,26 @@ def strata_table(cells: list[Evidence], judge: str) -> str:
             one = e.among(inside)
             scores = {**one.signals, "length": one.length}
             alone, gaps = prr_intervals(
-                scores, one.quality(judge), one.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
+                scores, one.quality(correctness), one.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
             )
             rows.append(
-                [e.label, name, str(int(inside.sum())), share(one.wrong(judge)),
+                [e.label, name, str(int(inside.sum())), share(one.wrong(correctness)),
                  *(signed(alone[score]) for score in scores),
                  signed(gaps["Sem-ASMI", "MSP"])]
             )  # fmt: skip
     columns = [
-        "cell", "answers", "number", "wrong", "PRR: MSP", "Perplexity", "ASMI", "Sem-ASMI",
+        "setting", "answers", "number", "wrong", "PRR: MSP", "Perplexity", "ASMI", "Sem-ASMI",
         "Sem-ASMI, sum", "length", "Sem-ASMI − MSP",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def answered_table(cells: list[Evidence], judge: str) -> str:
-    """Where many answers are empty, what other tables say of the cell without these."""
+def answered_table(groups: list[Evidence], correctness: str) -> str:
+    """Where many answers are empty, what other tables say of the setting without these."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     named = ("ASMI", *ours, "first", "passage")
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         if e.empty.sum() < FEWEST:
             continue
         one = e.among(~e.empty)
@@ -368,76 +377,96 @@ def answered_table(cells: list[Evidence], judge: str) -> str:
         scores["first"] = one.score("Sem-ASMI", aggregation=FIRST)
         if one.has_source("context"):
             scores["passage"] = one.score("Sem-ASMI", "context")
-        alone, _ = prr_intervals(scores, one.quality(judge), one.clusters, resamples=RESAMPLES)
-        (coupled,) = couplings([one], judge)
+        alone, _ = prr_intervals(
+            scores, one.quality(correctness), one.clusters, resamples=RESAMPLES
+        )
+        (coupled,) = couplings([one], correctness)
         fragile = [
             confident_but_fragile(
-                one.signals["MSP"], one.signals[name], one.wrong(judge), one.clusters, RESAMPLES
+                one.signals["MSP"],
+                one.signals[name],
+                one.wrong(correctness),
+                one.clusters,
+                RESAMPLES,
             )
             for name in ("Perplexity", *ours)
         ]
         rows.append(
-            [e.label, str(int(e.empty.sum())), one.size, str(int(one.wrong(judge).sum())),
+            [e.label, str(int(e.empty.sum())), one.size, str(int(one.wrong(correctness).sum())),
              *(signed(alone[name]) if name in alone else "" for name in named),
              plain(coupled.mean), plain(coupled.total), *(signed(found.gap) for found in fragile)]
         )  # fmt: skip
     columns = [
-        "cell", "empty", "others / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "Sem-ASMI, sum",
+        "setting", "empty", "others / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "Sem-ASMI, sum",
         "Sem-ASMI, first token", "Sem-ASMI, passage", "AUROC of MI, mean", "sum",
         "confident: fragile − robust, Perplexity", "Sem-ASMI", "Sem-ASMI, sum",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def sentences_table(cells: list[Evidence], judge: str) -> str:
-    """Where many answers go on after their first sentence, the cell as if they had ended there."""
+def sentences_table(groups: list[Evidence], correctness: str) -> str:
+    """Where many answers go on after their first sentence, the setting as if they had ended
+    there."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     pairs = [(own, "Perplexity") for own in ours]
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         if e.cut.sum() < FEWEST:
             continue
         for one in (e, e.first_sentences()):
             alone, gaps = prr_intervals(
-                one.signals, one.quality(judge), one.clusters, pairs, RESAMPLES
+                one.signals, one.quality(correctness), one.clusters, pairs, RESAMPLES
             )
             rows.append(
-                [one.label, one.size, str(int(e.cut.sum())), share(~one.wrong(judge)),
+                [one.label, one.size, str(int(e.cut.sum())), share(~one.wrong(correctness)),
                  *(signed(alone[name]) for name in one.signals),
                  *(signed(gaps[pair]) for pair in pairs),
-                 *(one.beyond_free(one.signals[name], judge) for name in ours)]
+                 *(one.beyond_free(one.signals[name], correctness) for name in ours)]
             )  # fmt: skip
     columns = [
-        "cell", "answers / clusters", "of more than one sentence", "right", "PRR: MSP",
+        "setting", "answers / clusters", "of more than one sentence", "right", "PRR: MSP",
         "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum", *(f"{a} − {b}" for a, b in pairs),
         "beyond what is free, Sem-ASMI: z (p)", "sum",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def judges_table(cells: list[Evidence]) -> str:
-    """AUROC under every judge at every threshold; a judge of yes and no has one row."""
+def judges_table(groups: list[Evidence]) -> str:
+    """AUROC under every correctness label at every threshold; a correctness label of yes and no has
+    one row."""
     rows = []
-    for e in [e for e in cells if e.run in OWN_ANSWERS]:
-        qualities = {judge: e.quality(judge) for judge in JUDGES if e.ranked(judge)}
+    for e in [e for e in groups if e.run in OWN_ANSWERS]:
+        qualities = {
+            correctness: e.quality(correctness)
+            for correctness in CORRECTNESS_LABELS
+            if e.ranked(correctness)
+        }
         before: tuple[Any, ...] = ()
-        for (judge, threshold), found in auroc_by_judge(e.signals, qualities).items():
-            wrong = qualities[judge] < threshold
-            seen = (judge, *wrong)
+        for (correctness, threshold), found in auroc_by_label(e.signals, qualities).items():
+            wrong = qualities[correctness] < threshold
+            seen = (correctness, *wrong)
             if seen == before:
                 continue
             before = seen
             values = [f"{value:.2f}" for value in found.values()]
-            rows.append([e.label, JUDGES[judge][1], f"{threshold:g}", share(wrong), *values])
+            rows.append(
+                [
+                    e.label,
+                    CORRECTNESS_LABELS[correctness][1],
+                    f"{threshold:g}",
+                    share(wrong),
+                    *values,
+                ]
+            )
     columns = [
-        "cell", "judge", f"right from (of {', '.join(f'{t:g}' for t in THRESHOLDS)})", "wrong",
+        "setting", "correctness", f"right from (of {', '.join(f'{t:g}' for t in THRESHOLDS)})", "wrong",
         "AUROC: MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum",
     ]  # fmt: skip
     return table(columns, rows)
 
 
 class Coupling(NamedTuple):
-    """How MI goes with errors in a cell: AUROC above .5 is the paper's direction."""
+    """How MI goes with errors in a setting: AUROC above .5 is the paper's direction."""
 
     evidence: Evidence
     mean: Interval
@@ -447,19 +476,21 @@ class Coupling(NamedTuple):
     wrong: float
 
 
-def couplings(cells: list[Evidence], judge: str) -> list[Coupling]:
+def couplings(groups: list[Evidence], correctness: str) -> list[Coupling]:
     found = []
-    for e in judged(cells, judge):
-        scores = {way: e.score("ASMI", aggregation=way) for way in ("mean", "sum")}
-        apart = error_separation(e.tokens("ASMI"), scores, e.wrong(judge), e.clusters, RESAMPLES)
+    for e in tested(groups, correctness):
+        scores = {strategy: e.score("ASMI", aggregation=strategy) for strategy in ("mean", "sum")}
+        apart = error_separation(
+            e.tokens("ASMI"), scores, e.wrong(correctness), e.clusters, RESAMPLES
+        )
         mean, total = apart.auroc["mean"], apart.auroc["sum"]
         found.append(Coupling(e, mean, total, apart.mean, apart.right, apart.wrong))
     return found
 
 
-def coupling_table(cells: list[Evidence], judge: str) -> str:
+def coupling_table(groups: list[Evidence], correctness: str) -> str:
     columns = [
-        "cell", "billion parameters", "MI of a token, nats", "in right answers", "in wrong ones",
+        "setting", "billion parameters", "MI of a token, nats", "in right answers", "in wrong ones",
         "AUROC of MI, mean", "sum",
     ]  # fmt: skip
     return table(
@@ -472,7 +503,7 @@ def coupling_table(cells: list[Evidence], judge: str) -> str:
                 plain(one.mean),
                 plain(one.total),
             ]
-            for one in couplings(cells, judge)
+            for one in couplings(groups, correctness)
         ],
     )
 
@@ -485,15 +516,15 @@ PLACES: dict[str, Callable[[np.ndarray], float]] = {
 """Places in an answer that ended by itself, and what stands for their tokens."""
 
 
-def places_table(cells: list[Evidence], judge: str) -> str:
+def places_table(groups: list[Evidence], correctness: str) -> str:
     """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
     rows = []
-    for e in judged(cells, judge):
+    for e in tested(groups, correctness):
         for place, mean_of in PLACES.items():
             # An answer of two tokens has none between; one that was cut has no closing token.
             has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
             one = e.among(has)
-            wrong = one.wrong(judge)
+            wrong = one.wrong(correctness)
             if wrong.all() or not wrong.any():
                 continue
             scores = {
@@ -512,7 +543,7 @@ def places_table(cells: list[Evidence], judge: str) -> str:
                  *(halves.get(name, "") for name in ("MI", "the passage's"))]
             )  # fmt: skip
     columns = [
-        "cell", "token", "answers / wrong", "AUROC of MI", "of entropy", "of the passage's MI",
+        "setting", "token", "answers / wrong", "AUROC of MI", "of entropy", "of the passage's MI",
         "median MI, right / wrong", "the passage's",
     ]  # fmt: skip
     return table(columns, rows)
@@ -523,16 +554,16 @@ def flat(values: Iterable[Any]) -> np.ndarray:
     return np.concatenate([own[1:-1] for own in values])
 
 
-def copying_table(cells: list[Evidence], judge: str) -> str:
+def copying_table(groups: list[Evidence], correctness: str) -> str:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
     names = ("MI", "the passage's", "entropy")
     rows = []
-    for cell in judged(cells, judge):
-        if "copied" not in cell.answers:
+    for group in tested(groups, correctness):
+        if "copied" not in group.answers:
             continue
-        e = cell.among(cell.answers["closing"].to_numpy())
+        e = group.among(group.answers["closing"].to_numpy())
         as_there = flat(e.answers["copied"]).astype(bool)
-        wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(judge), strict=True))
+        wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(correctness), strict=True))
         clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
         signals = {name: flat(tokens) for name, tokens in e.token_signals.items()}
         for place, chosen in (("as in the passage", as_there), ("otherwise", ~as_there)):
@@ -548,7 +579,7 @@ def copying_table(cells: list[Evidence], judge: str) -> str:
                  *(of.get(name, "") for of in (medians, areas) for name in names)]
             )  # fmt: skip
     columns = [
-        "cell", "tokens that go on", "number", "in wrong answers", "median MI", "the passage's",
+        "setting", "tokens that go on", "number", "in wrong answers", "median MI", "the passage's",
         "entropy", "AUROC of MI", "of the passage's", "of entropy",
     ]  # fmt: skip
     return table(columns, rows)
@@ -559,31 +590,33 @@ MARKS = dict(zip([c for c in CELLS if c not in CHANGED], "os^DvP<>XhH*", strict=
 
 
 def draw_coupling(found: list[Coupling], said_by: str) -> Figure:
-    """AUROC of MI for errors against the size of the model, a mark a cell."""
+    """AUROC of MI for errors against the size of the model, a mark a setting."""
     colours = [figures.BLUE, figures.ORANGE, figures.GREEN, figures.PURPLE, figures.AMBER,
                figures.SKY]  # fmt: skip
     with rc_context(figures.STYLE):
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
-        kinds = [cell for cell in CELLS if any(one.evidence.cell == cell for one in found)]
-        for ax, way in zip(axes, ("mean", "total"), strict=True):
+        kinds = [group for group in CELLS if any(one.evidence.group == group for one in found)]
+        for ax, strategy in zip(axes, ("mean", "total"), strict=True):
             ax.axhline(0.5, color=figures.GREY, linewidth=0.8)
-            for number, cell in enumerate(kinds):
-                own = [one for one in found if one.evidence.cell == cell]
-                # Cells of one model side by side.
+            for number, group in enumerate(kinds):
+                own = [one for one in found if one.evidence.group == group]
+                # Settings of one model side by side.
                 apart = 1.06 ** (number - (len(kinds) - 1) / 2)
                 sizes = [MODELS[one.evidence.model].billions * apart for one in own]
-                values = np.array([getattr(one, way) for one in own], dtype=float)
+                values = np.array([getattr(one, strategy) for one in own], dtype=float)
                 reach = np.abs(values[:, 1:] - values[:, :1]).T
-                ax.errorbar(sizes, values[:, 0], np.nan_to_num(reach), fmt=MARKS[cell],
+                ax.errorbar(sizes, values[:, 0], np.nan_to_num(reach), fmt=MARKS[group],
                             markersize=4, linewidth=0.8, color=colours[number % len(colours)],
-                            label=CELLS[cell])  # fmt: skip
+                            label=CELLS[group])  # fmt: skip
             ax.set_xscale("log")
             ax.set_xlim(0.09, 12)
             ax.set_xticks(TICKS, [f"{size:g}" for size in TICKS])
             ax.minorticks_off()
             ax.set_xlabel("billion parameters")
-            ax.set_title({"mean": "mean of MI over tokens", "total": "sum of MI over tokens"}[way])
+            ax.set_title(
+                {"mean": "mean of MI over tokens", "total": "sum of MI over tokens"}[strategy]
+            )
         low, high = axes[0].get_ylim()
         axes[0].set_ylim(min(low, 0.35), max(high, 0.65))  # chance is always seen
         axes[0].set_ylabel("AUROC of MI for errors")
@@ -593,19 +626,19 @@ def draw_coupling(found: list[Coupling], said_by: str) -> Figure:
     return figure
 
 
-def settings_table(cells: list[Evidence], judge: str) -> str:
-    """Other masks, positions and depths, beside MSP and what a cell is judged by, on their rows.
+def settings_table(groups: list[Evidence], correctness: str) -> str:
+    """Other masks, positions and depths, beside MSP and what a setting is judged by, on their rows.
 
-    Of cells that were measured under other settings, too.
+    Of settings that were measured under other settings, too.
     """
-    usual = {(e.model, e.cell): e for e in judged(cells, judge)}
-    measured = [e for e in cells if e.run in SETTINGS and e.ranked(judge)]
-    varied = {(e.model, e.cell) for e in measured if e.run not in OWN_ANSWERS}
+    usual = {(e.model, e.group): e for e in tested(groups, correctness)}
+    measured = [e for e in groups if e.run in SETTINGS and e.ranked(correctness)]
+    varied = {(e.model, e.group) for e in measured if e.run not in OWN_ANSWERS}
     rows = []
     for e in measured:
-        if (e.model, e.cell) not in varied:
+        if (e.model, e.group) not in varied:
             continue
-        answered = usual.get((e.model, e.cell))
+        answered = usual.get((e.model, e.group))
         response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
         for depth in filter(e.has_depth, DEPTHS):
             scores = {m: e.score(m, depth=depth) for m in ("ASMI", "Sem-ASMI")}
@@ -615,7 +648,7 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
                 pairs.append(("Sem-ASMI", "response"))
             alone, gaps = prr_intervals(
                 scores if response is None else scores | {"response": response},
-                e.quality(judge), e.clusters, pairs, RESAMPLES,
+                e.quality(correctness), e.clusters, pairs, RESAMPLES,
             )  # fmt: skip
             beside = ["", ""]
             if response is not None:
@@ -623,61 +656,62 @@ def settings_table(cells: list[Evidence], judge: str) -> str:
             rows.append(
                 [e.label, SETTINGS[e.run], f"{depth} %", e.size,
                  *(signed(alone[name]) for name in scores), signed(gaps[pairs[0]]), *beside,
-                 e.beyond_free(scores["Sem-ASMI"], judge)]
+                 e.beyond_free(scores["Sem-ASMI"], correctness)]
             )  # fmt: skip
     columns = [
-        "cell", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
+        "setting", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
         "Sem-ASMI − MSP", "Sem-ASMI − that of response, derived, 60 %", "ρ of the two",
         "beyond what is free, Sem-ASMI: z (p)",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def depths_again_table(cells: list[Evidence], judge: str) -> str:
+def depths_again_table(groups: list[Evidence], correctness: str) -> str:
     """The planned test of docs/worth-tables.md: other depths against 60 %, on other answers."""
     asked = []
-    for e in (e for e in cells if e.run == AGAIN):
-        asked.append(e.among(~_looked_at(e, cells, "depths")))
-        other = ~_looked_at(e, cells, "depths", by="cluster")
+    for e in (e for e in groups if e.run == AGAIN):
+        asked.append(e.among(~_looked_at(e, groups, "depths")))
+        other = ~_looked_at(e, groups, "depths", by="cluster")
         asked.append(e.among(other, "passages that were not looked at"))
-    return _depths_table(asked, judge)
+    return _depths_table(asked, correctness)
 
 
-def depths_elsewhere_table(cells: list[Evidence], judge: str) -> str:
-    """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other cells."""
+def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> str:
+    """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other settings."""
     asked = []
-    for e in deeper_cells(cells):
+    for e in deeper_cells(groups):
         asked.append(e)
-        other = ~_looked_at(e, cells, "depths", AGAIN, by="cluster")
+        other = ~_looked_at(e, groups, "depths", AGAIN, by="cluster")
         if not other.all():
             asked.append(e.among(other, "passages that were not looked at"))
         if e.empty.sum() >= FEWEST:
             asked.append(e.among(~e.empty, "without empty answers"))
-    return _depths_table(asked, judge)
+    return _depths_table(asked, correctness)
 
 
-def deeper_cells(cells: list[Evidence]) -> list[Evidence]:
+def deeper_cells(groups: list[Evidence]) -> list[Evidence]:
     """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %.
 
     Raises:
         ValueError: these are not there, or are of other answers.
     """
     found = []
-    for e in (e for e in cells if e.run == DEEPER):
-        usual = others(e, cells, OWN_ANSWERS)
+    for e in (e for e in groups if e.run == DEEPER):
+        usual = others(e, groups, OWN_ANSWERS)
         if not usual:
             raise ValueError(
-                f"{e.model}/{e.cell}.{e.run}.parquet has nothing at 60 % beside it: the cell's own "
-                f"answers are missing ({e.cell}.sources.parquet)"
+                f"{e.model}/{e.group}.{e.run}.parquet has nothing at 60 % beside it: the setting's "
+                "own "
+                f"answers are missing ({e.group}.sources.parquet)"
             )
-        found.append(usual[0].joined_with(e).among(~_looked_at(e, cells, "depths", AGAIN)))
+        found.append(usual[0].joined_with(e).among(~_looked_at(e, groups, "depths", AGAIN)))
     return found
 
 
-def depths_free_table(cells: list[Evidence]) -> str:
+def depths_free_table(groups: list[Evidence]) -> str:
     """Rank correlation of scores at each depth with what is free, and what empty answers get."""
     rows = []
-    for e in deeper_cells(cells):
+    for e in deeper_cells(groups):
         for depth in filter(e.has_depth, DEPTHS):
             found = [
                 correlation(e.score(method, depth=depth), e.baseline(free))
@@ -688,24 +722,26 @@ def depths_free_table(cells: list[Evidence]) -> str:
             above = share(own[e.empty] > np.median(own)) if e.empty.sum() >= FEWEST else ""
             rows.append([e.label, f"{depth} %", e.size, *found, above])
     columns = [
-        "cell", "depth", "answers / clusters", "ρ with mean token entropy: ASMI", "Sem-ASMI",
+        "setting", "depth", "answers / clusters", "ρ with mean token entropy: ASMI", "Sem-ASMI",
         "ρ with perplexity: ASMI", "Sem-ASMI", "empty answers above the median of Sem-ASMI",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def _looked_at(e: Evidence, cells: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
-    """(N,) which of its answers, or clusters, other runs of the cell have scored as deep."""
-    seen = [own for one in others(e, cells, runs) for own in one.answers[by]]
+def _looked_at(e: Evidence, groups: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
+    """(N,) which of its answers, or clusters, other runs of the setting have scored as deep."""
+    seen = [own for one in others(e, groups, runs) for own in one.answers[by]]
     return e.answers[by].isin(seen).to_numpy()
 
 
-def _depths_table(asked: list[Evidence], judge: str) -> str:
-    """Adjusted over whole cells and the depths that were planned."""
+def _depths_table(asked: list[Evidence], correctness: str) -> str:
+    """Adjusted over whole settings and the depths that were planned."""
     usual, *deeper = DEPTHS
-    measured = [(e, d) for e in asked if e.ranked(judge) for d in filter(e.has_depth, deeper)]
+    measured = [(e, d) for e in asked if e.ranked(correctness) for d in filter(e.has_depth, deeper)]
     tests = [
-        PlannedTests.of(e, judge, e.score("Sem-ASMI", depth=d), e.score("Sem-ASMI", depth=usual))
+        PlannedTests.of(
+            e, correctness, e.score("Sem-ASMI", depth=d), e.score("Sem-ASMI", depth=usual)
+        )
         for e, d in measured
     ]
     planned = (not e.which and depth in (70, 90) for e, depth in measured)
@@ -722,16 +758,16 @@ def _depths_table(asked: list[Evidence], judge: str) -> str:
             "Perplexity": e.baseline("Perplexity"),
         }
         free = [("Sem-ASMI", name) for name in ("MSP", "Perplexity")]
-        alone, gaps = prr_intervals(scores, e.quality(judge), e.clusters, free, RESAMPLES)
+        alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, free, RESAMPLES)
         rows.append(
-            [e.label, f"{depth} %", e.size, str(int(e.wrong(judge).sum())), signed(alone["usual"]),
+            [e.label, f"{depth} %", e.size, str(int(e.wrong(correctness).sum())), signed(alone["usual"]),
              signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
              signed(alone["Perplexity"]), signed(test.difference), p_text(p_difference[i]),
              *(signed(gaps[pair]) for pair in free),
              z_text(test.statistic), p_text(p_added[i])]
         )  # fmt: skip
     columns = [
-        "cell", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %", "at that depth",
+        "setting", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %", "at that depth",
         "PRR of Sem-ASMI at 60 %", "at that depth", "MSP", "Perplexity",
         "Sem-ASMI − that at 60 %", "p (1), Holm", "Sem-ASMI − MSP", "Sem-ASMI − Perplexity",
         "beyond what is free, z", "p (2), Holm",
@@ -739,45 +775,49 @@ def _depths_table(asked: list[Evidence], judge: str) -> str:
     return table(columns, rows)
 
 
-def baselines_table(cells: list[Evidence], judge: str) -> str:
+def baselines_table(groups: list[Evidence], correctness: str) -> str:
     """All methods of the runs that have more than ours, each run's on its own rows."""
     rows = []
-    for e in cells:
-        if e.run not in ("baselines", "sampled", "benchmark") or not e.ranked(judge):
+    for e in groups:
+        if e.run not in ("baselines", "sampled", "benchmark") or not e.ranked(correctness):
             continue
         names = [name.removeprefix("score ") for name in e.answers if name.startswith("score ")]
         scores = {name: e.baseline(name) for name in names}
         scores.setdefault("MaximumSequenceProbability", e.baseline("MaximumSequenceProbability"))
         usable = {name: own for name, own in scores.items() if np.isfinite(own).all()}
         pairs = [(name, "MaximumSequenceProbability") for name in usable]
-        alone, gaps = prr_intervals(usable, e.quality(judge), e.clusters, pairs, RESAMPLES)
+        alone, gaps = prr_intervals(usable, e.quality(correctness), e.clusters, pairs, RESAMPLES)
         for name in sorted(usable, key=lambda name: -alone[name].value):
             over = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
-            area = f"{auroc(usable[name], e.wrong(judge)):.2f}"
+            area = f"{auroc(usable[name], e.wrong(correctness)):.2f}"
             rows.append([e.label, e.size, name, signed(alone[name]), over, area])
-    columns = ["cell", "answers / clusters", "method", "PRR", "− MSP", "AUROC"]
+    columns = ["setting", "answers / clusters", "method", "PRR", "− MSP", "AUROC"]
     return table(columns, rows)
 
 
 TABLES: dict[str, Callable[[list[Evidence]], str]] = {
-    "judges": judges_table,
+    "correctness_labels": judges_table,
     "depths free": depths_free_table,
     "concentration": concentration_table,
     "probe": probe_table,
     "probe differences": partial(probe_table, kept="causal_differences", sign="+"),
 }
 FIGURES: dict[str, str] = {}
-"""Name of a file beside the evidence -> judge."""
-for _judge in JUDGES:
-    TABLES[f"source {_judge}"] = partial(source_table, judge=_judge)
-    TABLES[f"source raw {_judge}"] = partial(source_table, judge=_judge, method="ASMI")
-    TABLES[f"source elsewhere {_judge}"] = partial(elsewhere_table, judge=_judge)
-    TABLES[f"trial {_judge}"] = partial(trial_table, judge=_judge)
-    TABLES[f"arms {_judge}"] = partial(arms_table, judge=_judge)
-    TABLES[f"arms added {_judge}"] = partial(arms_added_table, judge=_judge)
-    TABLES[f"falsifier {_judge}"] = partial(verdict_table, judge=_judge)
-    TABLES[f"falsifier raw {_judge}"] = partial(verdict_table, judge=_judge, method="ASMI")
-    TABLES[f"glance {_judge}"] = partial(worth_table, judge=_judge, raw=(), ours=("Sem-ASMI",))
+"""Name of a file beside the evidence -> correctness label."""
+for _judge in CORRECTNESS_LABELS:
+    TABLES[f"source {_judge}"] = partial(source_table, correctness=_judge)
+    TABLES[f"source raw {_judge}"] = partial(source_table, correctness=_judge, method="ASMI")
+    TABLES[f"source elsewhere {_judge}"] = partial(elsewhere_table, correctness=_judge)
+    TABLES[f"trial {_judge}"] = partial(trial_table, correctness=_judge)
+    TABLES[f"conditions {_judge}"] = partial(conditions_table, correctness=_judge)
+    TABLES[f"conditions added {_judge}"] = partial(conditions_added_table, correctness=_judge)
+    TABLES[f"perturbation controls {_judge}"] = partial(verdict_table, correctness=_judge)
+    TABLES[f"perturbation controls raw {_judge}"] = partial(
+        verdict_table, correctness=_judge, method="ASMI"
+    )
+    TABLES[f"glance {_judge}"] = partial(
+        worth_table, correctness=_judge, raw=(), ours=("Sem-ASMI",)
+    )
     FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
         "worth": worth_table, "together": together_table, "measures": measures_table,
@@ -787,4 +827,4 @@ for _judge in JUDGES:
         "baselines": baselines_table, "contenders": contenders_table,
         "depths again": depths_again_table, "depths elsewhere": depths_elsewhere_table,
     }.items():  # fmt: skip
-        TABLES[f"{_name} {_judge}"] = partial(_make, judge=_judge)
+        TABLES[f"{_name} {_judge}"] = partial(_make, correctness=_judge)

@@ -43,9 +43,9 @@ def test_an_evaluation(folder):
         score = expected[row["response"]]
         assert row["asmi/value"] == pytest.approx(score.score, abs=1e-6)
         assert row["asmi/rationale"] == score.accept_reason
-        told = feedback["metadata"]
-        assert float(told["entropy"]) == pytest.approx(score.signals["entropy"], abs=1e-5)
-        assert (told["decision"], "error_probability" in told) == ("none", False)
+        metadata = feedback["metadata"]
+        assert float(metadata["entropy"]) == pytest.approx(score.signals["entropy"], abs=1e-5)
+        assert (metadata["decision"], "error_probability" in metadata) == ("none", False)
         seen += 1
     assert seen == len(answers)
 

@@ -212,18 +212,22 @@ def test_a_bad_request_is_told_what_was_expected(bad, port, caplog):
 
 
 def test_messages_name_the_field_and_what_was_expected(client):
-    def told(**changed):
+    def token_records(**changed):
         with pytest.raises(openai.APIStatusError) as error:
             client.completions.create(**{"model": "tiny", "prompt": PROMPT} | changed)
         return error.value.status_code, error.value.body["param"], error.value.body["message"]
 
-    assert told(temperature=0.7) == (422, None, "temperature: expected 0; answers are greedy")
-    assert told(max_tokens=9) == (422, "max_tokens", "expected at most 8 tokens, got 9")
-    status, field, message = told(prompt="word " * 300)
+    assert token_records(temperature=0.7) == (
+        422,
+        None,
+        "temperature: expected 0; answers are greedy",
+    )
+    assert token_records(max_tokens=9) == (422, "max_tokens", "expected at most 8 tokens, got 9")
+    status, field, message = token_records(prompt="word " * 300)
     assert (status, field) == (422, "prompt")
     assert message.startswith("expected a prompt of at most 200 tokens, got ")
-    assert told(extra_body={"promt": 1})[2] == "promt: there is no such field"
-    assert told(model="other") == (404, "model", "there is one model here: 'tiny'")
+    assert token_records(extra_body={"promt": 1})[2] == "promt: there is no such field"
+    assert token_records(model="other") == (404, "model", "there is one model here: 'tiny'")
 
 
 @pytest.mark.parametrize("kind", ["Completion", "ChatCompletion"])
@@ -287,12 +291,12 @@ def test_without_a_key_only_this_machines_names_are_answered(scorer):
 @pytest.fixture(scope="module")
 def calibrated(folder, tmp_path_factory):
     """A file of a calibration run whose threshold accepts some answers and refuses others."""
-    file = tmp_path_factory.mktemp("calibrated") / "reference.json"
+    file = tmp_path_factory.mktemp("calibrated") / "calibration.json"
     own = open_scorer(str(folder), scope="response", stop=".")
     rows = labelled()
     free = [own.score(row["prompt"], row["answer"]).signals["perplexity"] for row in rows]
-    usual = sorted(free)[len(free) * 2 // 3]
-    rows = [row | {"correct": one < usual, "cluster": row["id"]} for row, one in zip(
+    reference_range = sorted(free)[len(free) * 2 // 3]
+    rows = [row | {"correct": one < reference_range, "cluster": row["id"]} for row, one in zip(
         rows, free, strict=True)]  # fmt: skip
     found = calibrate_rows(rows, own, 0.2, 0.8, signal="perplexity", resamples=20)
     assert found.decision.found.threshold is not None
@@ -304,7 +308,9 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     answers = [row["answer"] for row in labelled()][:40]
     prompt = labelled()[0]["prompt"]
     # Scope and stop are those of the calibration run.
-    own = open_scorer(str(folder), reference=str(calibrated), seeded_by="prompt", max_new_tokens=8)
+    own = open_scorer(
+        str(folder), calibration=str(calibrated), seeded_by="prompt", max_new_tokens=8
+    )
     with serving(own) as address:
         port = int(address.split(":")[1])
         found = bench_serve.ask(port, "/score", prompt=prompt, answer=answers)["data"]
@@ -324,7 +330,7 @@ def test_settings_of_the_command(folder, calibrated, with_run, monkeypatch):
     """Those that are given, else the calibration run's, else those of a stream."""
     served = []
     monkeypatch.setattr(serving_module, "serve", lambda scorer, *_: served.append(scorer))
-    more = ["--reference", str(calibrated)] if with_run else ["--method", "adapt", "--tau", "0.4"]
+    more = ["--calibration", str(calibrated)] if with_run else ["--method", "adapt", "--tau", "0.4"]
     call = ["serve", "--model", str(folder), "--max-new-tokens", "5", *more]
     CliRunner().invoke(main, call, catch_exceptions=False)
     (own,) = served
@@ -332,11 +338,11 @@ def test_settings_of_the_command(folder, calibrated, with_run, monkeypatch):
         {"stop": (".",)} if with_run else {"method": "adapt", "tau": 0.4}
     )
     assert {name: getattr(own.config, name) for name in expected} == expected
-    assert (own.reference is not None) == with_run
+    assert (own.calibration is not None) == with_run
 
 
 def test_a_calibration_run_of_other_settings_is_refused_at_the_start(folder, calibrated):
-    arguments = ["--model", str(folder), "--reference", str(calibrated), "--stop", ".", "--scope"]
+    arguments = ["--model", str(folder), "--calibration", str(calibrated), "--stop", ".", "--scope"]
     done = CliRunner().invoke(main, ["serve", *arguments, "all", "--port", "0"])
     assert done.exit_code
     assert "is of another score (scope 'response' there, 'all' here)" in done.output
@@ -472,7 +478,7 @@ def test_the_command_stops_gently(folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_load_script(folder):
-    arguments = ["--model", str(folder), "--requests", "24", "--memory", "200"]
+    arguments = ["--model", str(folder), "--requests", "24", "--prefix_cache", "200"]
     done = CliRunner().invoke(bench_serve.main, arguments, catch_exceptions=False)
     assert "none lost; other texts than a direct call: 0" in done.output
     assert ", 0 not answered as expected" in done.output

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from lm_polygraph_asmi.analysis import (
     adds_information,
-    adds_over_cells,
+    adds_over_settings,
     normalised_prr,
     stacked_gain,
 )
@@ -21,7 +21,7 @@ from lm_polygraph_asmi.analysis.added import (
     _out_of_fold,
     _smooth,
 )
-from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, distinct_signal
 from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
 
@@ -140,7 +140,7 @@ def test_the_statistic_against_a_plain_loop():
 
 
 def null_cells(rng, sizes, shared_keys=True):
-    """Cells whose scores know nothing beyond their controls."""
+    """Settings whose scores know nothing beyond their controls."""
     found = []
     for i, n in enumerate(sizes):
         controls, wrong, noise, names = world(rng, n=n)
@@ -151,37 +151,37 @@ def null_cells(rng, sizes, shared_keys=True):
 
 def test_cells_together_against_a_plain_loop():
     """Statistics added, over the spread of their sum by the correlations of clusters' sums."""
-    cells = null_cells(np.random.default_rng(14), (120, 200, 160))
-    found = adds_over_cells(cells)
+    groups = null_cells(np.random.default_rng(14), (120, 200, 160))
+    found = adds_over_settings(groups)
     variance = 0.0
-    for one in cells:
-        for other in cells:
+    for one in groups:
+        for other in groups:
             means = [np.mean([*own.sums.values()]) for own in (one, other)]
             spreads = [np.std([*own.sums.values()]) * own.clusters**0.5 for own in (one, other)]
             for key in one.sums.keys() & other.sums.keys():
                 pair = (one.sums[key] - means[0]) * (other.sums[key] - means[1])
                 variance += pair / (spreads[0] * spreads[1])
-    statistic = sum(cell.statistic for cell in cells) / variance**0.5
+    statistic = sum(group.statistic for group in groups) / variance**0.5
     assert found.statistic == pytest.approx(statistic)
     assert (found.n, found.clusters) == (480, 100)
-    assert found.errors == sum(cell.errors for cell in cells)
+    assert found.errors == sum(group.errors for group in groups)
     assert found.direction == np.sign(statistic)
 
 
 def test_cells_together_at_the_corners():
-    cells = null_cells(np.random.default_rng(15), (120, 200), shared_keys=False)
-    one, other = cells
-    assert adds_over_cells([one]).statistic == pytest.approx(one.statistic)
-    assert adds_over_cells([one]).p_value == pytest.approx(one.p_value)
-    assert adds_over_cells([one, one]).statistic == pytest.approx(one.statistic)
+    groups = null_cells(np.random.default_rng(15), (120, 200), shared_keys=False)
+    one, other = groups
+    assert adds_over_settings([one]).statistic == pytest.approx(one.statistic)
+    assert adds_over_settings([one]).p_value == pytest.approx(one.p_value)
+    assert adds_over_settings([one, one]).statistic == pytest.approx(one.statistic)
     stouffer = (one.statistic + other.statistic) / 2**0.5
-    assert adds_over_cells(cells).statistic == pytest.approx(stouffer)
+    assert adds_over_settings(groups).statistic == pytest.approx(stouffer)
     controls, wrong, _, names = world(np.random.default_rng(15), n=120)
     nothing = adds_information(controls[:, 1], controls, wrong, names)
-    assert nothing.statistic == adds_over_cells([nothing]).statistic == 0.0
-    assert adds_over_cells([nothing]).p_value == 1.0
-    with pytest.raises(ValueError, match="one cell at least"):
-        adds_over_cells([])
+    assert nothing.statistic == adds_over_settings([nothing]).statistic == 0.0
+    assert adds_over_settings([nothing]).p_value == 1.0
+    with pytest.raises(ValueError, match="one setting at least"):
+        adds_over_settings([])
 
 
 def test_the_level_over_cells_that_share_passages():
@@ -192,8 +192,10 @@ def test_the_level_over_cells_that_share_passages():
         scores = [
             controls[:, 1] * np.exp(noise[0] + 0.3 * rng.normal(size=len(wrong))) for _ in range(3)
         ]
-        cells = [adds_information(score, controls, wrong, names) for score in scores]
-        found.append((sum(c.statistic for c in cells) / 3**0.5, adds_over_cells(cells).statistic))
+        groups = [adds_information(score, controls, wrong, names) for score in scores]
+        found.append(
+            (sum(c.statistic for c in groups) / 3**0.5, adds_over_settings(groups).statistic)
+        )
     apart, together = np.std(found, axis=0)
     assert apart > 1.4  # what adding them as if nothing were shared would do
     assert together == pytest.approx(1.0, abs=3 / (2 * SIMULATIONS) ** 0.5)
@@ -300,7 +302,7 @@ def test_the_gain_against_a_plain_loop():
         )
 
     drawn = []
-    for counts in np.concatenate(list(cluster_draws(names, 6))):
+    for counts in np.concatenate(list(cluster_bootstrap_weights(names, 6))):
         rows = np.repeat(np.arange(120), counts)
         drawn.append(measured(full, rows) - measured(base, rows))
     value = measured(full, np.arange(120)) - measured(base, np.arange(120))

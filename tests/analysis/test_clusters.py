@@ -8,9 +8,9 @@ from lm_polygraph_asmi.analysis import Interval, cluster_interval
 from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
     Medians,
+    bootstrap_interval,
     cluster_band,
-    cluster_draws,
-    drawn_interval,
+    cluster_bootstrap_weights,
     percentile_interval,
     percentiles,
     simultaneous_band,
@@ -51,7 +51,7 @@ def test_an_undefined_statistic_has_no_interval():
 
 def test_rows_of_a_cluster_share_their_count():
     names = ["b", "a", "c", "b", "a", "b"]
-    (draws,) = cluster_draws(names, 50)
+    (draws,) = cluster_bootstrap_weights(names, 50)
     assert draws.shape == (50, 6)
     np.testing.assert_array_equal(draws[:, [0, 0]], draws[:, [3, 5]])
     np.testing.assert_array_equal(draws[:, 1], draws[:, 4])
@@ -61,7 +61,7 @@ def test_rows_of_a_cluster_share_their_count():
 
 def test_draws_are_those_with_replacement():
     """All ten ways to draw three clusters of three come at their rates."""
-    draws = np.concatenate([*cluster_draws(["a", "b", "b", "c"], 20_000)])[:, [0, 1, 3]]
+    draws = np.concatenate([*cluster_bootstrap_weights(["a", "b", "b", "c"], 20_000)])[:, [0, 1, 3]]
     outcomes = [o for o in product(range(4), repeat=3) if sum(o) == 3]
     observed = [(draws == o).all(1).sum() for o in outcomes]
     assert sum(observed) == 20_000
@@ -70,18 +70,20 @@ def test_draws_are_those_with_replacement():
 
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    whole = np.concatenate([*cluster_draws(keys(5, 2), 23, seed=3)])
+    whole = np.concatenate([*cluster_bootstrap_weights(keys(5, 2), 23, seed=3)])
     monkeypatch.setattr(clusters_module, "ROWS_AT_ONCE", 40)
-    parts = [*cluster_draws(keys(5, 2), 23, seed=3)]
+    parts = [*cluster_bootstrap_weights(keys(5, 2), 23, seed=3)]
     assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert not np.array_equal(np.concatenate([*cluster_draws(keys(5, 2), 23, seed=4)]), whole)
+    assert not np.array_equal(
+        np.concatenate([*cluster_bootstrap_weights(keys(5, 2), 23, seed=4)]), whole
+    )
 
 
 def test_the_interval_is_a_naive_loop_over_the_draws():
     rng = np.random.default_rng(1)
     values, names = rng.normal(size=30), keys(10, 3)
-    (draws,) = cluster_draws(names, 200, seed=5)
+    (draws,) = cluster_bootstrap_weights(names, 200, seed=5)
     found = []
     for counts in draws:
         sample = [value for value, times in zip(values, counts, strict=True) for _ in range(times)]
@@ -244,7 +246,7 @@ def test_a_simultaneous_band_holds_the_whole_curve():
     rng, whole, pointwise = np.random.default_rng(12), [], []
     for _ in range(200):
         rows = rng.normal(size=(60, 30)).cumsum(1)
-        counts = np.concatenate([*cluster_draws([str(i) for i in range(60)], 200)])
+        counts = np.concatenate([*cluster_bootstrap_weights([str(i) for i in range(60)], 200)])
         drawn = counts @ rows / 60
         low, high = simultaneous_band(rows.mean(0), drawn)
         whole.append(((low <= 0) & (high >= 0)).all())
@@ -267,8 +269,8 @@ def test_medians_of_resamples_are_numpys(n):
 def test_statistics_of_counts_have_the_interval_of_those_of_rows():
     rng = np.random.default_rng(13)
     values, names = rng.normal(size=40), keys(20, 2)
-    found = drawn_interval(values.mean(), lambda counts: counts @ values / 40, names, 90)
+    found = bootstrap_interval(values.mean(), lambda counts: counts @ values / 40, names, 90)
     assert found == pytest.approx(cluster_interval(lambda rows: values[rows].mean(), names, 90))
-    assert np.isnan(drawn_interval(0.5, len, ["one"] * 3).low)
+    assert np.isnan(bootstrap_interval(0.5, len, ["one"] * 3).low)
     with pytest.raises(ValueError, match="there is no row"):
-        drawn_interval(0.5, len, [])
+        bootstrap_interval(0.5, len, [])

@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
 from lm_polygraph_asmi.analysis import Interval, normalised_prr
-from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
 from lm_polygraph_asmi.analysis.comparison import (
     augrc,
     auroc,
@@ -29,7 +29,11 @@ def test_prr_and_differences_against_a_loop():
     (a, b), quality = answers(np.random.default_rng(0))
     names = keys(40, 3)
     alone, paired = prr_intervals({"a": a, "b": b}, quality, names, [("a", "b"), ("b", "a")], 100)
-    rows = [np.repeat(np.arange(120), c) for draws in cluster_draws(names, 100) for c in draws]
+    rows = [
+        np.repeat(np.arange(120), c)
+        for draws in cluster_bootstrap_weights(names, 100)
+        for c in draws
+    ]
     drawn = {n: [normalised_prr(s[r], quality[r]) for r in rows] for n, s in (("a", a), ("b", b))}
     for name, score in (("a", a), ("b", b)):
         expected = (normalised_prr(score, quality), *ends(drawn[name], 40))
@@ -148,7 +152,11 @@ def test_auroc_without_a_score_is_refused():
 def test_auroc_interval_against_a_loop():
     rng = np.random.default_rng(6)
     score, wrong, names = rng.normal(size=60), rng.random(60) < 0.4, keys(20, 3)
-    rows = [np.repeat(np.arange(60), c) for draws in cluster_draws(names, 100) for c in draws]
+    rows = [
+        np.repeat(np.arange(60), c)
+        for draws in cluster_bootstrap_weights(names, 100)
+        for c in draws
+    ]
     drawn = [roc_auc_score(wrong[r], score[r]) for r in rows]
     expected = (roc_auc_score(wrong, score), *ends(drawn, 20))
     assert auroc_interval(score, wrong, names, 100) == pytest.approx(expected)
@@ -169,7 +177,11 @@ def test_a_difference_shares_its_draws():
     first, second = rng.normal(size=(2, 45))
     wrong, names = rng.random(45) < 0.4, keys(15, 3)
     found = auroc_difference(first, second, wrong, names, 100)
-    rows = [np.repeat(np.arange(45), c) for draws in cluster_draws(names, 100) for c in draws]
+    rows = [
+        np.repeat(np.arange(45), c)
+        for draws in cluster_bootstrap_weights(names, 100)
+        for c in draws
+    ]
     drawn = [roc_auc_score(wrong[r], first[r]) - roc_auc_score(wrong[r], second[r]) for r in rows]
     value = roc_auc_score(wrong, first) - roc_auc_score(wrong, second)
     assert found == pytest.approx((value, *ends(drawn, 15)))

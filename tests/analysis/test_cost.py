@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis.cost import method_seconds, phase_seconds
-from lm_polygraph_asmi.saved.manifest import PHASES, seconds_by_phase
-from lm_polygraph_asmi.saved.names import SECONDS
+from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
+from lm_polygraph_asmi.results.names import SECONDS
 
 
 def test_warm_up_is_left_out():

@@ -3,14 +3,14 @@ import pandas as pd
 import pytest
 from scipy.stats import entropy
 
-from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
 from lm_polygraph_asmi.analysis.coverage import (
     TOP_K,
     coverage_by_band,
     coverage_intervals,
     tail_entropy_bound,
 )
-from lm_polygraph_asmi.saved.names import COVERAGE_AT
+from lm_polygraph_asmi.results.names import COVERAGE_AT
 from tests.analysis.simulation import ends
 
 AT_64 = COVERAGE_AT.index(64)
@@ -129,7 +129,7 @@ def test_bands_over_answers_against_a_loop():
     names = [str(i // 2) for i in range(30)]
     found = coverage_intervals(answers, covered, names, resamples=30)
     drawn = []
-    for draws in cluster_draws(names, 30):
+    for draws in cluster_bootstrap_weights(names, 30):
         for counts in draws:
             rows = np.repeat(np.arange(30), counts)
             table = coverage_by_band(

@@ -34,13 +34,13 @@ def test_a_planted_best_depth_is_chosen_and_costs_nothing():
     assert found.chosen == 1
     np.testing.assert_array_equal(found.selected, [0, 1, 0, 0])
     assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, 200)
-    assert found.cells.shape == (3, 4)
-    np.testing.assert_allclose(found.aggregate, found.cells.mean(0))
+    assert found.groups.shape == (3, 4)
+    np.testing.assert_allclose(found.aggregate, found.groups.mean(0))
 
 
 def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
-    cell = sweep(np.random.default_rng(1), [1.0, 2.0], clusters=7)
-    depth_selection([cell], 50)
+    group = sweep(np.random.default_rng(1), [1.0, 2.0], clusters=7)
+    depth_selection([group], 50)
     everything, first, second = halves_seen
     np.testing.assert_array_equal(everything, 1)
     np.testing.assert_array_equal(first + second, 1)
@@ -60,12 +60,12 @@ def test_cells_are_halved_independently(halves_seen):
 
 
 def test_selection_against_a_loop(halves_seen):
-    """Close depths, so that choices vary; cells of other sizes."""
+    """Close depths, so that choices vary; settings of other sizes."""
     rng = np.random.default_rng(3)
-    cells = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
-    found = depth_selection(cells, 60)
-    prr = np.array([[normalised_prr(s, cell.quality) for s in cell.scores] for cell in cells])
-    np.testing.assert_allclose(found.cells, prr)
+    groups = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
+    found = depth_selection(groups, 60)
+    prr = np.array([[normalised_prr(s, group.quality) for s in group.scores] for group in groups])
+    np.testing.assert_allclose(found.groups, prr)
     assert found.chosen == np.argmax(prr.mean(0))
     halves = [halves_seen[2:4], halves_seen[4:6]]
     selected, regrets = [], []
@@ -73,10 +73,10 @@ def test_selection_against_a_loop(halves_seen):
         by_half = []
         for half in (0, 1):
             over_cells = []
-            for cell, counts in zip(cells, halves, strict=True):
+            for group, counts in zip(groups, halves, strict=True):
                 rows = np.flatnonzero(counts[half][split])
                 over_cells.append(
-                    [normalised_prr(s[rows], cell.quality[rows]) for s in cell.scores]
+                    [normalised_prr(s[rows], group.quality[rows]) for s in group.scores]
                 )
             by_half.append(np.mean(over_cells, axis=0))
         selected.append(int(np.argmax(by_half[0])))
@@ -89,8 +89,8 @@ def test_selection_against_a_loop(halves_seen):
 
 
 def test_of_two_equal_depths_the_first_is_chosen_without_regret():
-    cell = sweep(np.random.default_rng(4), [2.0, 0.1])
-    twice = cell._replace(scores=cell.scores[[0, 1, 1]])
+    group = sweep(np.random.default_rng(4), [2.0, 0.1])
+    twice = group._replace(scores=group.scores[[0, 1, 1]])
     found = depth_selection([twice], 100)
     assert found.chosen == 1
     np.testing.assert_array_equal(found.selected, [0, 1, 0])
@@ -109,8 +109,8 @@ def test_a_chance_best_depth_is_not_reproduced():
 
 
 def test_splits_are_reproducible():
-    cells = [sweep(np.random.default_rng(6), [1.0, 1.0])]
-    one, again, other = (depth_selection(cells, 100, seed) for seed in (1, 1, 2))
+    groups = [sweep(np.random.default_rng(6), [1.0, 1.0])]
+    one, again, other = (depth_selection(groups, 100, seed) for seed in (1, 1, 2))
     assert one.mean_regret == again.mean_regret
     assert one.mean_regret != other.mean_regret
 
@@ -120,8 +120,8 @@ def test_a_cell_without_errors_says_nothing():
     useful = sweep(rng, [1.5, 0.2])
     silent = useful._replace(quality=np.ones(90))
     found = depth_selection([useful, silent], 50)
-    assert np.isnan(found.cells[1]).all()
-    np.testing.assert_allclose(found.aggregate, found.cells[0])
+    assert np.isnan(found.groups[1]).all()
+    np.testing.assert_allclose(found.aggregate, found.groups[0])
     assert found.chosen == 1
     np.testing.assert_array_equal(found.selected, [0, 1])
     assert found.mean_regret == 0

@@ -212,13 +212,13 @@ def test_no_row_scores_itself():
 
 
 def test_the_papers_criterion():
-    """Five of six grounded cells, and neither cell of TriviaQA."""
+    """Five of six grounded settings, and neither setting of TriviaQA."""
     found = {
-        cell
-        for cell, printed in RESIDUAL_AUROC.items()
+        group
+        for group, printed in RESIDUAL_AUROC.items()
         if DistinctSignal(Interval(*printed), Interval(0, 0, 0), 0, 1, 0, 0, 0).detected
     }
-    assert {cell for cell in RESIDUAL_AUROC if cell[1] != "TriviaQA"} - found == {
+    assert {group for group in RESIDUAL_AUROC if group[1] != "TriviaQA"} - found == {
         ("Qwen3-8B", "CoQA")
     }
     assert not any(dataset == "TriviaQA" for _, dataset in found)

@@ -49,7 +49,7 @@ def masses(c):
 
 CALLS = {
     "adds_information": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"]),
-    "adds_over_cells": lambda f, c: f(
+    "adds_over_settings": lambda f, c: f(
         [adds_information(c["score"], table(c), c["wrong"], c["clusters"])] * 2
     ),
     "stacked_gain": lambda f, c: f(
@@ -63,7 +63,7 @@ CALLS = {
     "reliability": lambda f, c: f(
         c["chance"], c["wrong"], c["clusters"], FEW
     ),
-    "cluster_draws": lambda f, c: list(f(c["clusters"], FEW)),
+    "cluster_bootstrap_weights": lambda f, c: list(f(c["clusters"], FEW)),
     "simultaneous_band": lambda f, c: f(c["score"], np.add.outer(np.arange(5), c["other"])),
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
@@ -87,7 +87,7 @@ CALLS = {
     "depth_selection": lambda f, c: f(
         [Sweep([c["score"], c["other"]], c["quality"], c["clusters"])], FEW
     ),
-    "auroc_by_judge": lambda f, c: f({"a": c["score"]}, {"AlignScore": c["quality"]}),
+    "auroc_by_label": lambda f, c: f({"a": c["score"]}, {"AlignScore": c["quality"]}),
     "strata": lambda f, c: f(c["score"]),
     "error_separation": lambda f, c: f(
         c["tokens"], {"a": c["score"]}, c["wrong"], c["clusters"], FEW
@@ -99,7 +99,7 @@ CALLS = {
     "rejection_curve": lambda f, c: f(c["score"], c["quality"], c["clusters"], resamples=FEW),
     "rank_correlation": lambda f, c: f(c["score"], c["other"]),
     "rank_correlations": lambda f, c: f([c["score"], c["other"]]),
-    "redraw_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
+    "seed_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
     "aurc": lambda f, c: f(c["score"], c["wrong"]),
     "risk_coverage": lambda f, c: f(c["score"], c["wrong"]),
     "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
@@ -211,7 +211,7 @@ UNDEFINED = {
     "normalised_prr": NO_CONTRAST,
     "prr_draws": {"one error", *NO_CONTRAST},
     "prr_with_error": NO_CONTRAST,
-    "redraw_stability": {"one score", *NO_CONTRAST},
+    "seed_stability": {"one score", *NO_CONTRAST},
     "auroc": NO_CONTRAST,
     "rank_correlation": {"one score", "one answer"},
     "rank_correlations": {"one score", "one answer"},

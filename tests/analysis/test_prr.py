@@ -6,7 +6,7 @@ from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import get_random_scores, normalize_metric
 
 from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
-from lm_polygraph_asmi.analysis.clusters import cluster_draws, simultaneous_band
+from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights, simultaneous_band
 from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, rejection_curve, weighted_prr
 from tests.analysis.simulation import keys
 
@@ -157,7 +157,7 @@ def test_draws_are_a_naive_loop_over_resamples_of_clusters(data):
     uncertainty, quality = (column[:60] for column in data)
     names = keys(15, 4)
     found = prr_draws([uncertainty, -uncertainty], quality, names, 40, seed=7)
-    rows = [np.repeat(np.arange(60), c) for d in cluster_draws(names, 40, 7) for c in d]
+    rows = [np.repeat(np.arange(60), c) for d in cluster_bootstrap_weights(names, 40, 7) for c in d]
     expected = [
         [normalised_prr(sign * uncertainty[r], quality[r]) for sign in (1, -1)] for r in rows
     ]
@@ -245,7 +245,7 @@ def test_bands_of_a_rejection_curve_are_those_of_its_resamples(data):
     names, shares = [str(i // 3) for i in range(60)], np.array([0.03, 0.5, 1.0])
     found = rejection_curve(uncertainty, quality, names, shares, resamples=40)
     drawn = []
-    for draws in cluster_draws(names, 40):
+    for draws in cluster_bootstrap_weights(names, 40):
         for counts in draws:
             rows = np.repeat(np.arange(60), counts)
             own = rejection_curve(uncertainty[rows], quality[rows], ["one"] * len(rows), shares)

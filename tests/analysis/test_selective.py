@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import normalised_prr
-from lm_polygraph_asmi.analysis.clusters import cluster_draws
+from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
 from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 from lm_polygraph_asmi.analysis.selective import (
     aurc,
@@ -34,7 +34,7 @@ def data():
 
 def loop_over_draws(statistic, names, resamples):
     """Ends of the interval, from a naive loop."""
-    draws = [counts for chunk in cluster_draws(names, resamples) for counts in chunk]
+    draws = [counts for chunk in cluster_bootstrap_weights(names, resamples) for counts in chunk]
     found = [statistic(np.repeat(np.arange(len(names)), counts)) for counts in draws]
     return ends(found, len(set(names)))
 

@@ -133,17 +133,17 @@ def test_comparisons_share_their_draws_with_intervals():
     scores["d"] = scores["a"] * 3
     pairs = [("a", "b"), ("a", "c"), ("a", "d")]
     alone, paired = prr_intervals(scores, quality, keys(40, 3), pairs, 500)
-    found, judged = prr_comparisons(scores, quality, keys(40, 3), pairs, 500)
+    found, tested = prr_comparisons(scores, quality, keys(40, 3), pairs, 500)
     assert found == alone
-    assert {pair: c.difference for pair, c in judged.items()} == paired
-    assert judged["a", "c"].outcome == "better"
-    assert judged["a", "d"].outcome == "equivalent"
+    assert {pair: c.difference for pair, c in tested.items()} == paired
+    assert tested["a", "c"].outcome == "better"
+    assert tested["a", "d"].outcome == "equivalent"
     _, other_way = prr_comparisons(scores, quality, keys(40, 3), [("c", "a")], 500)
     assert other_way["c", "a"].outcome == "worse"
 
 
 def test_without_intervals_there_is_no_outcome():
     scores = {"a": np.arange(6.0), "b": np.ones(6)}
-    _, judged = prr_comparisons(scores, np.arange(6) % 2, ["one"] * 6, [("a", "b")])
-    assert judged["a", "b"].outcome is None
+    _, tested = prr_comparisons(scores, np.arange(6) % 2, ["one"] * 6, [("a", "b")])
+    assert tested["a", "b"].outcome is None
     assert prr_comparisons(scores, np.arange(6) % 2, keys(3, 2), [])[1] == {}

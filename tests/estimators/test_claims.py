@@ -7,7 +7,7 @@ from lm_polygraph.stat_calculators.extract_claims import Claim, ClaimsExtractor
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.saved.names import saved_stats
+from lm_polygraph_asmi.results.names import saved_stats
 from lm_polygraph_asmi.stat_calculators.sentence_claims import (
     SentenceClaimsCalculator,
     load_stat_calculator,

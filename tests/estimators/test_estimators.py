@@ -70,8 +70,8 @@ def test_names_carry_every_setting_that_changes_the_score():
     assert str(ASMI()) == "ASMI (60%, K=64)"
     assert str(SemASMI(depth=0.9)) == "Sem-ASMI (90%, K=64)"
     assert str(SemASMI(perturbation="mlp")) == "Sem-ASMI (60%, K=64, mlp)"
-    dosed = SemASMI(perturbation="mlp", dose=0.83124, scope="response")
-    assert str(dosed) == "Sem-ASMI (60%, K=64, scope=response, mlp, dose=0.8312)"
+    dosed = SemASMI(perturbation="mlp", perturbation_scale=0.83124, scope="response")
+    assert str(dosed) == "Sem-ASMI (60%, K=64, scope=response, mlp, scale=0.8312)"
     assert str(AdaptASMI(tau=0.5)) == "Adapt-ASMI (60%, K=64, tau=0.5)"
     variations = [
         {},
@@ -88,8 +88,8 @@ def test_names_carry_every_setting_that_changes_the_score():
         {"aggregation": "max"},
         {"perturbation": "mlp"},
         {"perturbation": "foreign"},
-        {"perturbation": "mlp", "dose": 0.5},
-        {"dose": 2.0},
+        {"perturbation": "mlp", "perturbation_scale": 0.5},
+        {"perturbation_scale": 2.0},
     ]
     names = {str(variant(**v)) for variant in (ASMI, SemASMI, AdaptASMI) for v in variations}
     names |= {str(AdaptASMI(tau=0.4)), str(AdaptASMI(beta=5))}
@@ -106,9 +106,9 @@ def test_names_carry_every_setting_that_changes_the_score():
         ({"scope": "response"}, {}),
         ({"mask_sampler": "balanced"}, {}),
         ({"perturbation": "mlp"}, {}),
-        ({"dose": 2.0}, {}),
+        ({"perturbation_scale": 2.0}, {}),
         ({}, {"perturbation": "mlp"}),
-        ({}, {"dose": 2.0}),
+        ({}, {"perturbation_scale": 2.0}),
         ({}, {"num_masks": 80}),
         ({}, {"mask_rate": 0.2}),
         ({}, {"num_heads": 9}),

@@ -62,14 +62,14 @@ def test_scores_that_are_none_are_refused(monkeypatch):
 
 
 def test_it_is_a_baseline_and_no_quality_metric(tmp_path):
-    from lm_polygraph_asmi.saved.cells import load_cells
+    from lm_polygraph_asmi.results.run_groups import load_run_groups
 
     saved = runs.content()
     saved["estimations"]["sequence", "GroundedAlignScore"] = np.linspace(0, 1, 60).tolist()
-    (cell,) = load_cells([runs.save(tmp_path / "run", saved)])
-    assert cell.metric == "AlignScore"
-    assert "GroundedAlignScore" in cell.baselines
-    assert list(cell.run.quality) == ["AlignScore"]
+    (group,) = load_run_groups([runs.save(tmp_path / "run", saved)])
+    assert group.metric == "AlignScore"
+    assert "GroundedAlignScore" in group.baselines
+    assert list(group.run.quality) == ["AlignScore"]
 
 
 RUN = """
@@ -144,5 +144,5 @@ def test_it_is_the_number_of_the_package_alignscore(tmp_path):
 def test_it_is_align_score_with_the_passage_in_the_place_of_the_reference(tmp_path):
     """With random weights: LM-Polygraph's metric, given the passage as the reference."""
     made = make_stand_ins(tmp_path / "stand-ins")
-    own, judged = numbers(RUN, made)
-    assert own == pytest.approx(judged)
+    own, tested = numbers(RUN, made)
+    assert own == pytest.approx(tested)

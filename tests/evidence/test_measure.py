@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.experiments.analysis import permutation_null
-from lm_polygraph_asmi.saved.runs import load_run
+from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
 from tests.benchmarks import STORIES, hub_dataset
 from tests.polygraph import polygraph_eval_here
@@ -132,7 +132,7 @@ def settings_of(file: Path, name: str = "asmi_settings_d60") -> dict:
 
 
 def test_what_is_run_of_a_model(noted, folders):
-    """Shards of two cells, one of them through the chat template, and two runs of each."""
+    """Shards of two settings, one of them through the chat template, and two runs of each."""
     _, _, out = folders
     asked = (*folders, "open", "open-chat", "--", *SHORT)
     often = {"SHARDS": "2", "ROWS": "4", "RUNS": "sources depths"}
@@ -241,10 +241,10 @@ def test_of_a_changed_passage_what_was_right_before_is_kept(noted, folders):
 
 
 def test_an_unknown_cell_or_run_is_named(noted, folders):
-    assert "no cell opne: open, closed" in noted(*folders, "opne", check=False)[0][0]
+    assert "no setting opne: open, closed" in noted(*folders, "opne", check=False)[0][0]
     assert "no run source: sources" in noted(*folders, RUNS="source", check=False)[0][0]
     said = noted("--paper", folders[2], "llama2_7b/squat", check=False)[0][0]
-    assert "no cell llama2_7b/squat: qwen3_4b_base/coqa" in said
+    assert "no setting llama2_7b/squat: qwen3_4b_base/coqa" in said
 
 
 def test_the_papers_cells_are_those_of_the_grid(noted, tmp_path):
@@ -252,16 +252,16 @@ def test_the_papers_cells_are_those_of_the_grid(noted, tmp_path):
     calls = noted("--paper", str(tmp_path / "out"), SHARDS="1")
     runs = [call for call in calls if call[0] == "polygraph_eval"]
     params = OmegaConf.load(configs_path() / "asmi_grid.yaml").hydra.sweeper.params
-    cells = [
+    groups = [
         (f"model={model}", f"benchmark={benchmark}")
         for model in params.model.split(",")
         for benchmark in params.benchmark.split(",")
     ]
-    assert [tuple(call[3:5]) for call in runs] == cells
-    assert len(cells) == 16
-    ours = ("data.num_shards", "data.shard", "asmi.journal", "hydra.run.dir")
+    assert [tuple(call[3:5]) for call in runs] == groups
+    assert len(groups) == 16
+    ours = ("data.num_shards", "data.shard", "asmi.result_cache", "hydra.run.dir")
     for call in runs:
-        assert call[1:3] == ["--config-name", "asmi_cell"]
+        assert call[1:3] == ["--config-name", "asmi_benchmark"]
         assert tuple(override.split("=")[0] for override in call[5:]) == ours
     tables = [Path(call[-1]) for call in calls if call[0] == "python" and "shards" not in call[-1]]
     assert tables[-1] == tmp_path / "out/mistral_7b/triviaqa.benchmark.parquet"
@@ -270,7 +270,7 @@ def test_the_papers_cells_are_those_of_the_grid(noted, tmp_path):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> list[str]:
-    """Everything a hub would give, tiny, as overrides that hold for every cell."""
+    """Everything a hub would give, tiny, as overrides that hold for every setting."""
     stand_ins = make_stand_ins(tmp_path / "stand-ins")
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -322,17 +322,18 @@ def check_benchmark(file: Path) -> None:
 
 @pytest.mark.slow
 def test_the_script_itself(hub, folders):
-    """As a user starts it: a local cell, then every backbone and every benchmark of the paper."""
+    """As a user starts it: a local setting, then every backbone and every benchmark of the
+    paper."""
     model, data, out = folders
     environment = os.environ | {"SHARDS": "1", "ROWS": "2"}
     start = ["bash", str(SCRIPT)]
     subprocess.run([*start, model, data, out, "open", "--", *SHORT], env=environment, check=True)
     assert len(pd.read_parquet(f"{out}/open.sources.parquet")) == 2
     backbones = ("qwen3_4b_base", "qwen3_8b_base", "llama2_7b", "mistral_7b")
-    cells = [*map("/".join, zip(backbones, ("coqa", "squad", "babiqa", "triviaqa"), strict=True))]
-    subprocess.run([*start, "--paper", out, *cells, "--", *hub], env=environment, check=True)
-    for cell in cells:
-        check_benchmark(Path(out) / f"{cell}.benchmark.parquet")
+    groups = [*map("/".join, zip(backbones, ("coqa", "squad", "babiqa", "triviaqa"), strict=True))]
+    subprocess.run([*start, "--paper", out, *groups, "--", *hub], env=environment, check=True)
+    for group in groups:
+        check_benchmark(Path(out) / f"{group}.benchmark.parquet")
 
 
 def test_it_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):

@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 
-import cells as evidence_cells
 import changed as evidence_changed
+import groups as evidence_cells
 import heads as evidence_heads
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from lm_polygraph.utils.common import load_external_module
 from PIL import Image
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import adds_information, adds_over_cells, auroc, normalised_prr
+from lm_polygraph_asmi.analysis import adds_information, adds_over_settings, auroc, normalised_prr
 from tests.test_scripts import SCRIPTS
 
 REPOSITORY = SCRIPTS.parent
@@ -38,7 +38,9 @@ def pages():
         yield load_external_module(str(HERE / "pages.py"))
 
 
-def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL") -> pd.DataFrame:
+def answers(
+    seed: int, run: str = "sources", correctness: str = "quality Rouge_rougeL"
+) -> pd.DataFrame:
     """Answers whose MI knows of errors, with the columns that scripts/evidence/keep.py keeps."""
     rng = np.random.default_rng(seed)
     wrong = rng.random(N) < 0.4
@@ -47,7 +49,7 @@ def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL"
         "id": [f"q{i}" for i in range(N)],
         "cluster": [f"passage {i // 2}" for i in range(N)],
         "ReferenceInAnswer": (~wrong).astype(float),
-        judge: np.clip(0.8 - 0.6 * wrong + rng.normal(0, 0.2, N), 0, 1),
+        correctness: np.clip(0.8 - 0.6 * wrong + rng.normal(0, 0.2, N), 0, 1),
         "words": np.where(rng.random(N) < 0.1, 0, lengths),
         "asmi_log_likelihood": [-rng.exponential(0.5, t) for t in lengths],
         "asmi_entropy": [rng.exponential(0.5, t) for t in lengths],
@@ -71,8 +73,8 @@ def answers(seed: int, run: str = "sources", judge: str = "quality Rouge_rougeL"
     return pd.DataFrame(columns)
 
 
-def put(folder, model, cell, run, asked=N, seed=0, **settings):
-    file = folder / "evidence" / model / f"{cell}.{run}.parquet"
+def put(folder, model, group, run, asked=N, seed=0, **settings):
+    file = folder / "evidence" / model / f"{group}.{run}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pandas(answers(seed, run, **settings), preserve_index=False)
     about = {"data": {"limit": asked}}
@@ -82,14 +84,14 @@ def put(folder, model, cell, run, asked=N, seed=0, **settings):
 
 @pytest.fixture(scope="module")
 def docs(tmp_path_factory):
-    """Evidence of every kind: three models, cells of two commands, runs with other settings."""
+    """Evidence of every kind: three models, settings of two commands, runs with other settings."""
     folder = tmp_path_factory.mktemp("docs")
     put(folder, "smollm2", "open-worked", "sources", asked=100)
     put(folder, "smollm2", "open-worked", "depths")
     put(folder, "smollm2", "open-worked", "copied")
     put(folder, "smollm2", "open-worked", "baselines", seed=3)
     put(folder, "qwen05", "open", "sources", seed=1)
-    put(folder, "llama2_7b", "coqa", "benchmark", seed=2, judge="quality AlignScore")
+    put(folder, "llama2_7b", "coqa", "benchmark", seed=2, correctness="quality AlignScore")
     return folder
 
 
@@ -133,7 +135,7 @@ def lines_of(table: str) -> list[list[str]]:
 
 
 def split(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    return [[group.strip() for group in row.strip("|").split("|")] for row in table.splitlines()]
 
 
 def number(text: str) -> float:
@@ -157,7 +159,7 @@ PAGE = """A page. <!-- made from nothing -->
 <!-- verdict -->
 <!-- end -->
 ![The sign](evidence/coupling-stands.png)
-<!-- table judges -->
+<!-- table correctness labels -->
 <!-- end -->
 """
 
@@ -186,7 +188,7 @@ def test_a_page_is_held_to_its_evidence(start, tmp_path):
     assert (late.exit_code, late.output) == (1, "to be made anew: coupling-stands.png, page.md\n")
     late = start(tmp_path, "--check", "--quick")
     assert (late.exit_code, late.output) == (1, "to be made anew: page.md\n")
-    page.write_text(good.replace("table judges", "table judgement"))
+    page.write_text(good.replace("table correctness labels", "table judgement"))
     assert "there is no table 'judgement'" in start(tmp_path, "--check").output
 
 
@@ -203,7 +205,7 @@ def test_numbers_are_those_of_the_statistics(published, docs):
         [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"], lengths]
     )
     worth = rows_of(text, "worth stands")
-    assert worth[0][:4] == ["cell", "answers / clusters", "right", "PRR: MSP"]
+    assert worth[0][:4] == ["setting", "answers / clusters", "right", "PRR: MSP"]
     assert [row[0] for row in worth[2:]] == [
         "SmolLM2 0.13B, XQuAD, worked questions",
         "Qwen2.5-Coder 0.5B, XQuAD, bare prompt",
@@ -218,14 +220,14 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     assert number(first[8]) == pytest.approx(normalised_prr(sem, quality) - msp, abs=0.0051)
     added = adds_information(sem, free, wrong, list(one["cluster"]))
     assert number(first[-2]) == pytest.approx(added.statistic, abs=0.051)
-    assert rows_of(text, "worth rouge")[2][0] == first[0]  # the paper's cell has no ROUGE-L
+    assert rows_of(text, "worth rouge")[2][0] == first[0]  # the paper's setting has no ROUGE-L
     assert len(rows_of(text, "worth rouge")) == 4
     aggregated = rows_of(text, "aggregation stands")
     assert [row[1] for row in aggregated[2:6]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
-    ways = [np.mean, np.sum, np.max, lambda own: own[0]]
+    strategies = [np.mean, np.sum, np.max, lambda own: own[0]]
     for row, tokens in ((aggregated[2], mi), (aggregated[4], -one["asmi_log_likelihood"])):
-        expected = [normalised_prr([how(own) for own in tokens], quality) for how in ways]
-        assert [number(cell) for cell in row[2:6]] == pytest.approx(expected, abs=0.0051)
+        expected = [normalised_prr([how(own) for own in tokens], quality) for how in strategies]
+        assert [number(group) for group in row[2:6]] == pytest.approx(expected, abs=0.0051)
     asmi = np.array([own.mean() for own in mi])
     coupled = rows_of(text, "coupling stands")[2]
     assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
@@ -250,13 +252,13 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     ]
     assert number(row[7]) == pytest.approx(auroc(*zip(*there, strict=True)), abs=0.0051)
     halves = rows_of(text, "quadrants stands")[2]
-    assert sum(int(cell.split()[-1]) for cell in halves[2:6]) == N
+    assert sum(int(group.split()[-1]) for group in halves[2:6]) == N
     within = rows_of(text, "strata stands")[2:]
     own = [row for row in within if row[0] == first[0]]
     assert sum(int(row[2]) for row in own if "tokens" in row[1]) == N
     assert int(own[-1][2]) == (one["words"] == 0).sum()
-    judged = [row for row in rows_of(text, "judges")[2:] if row[0] == first[0]]
-    assert [row[2] for row in judged] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
+    tested = [row for row in rows_of(text, "correctness_labels")[2:] if row[0] == first[0]]
+    assert [row[2] for row in tested] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
     swept = rows_of(text, "settings stands")[2:]
     assert {row[0] for row in swept} == {first[0]}  # the others have no other settings
     assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
@@ -280,15 +282,15 @@ def test_numbers_are_those_of_the_statistics(published, docs):
 
 def test_cells_together_are_those_of_the_statistics(published, docs):
     found = []
-    for cell in ("smollm2/open-worked.sources", "qwen05/open.sources", "llama2_7b/coqa.benchmark"):
-        one = pd.read_parquet(docs / f"evidence/{cell}.parquet")
+    for group in ("smollm2/open-worked.sources", "qwen05/open.sources", "llama2_7b/coqa.benchmark"):
+        one = pd.read_parquet(docs / f"evidence/{group}.parquet")
         pairs = zip(one["asmi_mi_d60"], one["asmi_agreement_d60"], strict=True)
         free = [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"]]
         free.append(one["asmi_entropy"].map(len))
         wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
         sem = [np.mean(mi * (1 - agreement)) for mi, agreement in pairs]
         found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
-    whole, z = adds_over_cells(found), [one.statistic for one in found]
+    whole, z = adds_over_settings(found), [one.statistic for one in found]
     rows = {row[0]: row for row in rows_of(published, "together stands")}
     row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD alone"]
     assert row[1:3] == ["3", "240 / 40"]
@@ -298,7 +300,7 @@ def test_cells_together_are_those_of_the_statistics(published, docs):
     assert row[4] == str(sum(own < 0 for own in z))
     assert number(row[5]) == pytest.approx(whole.statistic, abs=0.051)
     assert alone[1:3] == ["2", "160 / 40"]
-    assert number(alone[5]) == pytest.approx(adds_over_cells(found[:2]).statistic, abs=0.051)
+    assert number(alone[5]) == pytest.approx(adds_over_settings(found[:2]).statistic, abs=0.051)
     others = ["without empty answers", "sum", "first token"]  # no other depths were planned
     names = ["ASMI", "Sem-ASMI", *(f"Sem-ASMI, {one}" for one in ["XQuAD alone", *others])]
     assert [row[0] for row in rows_of(published, "together rouge")[2:]] == names
@@ -317,29 +319,29 @@ def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
     shard.write_bytes(b"not read")
     (tmp_path / "page.md").write_text(PAGE)
     start(tmp_path)
-    assert "Not measured yet on a complete cell." in (tmp_path / "page.md").read_text()
+    assert "Not measured yet on a complete setting." in (tmp_path / "page.md").read_text()
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
-    assert "is named as no model, cell and run" in start(tmp_path).output
+    assert "is named as no model, setting and run" in start(tmp_path).output
 
 
-ARMS = """<!-- made from nothing -->
-<!-- table arms stands -->
+CONDITIONS = """<!-- made from nothing -->
+<!-- table conditions stands -->
 <!-- end -->
-<!-- table arms added stands -->
+<!-- table conditions added stands -->
 <!-- end -->
-<!-- table falsifier stands -->
+<!-- table perturbation controls stands -->
 <!-- end -->
-<!-- table falsifier raw stands -->
+<!-- table perturbation controls raw stands -->
 <!-- end -->
 <!-- table concentration -->
 <!-- end -->
 """
 
 
-def put_arms(folder, arms, rows=slice(None, None, 2)):
-    """Runs of some of a cell's answers, in another order, whose scores are the given ones."""
+def put_conditions(folder, conditions, rows=slice(None, None, 2)):
+    """Runs of some of a setting's answers, in another order, whose scores are the given ones."""
     own = pd.read_parquet(put(folder, "smollm2", "babi", "sources"))
-    for run, tokens in arms.items():
+    for run, tokens in conditions.items():
         again = own.iloc[rows][::-1].copy()
         again["asmi_mi_d60"] = [
             np.full(len(mi), value)
@@ -354,23 +356,24 @@ def wrong_first(answers):
     return 1 - answers["ReferenceInAnswer"]
 
 
-def test_heads_against_arms(start, tmp_path):
-    """An arm that knows every error reproduces what heads know, and the twin says by how much."""
+def test_heads_against_conditions(start, tmp_path):
+    """An condition that knows every error reproduces what heads know, and the twin says by how
+    much."""
     mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
-    own = put_arms(tmp_path, mi)
+    own = put_conditions(tmp_path, mi)
     page = tmp_path / "page.md"
-    page.write_text(ARMS)
+    page.write_text(CONDITIONS)
     assert start(tmp_path).exit_code == 0
     text = page.read_text()
     half = own.iloc[::2]
     heads = [np.mean(m) for m in half["asmi_mi_d60"]]
     value = normalised_prr(heads, half["ReferenceInAnswer"])
-    _, _, raw, sem = rows_of(text, "arms stands")
+    _, _, raw, sem = rows_of(text, "conditions stands")
     assert (raw[1], sem[1]) == ("ASMI", "Sem-ASMI")
     assert [number(raw[place]) for place in (2, 6)] == pytest.approx([value, 1], abs=0.0051)
     assert number(raw[4]) < -0.5  # the wrong way round
     assert raw[3] == raw[5] == raw[7] == ""  # not run
-    (said,) = rows_of(text, "falsifier raw stands")[2:]
+    (said,) = rows_of(text, "perturbation controls raw stands")[2:]
     assert said[1:3] == ["40 / 40", str(int(wrong_first(half).sum()))]
     assert number(said[3]) == pytest.approx(value, abs=0.0051)
     assert number(said[7]) == pytest.approx(value - 1, abs=0.0051)
@@ -379,18 +382,18 @@ def test_heads_against_arms(start, tmp_path):
     assert "Not measured yet" in text[text.index("table concentration") :]
 
 
-def test_arms_are_of_the_same_answers(start, tmp_path):
-    (tmp_path / "page.md").write_text(ARMS)
-    put_arms(tmp_path, {"mlp": wrong_first})
+def test_conditions_are_of_the_same_answers(start, tmp_path):
+    (tmp_path / "page.md").write_text(CONDITIONS)
+    put_conditions(tmp_path, {"mlp": wrong_first})
     put(tmp_path, "smollm2", "babi", "foreign", seed=7)
     assert "foreign.parquet holds other answers" in start(tmp_path).output
-    put_arms(tmp_path, {"foreign": wrong_first}, rows=slice(40))
-    assert "arms have different answers: foreign, mlp" in start(tmp_path).output
+    put_conditions(tmp_path, {"foreign": wrong_first}, rows=slice(40))
+    assert "conditions have different answers: foreign, mlp" in start(tmp_path).output
 
 
 def test_concentration_is_beside_that_of_noise(start, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(ARMS)
+    page.write_text(CONDITIONS)
     own = pd.read_parquet(put(tmp_path, "smollm2", "babi", "sources"))
     rng = np.random.default_rng(0)
     own["z_d60"] = [np.where(np.arange(len(m)) == 1, np.nan, m * 9) for m in own["asmi_mi_d60"]]
@@ -426,20 +429,20 @@ def changed_answers(seed: int, less: float) -> pd.DataFrame:
 
 
 def test_changed_passages(start, tmp_path):
-    """Their cells are in tables of their own, beside the same questions as they were."""
+    """Their settings are in tables of their own, beside the same questions as they were."""
     put(tmp_path, "smollm2", "open", "sources")
-    for cell, less in (("changed", 1.0), ("exchanged", 0.5), ("open", 1.0)):
-        file = tmp_path / f"evidence/smollm2/{cell}.sources.parquet"
+    for group, less in (("changed", 1.0), ("exchanged", 0.5), ("open", 1.0)):
+        file = tmp_path / f"evidence/smollm2/{group}.sources.parquet"
         made = changed_answers(1, less)
-        if cell != "changed":
-            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if cell == "exchanged" else 1]
+        if group != "changed":
+            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if group == "exchanged" else 1]
         pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
     names = ("changed followed", "changed telling", "exchanged", "worth stands")
     page = tmp_path / "own.md"
     page.write_text("".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in names))
     assert start(tmp_path).exit_code == 0
     text = page.read_text()
-    assert len(rows_of(text, "worth stands")) == 3  # the cell as it was, alone
+    assert len(rows_of(text, "worth stands")) == 3  # the setting as it was, alone
     (row,) = rows_of(text, "changed followed")[2:]
     # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
     assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
@@ -507,7 +510,7 @@ def test_depths_asked_again():
 
 
 def test_empty_answers_apart():
-    """What a cell's tables say without them, where there are enough to matter."""
+    """What a setting's tables say without them, where there are enough to matter."""
     own = answers(0)
     few = evidence_cells.Evidence("gemma", "open", "sources", own.assign(words=1))
     some = evidence_cells.Evidence("smollm2", "open", "sources", own.assign(words=np.arange(N) % 4))
@@ -524,15 +527,16 @@ def test_empty_answers_apart():
 
 
 def test_answers_cut_at_their_first_sentence():
-    """Tokens and judges of the first sentence; what was scored of the whole answer is left out."""
+    """Tokens and correctness labels of the first sentence; what was scored of the whole answer is
+    left out."""
     own = answers(0)
     reach = np.minimum(own["asmi_entropy"].map(len), 3)
     kept = own.assign(first_sentence=reach)
     kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
-    cell = evidence_cells.Evidence("smollm2", "open", "sources", kept)
+    group = evidence_cells.Evidence("smollm2", "open", "sources", kept)
     whole = evidence_cells.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
-    rows = lines_of(evidence_tables.sentences_table([cell, whole], "stands"))
-    assert [row[0] for row in rows] == [cell.label, f"{cell.label}, first sentences"]
+    rows = lines_of(evidence_tables.sentences_table([group, whole], "stands"))
+    assert [row[0] for row in rows] == [group.label, f"{group.label}, first sentences"]
     assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
     right = np.arange(N) % 2.0
     assert rows[1][3] == "50%"
@@ -548,8 +552,8 @@ def test_answers_cut_at_their_first_sentence():
 def test_questions_of_the_trial_apart():
     trial = pd.read_csv(evidence_tables.TRIAL)["id"]
     own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
-    cell = evidence_cells.Evidence("qwen15", "open-worked", "sources", own)
-    rows = lines_of(evidence_tables.trial_table([cell], "stands"))
+    group = evidence_cells.Evidence("qwen15", "open-worked", "sources", own)
+    rows = lines_of(evidence_tables.trial_table([group], "stands"))
     assert [row[0].split(", ")[-1] for row in rows] == [
         "asked in the trial", "not asked in the trial",
     ]  # fmt: skip
@@ -563,12 +567,12 @@ def test_a_cell_without_the_passages_part():
     marks = answers(0, "copied")["copied"]
     whole = answers(0).assign(copied=marks)
     lean = whole.drop(columns=whole.filter(like="_context").columns)
-    cells = [evidence_cells.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
+    groups = [evidence_cells.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
     for make, missing in (
         (evidence_tables.copying_table, (5, 8)),
         (evidence_tables.places_table, (5, 7)),
     ):
-        full, bare = (lines_of(make([cell], "stands")) for cell in cells)
+        full, bare = (lines_of(make([group], "stands")) for group in groups)
         for one, other in zip(full, bare, strict=True):
             assert "" not in one
             assert other == ["" if i in missing else own for i, own in enumerate(one)]
@@ -582,9 +586,9 @@ def knowing(found: pd.DataFrame, depth: int) -> None:
 
 
 def test_depths_elsewhere(monkeypatch):
-    """Joined with the same answers at 60 %, in another order; adjusted over cells and depths."""
+    """Joined with the same answers at 60 %, in another order; adjusted over settings and depths."""
     monkeypatch.setattr(evidence_tables, "RESAMPLES", 99)
-    cells = []
+    groups = []
     for model, seed in (("smollm2", 0), ("qwen05", 1)):
         usual = answers(seed).assign(words=np.arange(N) % 4 if model == "qwen05" else 1)
         deeper = usual[::-1].reset_index(drop=True)
@@ -594,11 +598,11 @@ def test_depths_elsewhere(monkeypatch):
             for part in ("mi", "agreement"):
                 deeper[f"asmi_{part}_d70"] = deeper[f"asmi_{part}_d60"]
         deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
-        cells += [
+        groups += [
             evidence_cells.Evidence(model, "babi", "sources", usual, N),
             evidence_cells.Evidence(model, "babi", "deeper", deeper[:50], 60),
         ]
-    rows = lines_of(evidence_tables.depths_elsewhere_table(cells, "stands"))
+    rows = lines_of(evidence_tables.depths_elsewhere_table(groups, "stands"))
     assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
     *rows, some, _ = rows
     assert some[0].endswith("without empty answers")
@@ -612,7 +616,7 @@ def test_depths_elsewhere(monkeypatch):
     assert [number(rows[2][10]), number(rows[2][11])] == [0, 1]  # the same scores
     # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
     assert [number(row[11]) for row in rows] == [0.08, 0.08, 1, 0.08]
-    free = lines_of(evidence_tables.depths_free_table(cells))
+    free = lines_of(evidence_tables.depths_free_table(groups))
     assert [row[1] for row in free] == ["60 %", "70 %", "90 %"] * 2
     usual = answers(0)[N - 50 :]
     asmi = [mi.mean() for mi in usual["asmi_mi_d60"]]
@@ -621,15 +625,15 @@ def test_depths_elsewhere(monkeypatch):
         assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
     assert free[1][3] != free[0][3]
     assert free[1][2].startswith("50 of 60")
-    last = cells[3].answers
+    last = groups[3].answers
     sem = sem_asmi(last, 90)
     above = np.mean(sem[last["words"] == 0] > np.median(sem))
     assert [row[7] for row in free[2::3]] == ["", f"{above:.0%}"]
     with pytest.raises(ValueError, match="own answers are missing"):
-        evidence_tables.depths_free_table(cells[1:])
-    cells[0].answers["asmi_log_likelihood"] += 1
+        evidence_tables.depths_free_table(groups[1:])
+    groups[0].answers["asmi_log_likelihood"] += 1
     with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
-        evidence_tables.depths_elsewhere_table(cells, "stands")
+        evidence_tables.depths_elsewhere_table(groups, "stands")
 
 
 def test_scores_with_the_passage_and_without():
@@ -644,8 +648,8 @@ def test_scores_with_the_passage_and_without():
     assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
     assert row[6] == str(N - 10)
     assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)
-    assert evidence_cells.judged([own, shut], "rouge") == [own, shut]
+    assert evidence_cells.tested([own, shut], "rouge") == [own, shut]
     low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
     few = evidence_cells.Evidence("smollm2", "closed-worked", "sources", low)
-    assert evidence_cells.judged([own, few], "rouge") == [own]
+    assert evidence_cells.tested([own, few], "rouge") == [own]
     assert evidence_changed.closed_table([own, few]).count("too few right") == 2

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.experiments.matching import matching_dose, relative_change
+from lm_polygraph_asmi.experiments.matching import matching_scale, relative_change
 from lm_polygraph_asmi.maths import divergence
 
 
@@ -32,16 +32,16 @@ def test_divergence_by_loops():
 
 @pytest.mark.parametrize("start", [1.0, 1e-2, 37.0])
 @pytest.mark.parametrize("effect", [lambda d: 0.3 * d**2, lambda d: 2 * (1 - math.exp(-(d**3)))])
-def test_the_dose_of_an_effect(effect, start):
-    found = matching_dose(effect, 0.5, start)
+def test_the_scale_of_an_effect(effect, start):
+    found = matching_scale(effect, 0.5, start)
     assert effect(found) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_an_effect_that_is_never_reached():
-    assert matching_dose(lambda d: d / (1 + d), 2.0, 1.0) is None
-    assert matching_dose(lambda _: 0.0, 2.0, 1.0) is None
+    assert matching_scale(lambda d: d / (1 + d), 2.0, 1.0) is None
+    assert matching_scale(lambda _: 0.0, 2.0, 1.0) is None
     with pytest.raises(ValueError, match="above 0"):
-        matching_dose(lambda d: d, 0.0, 1.0)
+        matching_scale(lambda d: d, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_an_effect_that_is_never_reached():
     [(lambda d: d**2, 2), (lambda d: d**1.6 / (1 + 0.1 * d), 5), (lambda d: d if d > 3 else 0, 40)],
 )
 def test_few_tries_are_needed(effect, most):
-    """All that a search costs: two where the effect is the dose squared, as near zero. One that is
+    """All that a search costs: two where the effect is the scale squared, as near zero. One that is
     no power of it is bracketed."""
     tried = []
-    found = matching_dose(lambda d: tried.append(d) or effect(d), 5.0, 0.7)
+    found = matching_scale(lambda d: tried.append(d) or effect(d), 5.0, 0.7)
     assert effect(found) == pytest.approx(5, rel=1e-3)
     assert len(tried) <= most
     assert len(set(tried)) == len(tried)

@@ -270,8 +270,8 @@ def test_a_probe_that_was_killed_goes_on_where_it_stopped(planted, tmp_path):
             raise Killed
 
     with pytest.raises(Killed):
-        asked(planted, draws=1, journal=tmp_path).run(planted[-1], stop)
-    probe, ran = asked(planted, draws=1, journal=tmp_path), []
+        asked(planted, draws=1, result_cache=tmp_path).run(planted[-1], stop)
+    probe, ran = asked(planted, draws=1, result_cache=tmp_path), []
     predict = probe._predict
     probe._predict = lambda *how: ran.append(how[0].input_ids) or predict(*how)
     found = probe.run(planted[-1])

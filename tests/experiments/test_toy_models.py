@@ -1,16 +1,17 @@
-"""The falsifier's verdict on models whose answer one component carries, through the real passes."""
+"""The perturbation controls's verdict on models whose answer one component carries, through the
+real passes."""
 
 import numpy as np
 import pytest
 import torch
 
-from lm_polygraph_asmi.experiments.analysis import arm_comparisons, verdicts
+from lm_polygraph_asmi.experiments.analysis import condition_comparisons, verdicts
 from lm_polygraph_asmi.experiments.answers import Answer
-from lm_polygraph_asmi.experiments.dose import DoseSearch
+from lm_polygraph_asmi.experiments.perturbation_scale import ScaleSearch
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 
-ARMS = ("pseudo_heads", "foreign", "mlp")
+CONDITIONS = ("pseudo_heads", "foreign", "mlp")
 CONTEXT, QUESTIONS, TEXTS, HELD_OUT = 16, 15, 10, 2
 YES, NO, WIDE = 1, 2, 32
 """Tokens of the answer; width of a head."""
@@ -79,10 +80,10 @@ def scores(model, texts, **how) -> tuple[np.ndarray, list[dict]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("carrier", "outcome", "arm"), [("heads", "special", None), ("mlp", "reproduced", "mlp")]
+    ("carrier", "outcome", "condition"), [("heads", "special", None), ("mlp", "reproduced", "mlp")]
 )
-def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, arm):
-    """Fragile answers are bad ones; doses are matched by effect on texts that are not judged."""
+def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, condition):
+    """Fragile answers are bad ones; scales are matched by effect on texts that are not judged."""
     rng = np.random.default_rng(0)
     model, share = toy(carrier, rng)
     questions = np.arange(3 + CONTEXT, 3 + CONTEXT + TEXTS * QUESTIONS).reshape(TEXTS, QUESTIONS)
@@ -94,14 +95,16 @@ def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, arm):
                saved[row]["asmi_log_likelihood"])
         for row in range(HELD_OUT)
     ]  # fmt: skip
-    doses = DoseSearch(model, spare, used).matched(ARMS)
-    judged = slice(HELD_OUT * QUESTIONS, None)
+    scales = ScaleSearch(model, spare, used).matched(CONDITIONS)
+    tested = slice(HELD_OUT * QUESTIONS, None)
     found = {
-        name: scores(model, texts, perturbation=name, dose=doses[name]["effect"])[0][judged]
-        for name in ARMS
+        name: scores(model, texts, perturbation=name, perturbation_scale=scales[name]["effect"])[0][
+            tested
+        ]
+        for name in CONDITIONS
     }
-    quality = (1 - share + 0.2 * rng.normal(size=len(share)))[judged]
+    quality = (1 - share + 0.2 * rng.normal(size=len(share)))[tested]
     clusters = [str(question) for question in range(len(quality))]
-    compared = arm_comparisons(heads[judged], found, quality, clusters, resamples=500)
+    compared = condition_comparisons(heads[tested], found, quality, clusters, resamples=500)
     (said,) = verdicts([compared])
-    assert (said.outcome, said.arm) == (outcome, arm)
+    assert (said.outcome, said.condition) == (outcome, condition)

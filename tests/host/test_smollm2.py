@@ -13,8 +13,8 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.model import subnetwork_log_probs
-from lm_polygraph_asmi.saved.runs import load_run
-from tests import reference
+from lm_polygraph_asmi.results.runs import load_run
+from tests import brute_force
 from tests.test_plugin import polygraph_eval
 
 pytestmark = [
@@ -39,7 +39,7 @@ def test_suffix_equals_full_passes_on_real_weights(scope):
     length = len(prompt["input_ids"])
     masks = sample_head_masks(6, 9, 0.15, torch.Generator().manual_seed(0))
     fast = subnetwork_log_probs(model, input_ids, length, 18, masks, scope=scope)
-    slow = reference.subnetwork_log_probs(
+    slow = brute_force.subnetwork_log_probs(
         model, "model.layers.18.self_attn.o_proj", 1, input_ids, length, masks, scope
     )
     torch.testing.assert_close(fast, slow, atol=1e-3, rtol=0)

@@ -9,7 +9,7 @@ from lm_polygraph_asmi.maths import (
     union_support,
 )
 from lm_polygraph_asmi.maths.agreement import agreement_on_support
-from tests import reference
+from tests import brute_force
 
 S, T, V, D = 5, 2, 24, 6
 
@@ -28,7 +28,7 @@ def unembedding() -> torch.Tensor:
 @pytest.mark.parametrize("top_k", [1, 2, 7, V])
 def test_equals_the_double_loop_over_pairs(log_probs, unembedding, top_k):
     fast = semantic_agreement(log_probs, unembedding, top_k)
-    slow = reference.semantic_agreement(log_probs, unembedding, top_k)
+    slow = brute_force.semantic_agreement(log_probs, unembedding, top_k)
     assert fast.tolist() == pytest.approx(slow, abs=1e-6)
 
 

@@ -27,9 +27,9 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     suffix,
 )
-from lm_polygraph_asmi.model.check import limit, total_variation, ways_seen_right
-from lm_polygraph_asmi.model.memory import default_budget
+from lm_polygraph_asmi.model.check import limit, strategies_seen_right, total_variation
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
+from lm_polygraph_asmi.model.prefix_cache import default_budget
 from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
 from lm_polygraph_asmi.scoring.engine import Engine
@@ -49,7 +49,7 @@ def sequence(length: int = 17) -> torch.Tensor:
 
 @pytest.fixture
 def whole(monkeypatch):
-    """Counts the whole passes that the check compares with."""
+    """Counts the full forward passes that the check compares with."""
     counted = []
 
     def counting(model, unmasked, *rest):
@@ -165,14 +165,17 @@ def test_the_second_copy_of_a_pack_is_seen_after_a_pack_of_one():
 
 def test_which_ways_were_right():
     """GPT-Neo's local layers count positions themselves: masks packed into a sequence are wrong."""
-    for name, way in (("LlamaForCausalLM", "one sequence"), ("GPTNeoForCausalLM", "rows behind")):
+    for name, strategy in (
+        ("LlamaForCausalLM", "one sequence"),
+        ("GPTNeoForCausalLM", "rows behind"),
+    ):
         model = tiny_class(name)
         masks = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]])
-        assert ways_seen_right(model, "response") == set()
+        assert strategies_seen_right(model, "response") == set()
         subnetwork_log_probs(model, torch.arange(5, 30), 15, 1, masks, scope="response")
-        (found,) = ways_seen_right(model, "response")
-        assert found.startswith(way)
-        assert ways_seen_right(model, "all") == set()
+        (found,) = strategies_seen_right(model, "response")
+        assert found.startswith(strategy)
+        assert strategies_seen_right(model, "all") == set()
 
 
 def test_it_is_made_for_every_layer_scope_and_attention(whole):
@@ -216,8 +219,11 @@ def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
 
         return run_wrong
 
-    ways = [replace(way, run=spoilt(way.run)) if way.replays else way for way in WAYS]
-    monkeypatch.setattr(suffix, "WAYS", ways)
+    strategies = [
+        replace(strategy, run=spoilt(strategy.run)) if strategy.replays else strategy
+        for strategy in WAYS
+    ]
+    monkeypatch.setattr(suffix, "WAYS", strategies)
     found = subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
@@ -251,7 +257,7 @@ def test_what_was_wrong_of_one_text_is_believed_of_no_other_that_was_not_looked_
         found = subnetwork_log_probs(model, ids, PROMPT, 2, masks())
         expected = subnetwork_log_probs(tiny_model("llama"), ids, PROMPT, 2, masks())
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    assert ways_seen_right(model, "all") == {way.name for way in WAYS[:2]}
+    assert strategies_seen_right(model, "all") == {strategy.name for strategy in WAYS[:2]}
 
 
 def test_what_was_wrong_at_one_layer_is_doubtful_at_all(monkeypatch):
@@ -299,8 +305,8 @@ def test_the_same_of_passes_step_by_step(monkeypatch):
             return super().__call__(tokens) + 0.3 * self.wrong
 
     (_, first_way), second = stepwise.KINDS
-    way = replace(first_way, run=stepwise._stepwise(Wrong))
-    monkeypatch.setattr(stepwise, "KINDS", ((Wrong, way), second))
+    strategy = replace(first_way, run=stepwise._stepwise(Wrong))
+    monkeypatch.setattr(stepwise, "KINDS", ((Wrong, strategy), second))
     taken = []
     for length, first in ((40, 5), (17, 6), (16, 5)):
         ids = sequence(length)
@@ -317,7 +323,7 @@ def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_run_one_mask_
         lambda _, args, output: output * (1 + 0.2 * args[0].shape[:-1].numel())
     )
     found = subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
-    assert ways_seen_right(model, scope) == {"whole passes, one mask at a time"}
+    assert strategies_seen_right(model, scope) == {"full forward passes, one mask at a time"}
     with scoring_session(model):
         unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
         for mask, row in zip(masks(), found, strict=True):
@@ -331,9 +337,11 @@ def test_a_model_that_does_not_repeat_itself_is_refused(scope):
     model.model.layers[3].mlp.register_forward_hook(
         lambda *call: call[-1] * (1 + torch.rand(()) * (call[-1].shape[1] == len(sequence()) - 1))
     )
-    with pytest.raises(RuntimeError, match=r"do not give what whole passes give.*total variation"):
+    with pytest.raises(
+        RuntimeError, match=r"do not give what full forward passes give.*total variation"
+    ):
         subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
-    with pytest.raises(RuntimeError, match="do not give what whole passes give"):
+    with pytest.raises(RuntimeError, match="do not give what full forward passes give"):
         Engine(scope=scope, num_masks=6, mask_rate=0.4).score(
             model, sequence()[:PROMPT], sequence()[PROMPT:].tolist()
         )
@@ -346,7 +354,7 @@ def test_doubt_outlives_the_last_way_and_is_shared():
         extent = check.extent_of(model, sequence(), PROMPT, False, 4)
         cheap, dear, other = (
             check.record_of(model, what, among=among)
-            for what, among in (("cheap", "ways"), ("dear", "ways"), ("other", None))
+            for what, among in (("cheap", "strategies"), ("dear", "strategies"), ("other", None))
         )
     asked = []
 
@@ -386,8 +394,8 @@ def test_16_bits_stay_far_below_the_limit():
         with scoring_session(model):
             for scope in SCOPES:
                 unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
-                way = next(suffix.ways(model, unmasked, 2))
-                found = check._differences(model, unmasked, 2, masks(), 4, way, WITHOUT_HEADS)
+                strategy = next(suffix.strategies(model, unmasked, 2))
+                found = check._differences(model, unmasked, 2, masks(), 4, strategy, WITHOUT_HEADS)
                 assert max(found.values()) < limit(torch.bfloat16) / 2, (name, scope, found)
 
 
@@ -406,7 +414,10 @@ def test_adapters_switched_off_are_another_model_to_the_journal(tmp_path):
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
-    engine, model = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path)), plain_model(adapted)
+    engine, model = (
+        Engine(num_masks=6, mask_rate=0.4, result_cache=str(tmp_path)),
+        plain_model(adapted),
+    )
     with_adapter = scores(engine, model)
     with adapted.disable_adapter():
         without = scores(engine, model)
@@ -433,9 +444,9 @@ def test_masks_of_ones_alone_are_checked():
 
 def test_what_has_not_been_checked_stays_out_of_the_journal(tmp_path):
     model = with_larger_states()
-    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    engine = Engine(num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
     put = []
-    engine.journal.put = lambda *entry: put.append(entry)
+    engine.result_cache.put = lambda *entry: put.append(entry)
     with pytest.raises(RuntimeError):
         scores(engine, model)
     assert not put
@@ -481,7 +492,7 @@ def scores(engine: Engine, model) -> list[float]:
 
 
 def test_two_models_through_one_engine_with_a_journal(tmp_path):
-    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    engine = Engine(num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
     first, second = tiny_model("llama"), tiny_model("llama-tied")
     found = [scores(engine, model) for model in (first, second, first)]
     fresh = [scores(Engine(num_masks=6, mask_rate=0.4), model) for model in (first, second)]
@@ -490,7 +501,7 @@ def test_two_models_through_one_engine_with_a_journal(tmp_path):
 
 
 def test_weights_changed_in_place_are_another_model_to_the_journal(tmp_path):
-    engine = Engine(num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    engine = Engine(num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
     model = tiny_model("llama")
     before = scores(engine, model)
     with torch.no_grad():
@@ -501,12 +512,13 @@ def test_weights_changed_in_place_are_another_model_to_the_journal(tmp_path):
 
 
 def test_the_state_is_looked_at_once_an_example(monkeypatch, tmp_path):
-    """Also with several depths and a journal: looking costs as much as a pass of a small model."""
+    """Also with several depths and a result cache: looking costs as much as a pass of a small
+    model."""
     looked = []
     monkeypatch.setattr(notes, "model_state", lambda model: looked.append(1) or model_state(model))
-    engine = Engine(depths=[0.3, 0.6], num_masks=6, mask_rate=0.4, journal=str(tmp_path))
+    engine = Engine(depths=[0.3, 0.6], num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
     model = tiny_model("llama")
-    for _ in range(2):  # the second comes out of the journal
+    for _ in range(2):  # the second comes out of the result cache
         scores(engine, model)
         assert len(looked) == 1
         looked.clear()
@@ -606,17 +618,17 @@ def test_one_refused_example_ends_no_other(monkeypatch):
     model, degenerate = tiny_model("llama"), sequence().flip(0)
     taken = []
 
-    def spoilt(way):
+    def spoilt(strategy):
         def run(model, unmasked, *rest):
-            taken.append(way.name)
-            found = way.run(model, unmasked, *rest)
+            taken.append(strategy.name)
+            found = strategy.run(model, unmasked, *rest)
             return found + 0.3 * torch.equal(unmasked.input_ids, degenerate)
 
-        return replace(way, run=run)
+        return replace(strategy, run=run)
 
-    monkeypatch.setattr(suffix, "WAYS", [spoilt(way) for way in WAYS])
+    monkeypatch.setattr(suffix, "WAYS", [spoilt(strategy) for strategy in WAYS])
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="do not give what whole passes give"):
+        with pytest.raises(RuntimeError, match="do not give what full forward passes give"):
             subnetwork_log_probs(model, degenerate, PROMPT, 2, masks())
     for length in (17, 40):
         expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())
@@ -674,14 +686,14 @@ def test_an_edit_is_told_places_in_the_whole_sequence(monkeypatch):
         masked = perturbation.without_heads(heads, at)
         return heads + (masked - heads) * (at.positions / 20)[:, None].to(heads)
 
-    monkeypatch.setitem(perturbation.ARMS, "heads", perturbation.Arm("heads", fading))
+    monkeypatch.setitem(perturbation.CONDITIONS, "heads", perturbation.Condition("heads", fading))
     model = tiny_model("llama")
     with scoring_session(model):
         for scope in SCOPES:
             unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
             found = [
-                way.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
-                for way in suffix.ways(model, unmasked, 2)
+                strategy.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
+                for strategy in suffix.strategies(model, unmasked, 2)
             ]
             assert len(found) == 4
             for states in found[1:]:

@@ -24,8 +24,8 @@ from lm_polygraph_asmi.model import (
     unmasked,
 )
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
-from lm_polygraph_asmi.model.notes import known
+from lm_polygraph_asmi.model.model_cache import model_cache
+from lm_polygraph_asmi.model.prefix_cache import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.conftest import PROMPT_LENGTH
@@ -190,7 +190,7 @@ def run_without_data(name: str, found: Structure) -> None:
     )
     input_ids = torch.ones(17, dtype=torch.long)
     with scoring_session(model):
-        known(model)["structure"] = found
+        model_cache(model)["structure"] = found
         for scope in SCOPES:
             for layer in (1, 3):
                 run = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)

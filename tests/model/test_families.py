@@ -18,7 +18,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     target_layer,
 )
-from tests import reference
+from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
 from tests.families import LLAMA_LIKE, PROJECTIONS
 from tests.rounding import allowed
@@ -33,7 +33,7 @@ def masks(sampler: str = "bernoulli") -> torch.Tensor:
 def full_passes(model, input_ids, prompt_length, layer, scope, drawn=None) -> torch.Tensor:
     projection, axis = PROJECTIONS.get(model.tiny_name, LLAMA_LIKE)
     drawn = masks() if drawn is None else drawn
-    return reference.subnetwork_log_probs(
+    return brute_force.subnetwork_log_probs(
         model, projection.format(layer=layer), axis, input_ids, prompt_length, drawn, scope
     )
 

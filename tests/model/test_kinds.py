@@ -1,4 +1,4 @@
-"""Models that no table names: one tiny representative of each kind, against whole passes."""
+"""Models that no table names: one tiny representative of each kind, against full forward passes."""
 
 import os
 import subprocess
@@ -21,9 +21,9 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.layers import heads_width
-from lm_polygraph_asmi.saved.names import masked_layer
+from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests import reference
+from tests import brute_force
 from tests.families import tiny_model
 from tests.registry import tiny_class
 from tests.tiny_lm import tokenizer
@@ -92,7 +92,7 @@ def sequence(length: int, seed: int = 7) -> torch.Tensor:
 
 def whole_passes(model, projection, ids, prompt, scope) -> torch.Tensor:
     axis = 0 if type(model.get_submodule(projection)).__name__ == "Conv1D" else 1
-    return reference.subnetwork_log_probs(model, projection, axis, ids, prompt, masks(), scope)
+    return brute_force.subnetwork_log_probs(model, projection, axis, ids, prompt, masks(), scope)
 
 
 def apart(p: torch.Tensor, q: torch.Tensor) -> float:
@@ -125,7 +125,8 @@ def test_structure_of_the_kinds(kind):
 
 
 def test_embeddings_of_every_kind(kind):
-    """Hidden states of whole passes, also where a recurrent state stands behind the prompt."""
+    """Hidden states of full forward passes, also where a recurrent state stands behind the
+    prompt."""
     model, _, _ = kind
     ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15], [4, 4, 4]]
     with scoring_session(model):
@@ -345,6 +346,6 @@ def test_real_weights_equal_whole_passes():
     for scope in SCOPES:
         fast = subnetwork_log_probs(model, ids, 80, layer, drawn, scope=scope, attention="sdpa")
         with scoring_session(model, "sdpa"):
-            slow = reference.subnetwork_log_probs(model, projection, 1, ids, 80, drawn, scope)
+            slow = brute_force.subnetwork_log_probs(model, projection, 1, ids, 80, drawn, scope)
         assert apart(fast, slow) < 1e-4
         assert apart(slow, slow[:1].expand_as(slow)) > 1e-3

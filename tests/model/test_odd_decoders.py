@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import structure_of, subnetwork_log_probs
-from lm_polygraph_asmi.model.check import ways_seen_right
+from lm_polygraph_asmi.model.check import strategies_seen_right
 from tests.odd_decoders import HEADS, WIDTH, Attention, Layer, heads_masked, odd_decoder
 
 PROMPT, TARGET = 15, 1
@@ -22,7 +22,7 @@ def text(seed: int, length: int = 24) -> Tensor:
 
 
 def apart(model: nn.Module, ids: Tensor) -> float:
-    """Total variation between the package and the judge, at the worst position."""
+    """Total variation between the package and the ground truth, at the worst position."""
     found = subnetwork_log_probs(model, ids, PROMPT, TARGET, masks())
     expected = heads_masked(model, ids, PROMPT, TARGET, masks())
     assert (expected.exp() - expected[:1].exp()).abs().max() > 1e-3
@@ -32,7 +32,7 @@ def apart(model: nn.Module, ids: Tensor) -> float:
 def test_a_plain_decoder_is_right():
     model = odd_decoder()
     assert apart(model, text(1)) < 1e-5
-    assert ways_seen_right(model, "all") == {"the layers above again"}
+    assert strategies_seen_right(model, "all") == {"the layers above again"}
 
 
 class Capacity(Layer):
@@ -55,7 +55,7 @@ def test_rows_that_touch_each_other_are_run_one_at_a_time():
     model = odd_decoder(Capacity)
     for seed in range(12):
         assert apart(model, text(seed)) < 1e-5, seed
-    assert "whole passes, one mask at a time" in ways_seen_right(model, "all")
+    assert "full forward passes, one mask at a time" in strategies_seen_right(model, "all")
 
 
 class SecondWay(Attention):

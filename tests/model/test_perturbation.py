@@ -1,4 +1,5 @@
-"""The arms of the falsifier: each equals whole passes with plain hooks, and is what it says."""
+"""The conditions of the perturbation controls: each equals full forward passes with plain hooks,
+and is what it says."""
 
 import re
 from dataclasses import replace
@@ -21,15 +22,15 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.layers import decoder_layers, down_projection, output_projection
-from lm_polygraph_asmi.model.perturbation import ARMS, Masking
-from lm_polygraph_asmi.model.suffix import ways
-from tests import arms
+from lm_polygraph_asmi.model.perturbation import CONDITIONS, Masking
+from lm_polygraph_asmi.model.suffix import strategies
+from tests import conditions
 from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
 from tests.registry import tiny_class
 
 LAYER, PROMPT = 2, 9
 HOW = {"all": None, "response": 1.7}
-"""Each scope with a dose of its own: what they share is tried in both."""
+"""Each scope with a scale of its own: what they share is tried in both."""
 
 
 def masks() -> torch.Tensor:
@@ -40,41 +41,55 @@ def sequence(length: int = 13) -> torch.Tensor:
     return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(7))
 
 
-def compare(model, projection, down, block, layer, arm, scope, dose) -> None:
-    """Through the package, where the check compares with whole passes of its own, and here."""
-    how = {"scope": scope, "dose": dose, "seed": 3}
+def compare(model, projection, down, block, layer, condition, scope, perturbation_scale) -> None:
+    """Through the package, where the check compares with full forward passes of its own, and
+    here."""
+    how = {"scope": scope, "perturbation_scale": perturbation_scale, "seed": 3}
     ids = sequence()
     fast = subnetwork_log_probs(
-        model, ids, PROMPT, layer, masks(), change=Perturbation(arm, dose, 3), scope=scope
+        model,
+        ids,
+        PROMPT,
+        layer,
+        masks(),
+        change=Perturbation(condition, perturbation_scale, 3),
+        scope=scope,
     )
-    slow = arms.subnetwork_log_probs(
-        plain_model(model), projection, down, block, layer, ids, PROMPT, masks(), arm=arm, **how
+    slow = conditions.subnetwork_log_probs(
+        plain_model(model),
+        projection,
+        down,
+        block,
+        layer,
+        ids,
+        PROMPT,
+        masks(),
+        condition=condition,
+        **how,
     )
     torch.testing.assert_close(fast, slow, atol=1e-4, rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-3
 
 
-def test_every_arm_has_a_name_and_is_swept_and_told():
-    assert tuple(ARMS) == PERTURBATIONS
+def test_every_condition_has_a_name_and_is_swept_and_told():
+    assert tuple(CONDITIONS) == PERTURBATIONS
     root = Path(__file__).parents[2]
-    swept = re.search(
-        r"perturbation: (\S+,\S+)", (root / "configs/asmi_falsifier.yaml").read_text()
-    )
+    swept = re.search(r"perturbation: (\S+,\S+)", (root / "configs/asmi_controls.yaml").read_text())
     assert tuple(swept[1].split(",")) == PERTURBATIONS
-    page = (root / "docs/falsifier.md").read_text()
+    page = (root / "docs/perturbation controls.md").read_text()
     assert [name for name in PERTURBATIONS if f"\n| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("arm", PERTURBATIONS[1:])  # heads: test_families
-def test_arms_equal_whole_passes(family_model, arm, scope, caplog):
+@pytest.mark.parametrize("condition", PERTURBATIONS[1:])  # heads: test_families
+def test_conditions_equal_whole_passes(family_model, condition, scope, caplog):
     projection, _ = PROJECTIONS.get(family_model.tiny_name, LLAMA_LIKE)
     projection = projection.format(layer=LAYER)
     caplog.clear()
-    down = arms.DOWN.get(family_model.tiny_name, arms.LLAMA_DOWN).format(layer=LAYER)
+    down = conditions.DOWN.get(family_model.tiny_name, conditions.LLAMA_DOWN).format(layer=LAYER)
     block = ".".join(projection.split(".")[:3])
-    compare(family_model, projection, down, block, LAYER, arm, scope, HOW[scope])
+    compare(family_model, projection, down, block, LAYER, condition, scope, HOW[scope])
     assert "cheapest passes" not in caplog.text
 
 
@@ -140,16 +155,19 @@ MORE_KINDS = {
 @pytest.mark.parametrize(
     "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)]
 )
-def test_arms_of_other_kinds_equal_whole_passes(kind, request):
-    """One arm that calls the layer several times and one at the other site; --slow takes all."""
+def test_conditions_of_other_kinds_equal_whole_passes(kind, request):
+    """One condition that calls the layer several times and one at the other site; --slow takes
+    all."""
     name, overrides, block, projection, down = (KINDS | MORE_KINDS)[kind]
     model, layer = tiny_class(name, **overrides), int(block[-1])
     path = f"{block}.{down}" if down else None
-    arms_tried = PERTURBATIONS[1:] if request.config.getoption("--slow") else ("foreign", "mlp")
+    conditions_tried = (
+        PERTURBATIONS[1:] if request.config.getoption("--slow") else ("foreign", "mlp")
+    )
     for scope in SCOPES:
-        for arm in arms_tried:
-            how = arm, scope, HOW[scope]
-            if down is None and arm.startswith("mlp"):
+        for condition in conditions_tried:
+            how = condition, scope, HOW[scope]
+            if down is None and condition.startswith("mlp"):
                 with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down"):
                     compare(model, f"{block}.{projection}", path, block, layer, *how)
             else:
@@ -157,7 +175,7 @@ def test_arms_of_other_kinds_equal_whole_passes(kind, request):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_arms_under_an_adapter(scope):
+def test_conditions_under_an_adapter(scope):
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(
         r=4, target_modules=["o_proj", "down_proj", "v_proj"], init_lora_weights=False
@@ -165,8 +183,10 @@ def test_arms_under_an_adapter(scope):
     adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
     paths = (f"model.layers.{LAYER}.{part}" for part in ("self_attn.o_proj", "mlp.down_proj"))
     projection, down = paths
-    for arm in ("pseudo_heads", "foreign", "mlp"):
-        compare(adapted, projection, down, f"model.layers.{LAYER}", LAYER, arm, scope, HOW[scope])
+    for condition in ("pseudo_heads", "foreign", "mlp"):
+        compare(
+            adapted, projection, down, f"model.layers.{LAYER}", LAYER, condition, scope, HOW[scope]
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,28 +205,30 @@ def test_layers_without_a_single_mlp_are_refused_by_name(name, said):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("arm", PERTURBATIONS)
-@pytest.mark.parametrize("dose", [None, 2.0])
-def test_a_mask_that_keeps_all_changes_nothing(llama, arm, scope, dose):
+@pytest.mark.parametrize("condition", PERTURBATIONS)
+@pytest.mark.parametrize("perturbation_scale", [None, 2.0])
+def test_a_mask_that_keeps_all_changes_nothing(llama, condition, scope, perturbation_scale):
     """Run like any other mask: also beside masks that do change something."""
     kept = torch.cat([masks(), torch.ones(1, 4)])
     with scoring_session(llama):
         unmasked = run_unmasked(llama, sequence(), PROMPT, [LAYER], scope)
-        way = next(ways(llama, unmasked, LAYER))
-        states = way.run(llama, unmasked, LAYER, kept, Perturbation(arm, dose))
+        strategy = next(strategies(llama, unmasked, LAYER))
+        states = strategy.run(
+            llama, unmasked, LAYER, kept, Perturbation(condition, perturbation_scale)
+        )
         torch.testing.assert_close(states[2], unmasked.final_hidden, atol=1e-5, rtol=0)
         assert (states[0] - states[2]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("arm", ["foreign", "mlp_noise"])
-def test_every_way_gives_the_same(llama, arm):
+@pytest.mark.parametrize("condition", ["foreign", "mlp_noise"])
+def test_every_way_gives_the_same(llama, condition):
     """Also behind a cache, where the layer is run more than once."""
     with scoring_session(llama):
         for scope in SCOPES:
             unmasked = run_unmasked(llama, sequence(), PROMPT, [LAYER], scope)
             found = [
-                way.run(llama, unmasked, LAYER, masks(), Perturbation(arm, 1.5))
-                for way in ways(llama, unmasked, LAYER)
+                strategy.run(llama, unmasked, LAYER, masks(), Perturbation(condition, 1.5))
+                for strategy in strategies(llama, unmasked, LAYER)
             ]
             assert len(found) == 4
             for states in found[1:]:
@@ -248,20 +270,20 @@ def test_contributions_of_all_heads_are_the_output_of_the_attention(llama):
     torch.testing.assert_close(sum(parts), whole, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("arm", ["foreign", "isotropic"])
-def test_controls_are_as_large_as_the_change_by_heads(family_model, arm):
+@pytest.mark.parametrize("condition", ["foreign", "isotropic"])
+def test_controls_are_as_large_as_the_change_by_heads(family_model, condition):
     """Token by token and mask by mask, behind whatever norm the layer ends in."""
     plain = layer_outputs(family_model, Perturbation(), torch.ones(1, 4))
     heads = layer_outputs(family_model, Perturbation(), masks()) - plain
-    found = layer_outputs(family_model, Perturbation(arm), masks()) - plain
+    found = layer_outputs(family_model, Perturbation(condition), masks()) - plain
     torch.testing.assert_close(found.norm(dim=-1), heads.norm(dim=-1), rtol=1e-3, atol=1e-5)
     assert torch.cosine_similarity(found, heads, dim=-1).max() < 0.99
 
 
-def test_a_dose_multiplies_the_change_of_the_layer(llama):
+def test_a_scale_multiplies_the_change_of_the_layer(llama):
     plain = layer_outputs(llama, Perturbation(), torch.ones(1, 4))
-    for arm in PERTURBATIONS:
-        one, two = (layer_outputs(llama, Perturbation(arm, d), masks()) for d in (None, 2.0))
+    for condition in PERTURBATIONS:
+        one, two = (layer_outputs(llama, Perturbation(condition, d), masks()) for d in (None, 2.0))
         torch.testing.assert_close(two - plain, 2 * (one - plain), atol=1e-4, rtol=1e-4)
 
 
@@ -347,8 +369,8 @@ def only(model, part: str):
     return model
 
 
-@pytest.mark.parametrize(("part", "arm"), [("heads", "heads"), ("mlp", "mlp")])
-def test_an_arm_moves_what_its_part_carries_alone(part, arm):
+@pytest.mark.parametrize(("part", "condition"), [("heads", "heads"), ("mlp", "mlp")])
+def test_an_condition_moves_what_its_part_carries_alone(part, condition):
     model = only(tiny_model("llama"), part)
     moved = {
         name: subnetwork_log_probs(
@@ -357,37 +379,37 @@ def test_an_arm_moves_what_its_part_carries_alone(part, arm):
         for name in ("heads", "mlp")
     }
     apart = {name: (found[0] - found[1]).abs().max() for name, found in moved.items()}
-    (still,) = set(apart) - {arm}
-    assert apart[still] < 1e-5 < 1e-2 < apart[arm]
+    (still,) = set(apart) - {condition}
+    assert apart[still] < 1e-5 < 1e-2 < apart[condition]
 
 
-def test_an_arm_that_is_run_wrong_is_seen(monkeypatch):
-    """The check judges every arm by whole passes, as it does heads."""
+def test_an_condition_that_is_run_wrong_is_seen(monkeypatch):
+    """The check correctness labels every condition by full forward passes, as it does heads."""
     model, layer = tiny_model("llama"), perturbation.perturbed_layer
     room = __import__("lm_polygraph_asmi.model.suffix", fromlist=["perturbed_layer"])
     spoilt = [lambda *a: 1.3 * layer(*a)]
     monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
     tried = []
     monkeypatch.setattr(check.log, "warning", lambda *said: tried.append(said))
-    for arm in PERTURBATIONS:
+    for condition in PERTURBATIONS:
         tried.clear()
         found = subnetwork_log_probs(
-            model, sequence(), PROMPT, LAYER, masks(), change=Perturbation(arm)
+            model, sequence(), PROMPT, LAYER, masks(), change=Perturbation(condition)
         )
         monkeypatch.undo()
         expected = subnetwork_log_probs(
-            tiny_model("llama"), sequence(), PROMPT, LAYER, masks(), change=Perturbation(arm)
+            tiny_model("llama"), sequence(), PROMPT, LAYER, masks(), change=Perturbation(condition)
         )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
 
 
-def test_unknown_arms_are_refused_with_the_list():
+def test_unknown_conditions_are_refused_with_the_list():
     with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
         Perturbation("dropout")
-    for dose in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="dose"):
-            Perturbation(dose=dose)
+    for perturbation_scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="perturbation_scale"):
+            Perturbation(perturbation_scale=perturbation_scale)
 
 
 def test_the_down_projection_is_found_once(llama):

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.layers import decoder_layers, output_projection
 from lm_polygraph_asmi.model.sources import _part
-from tests import reference
+from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
 from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
 from tests.model.test_kinds import KINDS, apart, sequence
@@ -116,15 +116,15 @@ def plain_part(model, ids, layer, context):
         model(input_ids=ids[None, :-1], use_cache=bool(kwargs), **kwargs)
     weights, values, heads = (found[name] for name in ("weights", "values", "heads"))
     every = range(len(ids) - 1)
-    part = reference.heads_from(weights, values, range(*context))
-    whole = reference.heads_from(weights, values, every)
+    part = brute_force.heads_from(weights, values, range(*context))
+    whole = brute_force.heads_from(weights, values, every)
     gate = heads / whole  # of heads that are gated behind the attention; else ones
     mass = weights[:, :, context[0] : context[1]].sum(-1)
     return part * gate, mass, gate
 
 
 def test_every_family_equals_plain_loops(family_model, input_ids):
-    """Parts of the heads, and whole passes whose masked heads lose them; in float64."""
+    """Parts of the heads, and full forward passes whose masked heads lose them; in float64."""
     model, name = copy.deepcopy(family_model).double(), family_model.tiny_name
     part, mass, gate = plain_part(model, input_ids, LAYER, CONTEXT)
     mass = mass.float()  # as weights are given
@@ -141,7 +141,7 @@ def test_every_family_equals_plain_loops(family_model, input_ids):
             model, input_ids, PROMPT_LENGTH, LAYER, masks(),
             scope="response", source=source, context=CONTEXT,
         )  # fmt: skip
-        slow = reference.log_probs_without_part(
+        slow = brute_force.log_probs_without_part(
             model, path.format(layer=LAYER), own, input_ids, PROMPT_LENGTH, masks()
         )
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
@@ -166,7 +166,9 @@ def test_every_kind_equals_plain_loops(name):
     fast = subnetwork_log_probs(
         model, ids, prompt, layer, few, scope="response", source="context", context=CONTEXT
     )
-    slow = reference.log_probs_without_part(model, projection.format(layer), part, ids, prompt, few)
+    slow = brute_force.log_probs_without_part(
+        model, projection.format(layer), part, ids, prompt, few
+    )
     assert apart(fast, slow) < 1e-4
     if part[at].any():  # not all of it is outside a window
         assert apart(slow, slow[:1].expand_as(slow)) > 1e-5

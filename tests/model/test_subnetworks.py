@@ -17,7 +17,7 @@ from lm_polygraph_asmi.model import (
     suffix,
 )
 from lm_polygraph_asmi.model.layer_call import LayerCall
-from tests import reference
+from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 from tests.rounding import allowed
@@ -169,7 +169,7 @@ def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
         model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,)),
     ]
     fast = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), scope=scope)
-    slow = reference.subnetwork_log_probs(
+    slow = brute_force.subnetwork_log_probs(
         model, "model.layers.2.self_attn.o_proj", 1, input_ids, PROMPT_LENGTH, masks(), scope
     )
     torch.testing.assert_close(fast, slow, atol=allowed(model, input_ids), rtol=0)
@@ -194,7 +194,7 @@ def test_hooks_may_act_at_some_positions_alone(layer, scope):
     model.model.layers[layer].register_forward_hook(steer)
     for prompt, ids in zip((12, 14), texts, strict=True):
         fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
-        slow = reference.subnetwork_log_probs(
+        slow = brute_force.subnetwork_log_probs(
             model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
         )
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)

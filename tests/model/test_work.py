@@ -11,7 +11,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
+from lm_polygraph_asmi.model.prefix_cache import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.subnetworks import masks_per_pass
 from lm_polygraph_asmi.model.suffix import run_suffix
 from tests.conftest import PROMPT_LENGTH
@@ -81,15 +81,15 @@ def test_several_depths_share_one_unmasked_pass(input_ids, monkeypatch):
 
 
 def test_the_memory_count_counts():
-    with PeakMemory() as memory:
+    with PeakMemory() as prefix_cache:
         ones = torch.ones(1000)
         twos = ones + 1
         del ones
         view = twos[:10]
         del twos
-        assert (memory.live, memory.peak) == (4000, 8000)
+        assert (prefix_cache.live, prefix_cache.peak) == (4000, 8000)
         del view
-        assert memory.live == 0
+        assert prefix_cache.live == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -104,13 +104,13 @@ def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
         with scoring_session(model, attention):
             unmasked = run_unmasked(model, input_ids, 90, [1], scope)
             together = masks_per_pass(model, unmasked, len(masks), 2**60)
-            with PeakMemory() as memory:
+            with PeakMemory() as prefix_cache:
                 run_suffix(model, unmasked, 1, masks[:together])
             if scope == "all":
                 counted = batch_bytes(model, together, 119)
             else:
                 counted = packed_bytes(model, together, 30, 89)
-        assert counted / 4 < memory.peak <= counted, attention
+        assert counted / 4 < prefix_cache.peak <= counted, attention
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -130,7 +130,7 @@ def test_peak_memory_stays_inside_the_budget(prompt, scope, attention, masks_at_
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, prompt, [1], scope)
         run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)  # checked from here on
-        with PeakMemory() as memory:
+        with PeakMemory() as prefix_cache:
             run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)
     # Used, and not exceeded.
-    assert budget / 2 < memory.peak <= budget
+    assert budget / 2 < prefix_cache.peak <= budget

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.saved.manifest import write_manifest
-from lm_polygraph_asmi.saved.names import COVERAGE_AT, Settings
+from lm_polygraph_asmi.results.manifest import write_manifest
+from lm_polygraph_asmi.results.names import COVERAGE_AT, Settings
 
 METHODS = "methods"
 """Beside what a manager file holds: what its manifest says of the scores."""
@@ -163,10 +163,15 @@ def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: f
         ]
 
 
-def arm(
-    saved: dict[str, Any], name: str, noise: float | None, dose: float | None = 0.8, seed: int = 0
+def condition(
+    saved: dict[str, Any],
+    name: str,
+    noise: float | None,
+    perturbation_scale: float | None = 0.8,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """A run of the falsifier over the answers of another: its scores with noise, or noise alone."""
+    """A run of the perturbation controls over the answers of another: its scores with noise, or
+    noise alone."""
     rng = np.random.default_rng([seed, *name.encode()])
     estimations, methods = {}, {}
     for method, of in saved[METHODS].items():
@@ -174,7 +179,7 @@ def arm(
         if config.seed:
             continue
         values = saved["estimations"]["sequence", method]
-        config = config.replace(perturbation=name, dose=dose, seed=seed)
+        config = config.replace(perturbation=name, perturbation_scale=perturbation_scale, seed=seed)
         methods |= described(config)
         score = np.asarray(values)
         error = score.std() * rng.normal(size=len(score))
@@ -185,15 +190,18 @@ def arm(
         stat: [used | {"perturbation": name, "seed": seed} for used in values]
         for stat, values in saved["stats"].items() if stat.startswith("asmi_settings")
     }  # fmt: skip
-    if dose is not None:
-        settings = {s: [used | {"dose": dose} for used in v] for s, v in settings.items()}
+    if perturbation_scale is not None:
+        settings = {
+            s: [used | {"perturbation_scale": perturbation_scale} for used in v]
+            for s, v in settings.items()
+        }
     return {**saved, "estimations": estimations, "stats": kept | settings, METHODS: methods}
 
 
 def matched(about: dict[str, Any], matching: str = "effect", times: float = 1.0) -> dict[str, Any]:
-    """The manifest of an arm whose dose was found in a file."""
-    asked = {"doses": "doses.json", "matching": matching, "times": times}
-    return about | {"config": {"falsifier": asked}}
+    """The manifest of a condition whose scale was found in a file."""
+    asked = {"scales": "scales.json", "matching": matching, "times": times}
+    return about | {"config": {"controls": asked}}
 
 
 def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""A benchmark of 16 cells of 1,000 answers with known truths: `python -m tests.report.sixteen OUT`.
+"""A benchmark of 16 settings of 1,000 answers with known truths: `python -m tests.report.sixteen
+OUT`.
 
-Four models on four datasets. What masks alone know is strong on grounded cells, nothing on recall
-(there the score reads difficulty, as MSP and H do, each with noise of its own: a little beyond
-them), weakly reversed on one cell, and silent (no masking response) on another; lengths, empty
-answers and ties are as in real runs; on another a baseline ranks nearly as ASMI's best does, so
-that "equivalent" can come up. Leaves the runs in OUT/runs and their report in OUT/report,
-and prints the seconds it took. A second argument takes so many of the cells, a third so many
-answers of each.
+Four models on four datasets. What masks alone know is strong on grounded settings, nothing on
+recall (there the score reads difficulty, as MSP and H do, each with noise of its own: a little
+beyond them), weakly reversed on one setting, and silent (no masking response) on another; lengths,
+empty answers and ties are as in real runs; on another a baseline ranks nearly as ASMI's best does,
+so that "equivalent" can come up. Leaves the runs in OUT/runs and their report in OUT/report, and
+prints the seconds it took. A second argument takes so many of the settings, a third so many answers
+of each.
 """
 
 import sys
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.report import build_report, load_cells
-from lm_polygraph_asmi.saved.names import COVERAGE_AT, Settings
+from lm_polygraph_asmi.report import build_report, load_run_groups
+from lm_polygraph_asmi.results.names import COVERAGE_AT, Settings
 from tests.report.runs import MASKS, manifest, put, save
 
 MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")
@@ -30,7 +31,7 @@ METHODS = (
 )  # fmt: skip
 
 
-def cell(
+def group(
     seed: int,
     weight: float,
     n: int = 1000,
@@ -137,7 +138,7 @@ def cell(
 
 
 def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> list[Path]:
-    """Folders of the runs, a cell each."""
+    """Folders of the runs, a setting each."""
     folders = []
     for i, model in enumerate(models):
         for j, dataset in enumerate(DATASETS):
@@ -145,7 +146,7 @@ def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> 
             about = manifest(n, f"asmi_{dataset}")
             about["model"] = {"name": f"asmi_{model}", "path": f"hub/{model}", "revision": "abc"}
             about["rows"]["clusters"] = [f"p{row // 5}" for row in range(n)]
-            saved = cell(10 * i + j, weight, n, rivalled=(i, j) == (1, 0))
+            saved = group(10 * i + j, weight, n, rivalled=(i, j) == (1, 0))
             if (i, j) == (2, 2):
                 for depth in (60, 80):
                     name = f"asmi_mi_d{depth}"
@@ -160,9 +161,9 @@ if __name__ == "__main__":
     number, answers = (*sizes, *(16, 1000)[len(sizes) :])
     paths = benchmark(root / "runs", answers)[:number]
     start, busy = time.perf_counter(), time.process_time()
-    file, said = build_report(load_cells(paths), root / "report")
+    file, said = build_report(load_run_groups(paths), root / "report")
     print("\n".join(said))
     print(
-        f"{file}: {len(paths)} cells, {time.perf_counter() - start:.0f} seconds, of which the "
+        f"{file}: {len(paths)} settings, {time.perf_counter() - start:.0f} seconds, of which the "
         f"processor worked {time.process_time() - busy:.0f}"
     )

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import PRR
-from lm_polygraph_asmi.report import build_report, load_cells
-from lm_polygraph_asmi.report.exhibit import Exhibit
-from lm_polygraph_asmi.report.exhibits.benchmark import benchmark
-from lm_polygraph_asmi.report.exhibits.signal import payoff
+from lm_polygraph_asmi.report import build_report, load_run_groups
+from lm_polygraph_asmi.report.item import ReportItem
+from lm_polygraph_asmi.report.items.benchmark import benchmark
+from lm_polygraph_asmi.report.items.signal import payoff
 from lm_polygraph_asmi.report.latex import MANY, PREAMBLE, ROWS, latex_tables
 from tests.report.runs import content, manifest, save
 
@@ -29,17 +29,19 @@ def test_every_table_compiles(tmp_path):
     ]
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
     save(tmp_path / "run", saved, manifest(60) | {"device": "a_b & 100 %"})
-    build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
+    build_report(load_run_groups([tmp_path / "run"]), tmp_path / "out")
     tables = sorted((tmp_path / "out/tables").glob("*.tex"))
     assert len(tables) > 20
     long = pd.DataFrame({"method": "m" * 30, **{f"value {i}": range(100) for i in range(9)}})
-    said = Exhibit("long", "Long", [], long.astype(float, errors="ignore"), notes=["word, " * 250])
+    said = ReportItem(
+        "long", "Long", [], long.astype(float, errors="ignore"), notes=["word, " * 250]
+    )
     tables.append(tmp_path / "out/tables/zz_long.tex")
     tables[-1].write_text(latex_tables(said))
     wide = {f"value of column {i}": np.arange(20) + 0.123456 * i for i in range(30)}
     named = pd.DataFrame({"method": [f"m{i}" for i in range(20)], **wide})
     tables.append(tmp_path / "out/tables/zz_wide.tex")
-    tables[-1].write_text(latex_tables(Exhibit("wide", "Wide", [], named, digits=6)))
+    tables[-1].write_text(latex_tables(ReportItem("wide", "Wide", [], named, digits=6)))
     document = [r"\documentclass[twocolumn]{article}", PREAMBLE, MEASURED, r"\begin{document}"]
     document += [f"\\input{{{path}}}\\clearpage" for path in tables]
     (tmp_path / "all.tex").write_text("\n".join([*document, r"\end{document}"]))
@@ -67,8 +69,8 @@ MEASURED = r"""\newsavebox\measured\let\plain\resizebox\makeatletter
 def test_a_table_too_wide_for_readable_type_is_taken_apart():
     rows = [f"row {i}" for i in range(4)]
     wide = {f"value of column {i}": [0.1234567, 1.0, 2.0, 3.0] for i in range(30)}
-    table = pd.DataFrame({"cell": rows, **wide})
-    found = latex_tables(Exhibit("x", "X", [], table, notes=["Said."], digits=7))
+    table = pd.DataFrame({"setting": rows, **wide})
+    found = latex_tables(ReportItem("x", "X", [], table, notes=["Said."], digits=7))
     parts = found.split(r"\begin{tabular}")[1:]
     assert len(parts) > 1
     for part in parts:
@@ -81,9 +83,9 @@ def test_a_table_too_wide_for_readable_type_is_taken_apart():
 def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
     """Without what is only of the figure; it says what u_sem is, and at which depth."""
     save(tmp_path / "run")
-    cells = load_cells([tmp_path / "run"])
-    ranked, *_ = benchmark(cells)
-    drawn, *_ = payoff(cells)
+    groups = load_run_groups([tmp_path / "run"])
+    ranked, *_ = benchmark(groups)
+    drawn, *_ = payoff(groups)
     for item in (ranked, drawn):
         assert any("Figure: " in note for note in item.caption)
         assert "Figure: " not in latex_tables(item)
@@ -95,21 +97,21 @@ def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
 
 
 def twelve(tmp_path):
-    """An exhibit of 12 cells, of three models, without computing any."""
+    """An report item of 12 settings, of three models, without computing any."""
     for model in ("one", "two", "three"):
         for dataset in ("a", "b", "c", "d"):
             about = manifest(6, f"asmi_{dataset}")
             about["model"] = {"name": f"asmi_{model}"}
             save(tmp_path / f"{model}-{dataset}", content(n=20, shift=len(model)), about)
-    cells = load_cells(sorted(path for path in tmp_path.iterdir() if path.is_dir()))
-    values = {cell.label: [PRR(0.5, 0.1)] for cell in cells}
+    groups = load_run_groups(sorted(path for path in tmp_path.iterdir() if path.is_dir()))
+    values = {group.label: [PRR(0.5, 0.1)] for group in groups}
     table = pd.DataFrame({"method": ["MaximumSequenceProbability"], **values})
-    return Exhibit("x", "X & Y", cells, table, notes=["Said: 95 % [low, high]."])
+    return ReportItem("x", "X & Y", groups, table, notes=["Said: 95 % [low, high]."])
 
 
 def test_many_cells_stand_under_their_models(tmp_path):
     item = twelve(tmp_path)
-    assert len(item.cells) == 12 > MANY
+    assert len(item.groups) == 12 > MANY
     lines = latex_tables(item).splitlines()
     assert lines[0] == r"\begin{table*}[t]"
     assert r"\begin{tabular}{lrrrrrrrrrrrr}" in lines
@@ -124,7 +126,7 @@ def test_many_cells_stand_under_their_models(tmp_path):
 
 def test_long_tables_take_several_floats():
     table = pd.DataFrame({"method": "m", "value": np.arange(float(ROWS + 3))})
-    found = latex_tables(Exhibit("x", "X", [], table, notes=["Said."]))
+    found = latex_tables(ReportItem("x", "X", [], table, notes=["Said."]))
     assert found.count(r"\begin{table}[t]") == 2
     assert found.count(r"m & ") == ROWS + 3
     assert r"\caption{X. Said.}" in found
@@ -137,14 +139,14 @@ def test_no_path_of_this_machine(tmp_path):
     about["model"]["path"] = "/secret/models/tiny/snapshot"
     about["dataset"]["source"] = "/secret/data/shared/squad.json"
     save(tmp_path / "secret" / "run", about=about)
-    build_report(load_cells([tmp_path / "secret" / "run"]), tmp_path / "out")
+    build_report(load_run_groups([tmp_path / "secret" / "run"]), tmp_path / "out")
     found = [path for path in (tmp_path / "out").rglob("*.*") if path.is_file()]
     assert {path.suffix for path in found} >= {".tex", ".md", ".json", ".csv"}
     for path in found:
         assert b"secret" not in path.read_bytes(), path
-    (cell,) = json.loads((tmp_path / "out/provenance.json").read_text())
-    assert cell["runs"][0]["file"] == "run/ue_manager_seed1"
-    assert (cell["model"], cell["dataset"]) == ("tiny/snapshot", "shared/squad.json")
+    (group,) = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert group["runs"][0]["file"] == "run/ue_manager_seed1"
+    assert (group["model"], group["dataset"]) == ("tiny/snapshot", "shared/squad.json")
 
 
 def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
@@ -162,7 +164,7 @@ def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
 def test_texts_are_set_as_they_are_read():
     long = "Adapt-ASMI (60%, K=64, scope=response, source=context)"
     table = pd.DataFrame({"method": [long], "tokens": ["236.5"], "text": ["a\n<|im_end|>"]})
-    found = latex_tables(Exhibit("x", "u_sem", [], table, notes=["MI_t (1 − A_t), 95 %."]))
+    found = latex_tables(ReportItem("x", "u_sem", [], table, notes=["MI_t (1 − A_t), 95 %."]))
     assert r"\begin{tabular}{>{\raggedright\arraybackslash}p{4cm}rl}" in found
     assert r"a $\hookleftarrow$ \textless{}\textbar{}im\_end\textbar{}\textgreater{}" in found
     assert r"\caption{$u_{\mathrm{sem}}$. $\mathrm{MI}_t$ (1 $-$ $A_t$), 95~\%." in found

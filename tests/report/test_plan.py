@@ -10,7 +10,7 @@ from lm_polygraph_asmi.analysis import prr_draws, sample_size
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import target_layer
 from lm_polygraph_asmi.report.plan import plan_table, power_table
-from lm_polygraph_asmi.saved.cells import load_cells
+from lm_polygraph_asmi.results.run_groups import load_run_groups
 from tests.report.runs import content, save
 
 
@@ -84,11 +84,11 @@ def test_the_papers_cost_in_passes(layers, ratio):
 
 def test_a_pilot_says_how_many_questions(tmp_path):
     save(tmp_path / "run", content(n=120))
-    (cell,) = load_cells([tmp_path / "run"])
-    found = power_table(cell, 0.03).set_index("comparison")
-    sem, msp = cell.variants["Sem-ASMI"], "MaximumSequenceProbability"
-    scores = {method: cell.score(method) for method in (sem, msp)}
-    drawn = prr_draws(list(scores.values()), cell.quality, cell.clusters, 2000)
+    (group,) = load_run_groups([tmp_path / "run"])
+    found = power_table(group, 0.03).set_index("comparison")
+    sem, msp = group.variants["Sem-ASMI"], "MaximumSequenceProbability"
+    scores = {method: group.score(method) for method in (sem, msp)}
+    drawn = prr_draws(list(scores.values()), group.quality, group.clusters, 2000)
     row = found.loc["Sem-ASMI Δ MSP"]
     error = np.std(drawn[:, 0] - drawn[:, 1], ddof=1)
     assert row["SE"] == pytest.approx(error)

@@ -27,19 +27,19 @@ from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.probe_file import write_probe
-from lm_polygraph_asmi.report import Gap, build_report, figures, load_cells
-from lm_polygraph_asmi.report.exhibit import Marked
-from lm_polygraph_asmi.report.exhibits import every_exhibit, findings
-from lm_polygraph_asmi.report.exhibits.benchmark import benchmark, depths, head_to_head
-from lm_polygraph_asmi.report.exhibits.boundary import boundary, truncation
-from lm_polygraph_asmi.report.exhibits.judge import audit, judges, length
-from lm_polygraph_asmi.report.exhibits.mechanism import case_study, screen
-from lm_polygraph_asmi.report.exhibits.signal import distinct, flags, payoff
+from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
+from lm_polygraph_asmi.report.item import Marked
+from lm_polygraph_asmi.report.items import every_report_item, findings
+from lm_polygraph_asmi.report.items.benchmark import benchmark, depths, head_to_head
+from lm_polygraph_asmi.report.items.boundary import boundary, truncation
+from lm_polygraph_asmi.report.items.labels import audit, correctness_labels, length
+from lm_polygraph_asmi.report.items.mechanism import case_study, screen
+from lm_polygraph_asmi.report.items.signal import distinct, flags, payoff
 from lm_polygraph_asmi.report.tables import about_run
-from lm_polygraph_asmi.saved.runs import load_run, manager_files
+from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
     BASELINES,
-    arm,
+    condition,
     content,
     dissect,
     exchanged,
@@ -74,8 +74,8 @@ def everything(tmp_path_factory):
     save(root / "redraw", content(n, mask_seed=1))
     closed = manifest(n, "asmi_squad_closed_book", closed=True)
     save(root / "closed", content(n, shift=0.5), closed)
-    save(root / "mlp", arm(content(n), "mlp", 0.5), matched(manifest(n)))
-    save(root / "closed mlp", arm(content(n, shift=0.5), "mlp", 0.5), matched(closed))
+    save(root / "mlp", condition(content(n), "mlp", 0.5), matched(manifest(n)))
+    save(root / "closed mlp", condition(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "redraw", "closed", "mlp", "closed mlp")]
     result = CliRunner().invoke(main, ["report", *runs, "--out", str(out)], env={"COLUMNS": "200"})
@@ -84,7 +84,7 @@ def everything(tmp_path_factory):
 
 
 def cells_of(root):
-    return load_cells(root / name for name in ("open", "k256", "redraw", "closed"))
+    return load_run_groups(root / name for name in ("open", "k256", "redraw", "closed"))
 
 
 def test_a_report_has_every_item_in_every_form(everything):
@@ -94,18 +94,17 @@ def test_a_report_has_every_item_in_every_form(everything):
     assert [gap.split(":")[0] for gap in gaps.strip().splitlines()] == [
         "- Where the fragility comes from"  # tests/report/test_sources.py has it
     ]
-    assert "2 cells" in shown
+    assert "2 settings" in shown
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
         "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head", "outcomes",
-        "outcome_counts", "stacked_gain", "depth_selection",
-        "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
-        "confident_fragile", "payoff", "aurc", "global_selector", "boundary", "larger_k",
-        "top_k_coverage", "stability", "mechanism", "case_study", "judges", "label_noise",
-        "length", "audit", "cost", "cost_by_method", "depth_by_cell",
-        "confident_fragile_by_regime", "head_claims", "head_concentration", "head_coupling",
-        "head_errors", "causal_probe", "causal_differences", "falsifier_verdicts", "falsifier",
-        "falsifier_added", "double_dissociation", "rejection", "reliability",
+        "outcome_counts", "stacked_gain", "depth_selection", "error_separation", "distinct_signal",
+        "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc", "global_selector",
+        "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "case_study",
+        "correctness_labels", "label_noise", "length", "audit", "cost", "cost_by_method",
+        "depth_by_group", "confident_fragile_by_regime", "head_claims", "head_concentration",
+        "head_coupling", "head_errors", "causal_probe", "causal_differences", "control_verdicts",
+        "controls", "controls_added", "double_dissociation", "rejection", "reliability",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
@@ -117,7 +116,7 @@ def test_a_report_has_every_item_in_every_form(everything):
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex
-        provenance = json.loads((out / "tables" / f"{name}.json").read_text())["cells"][0]
+        provenance = json.loads((out / "tables" / f"{name}.json").read_text())["settings"][0]
         assert provenance["model"] == "models/tiny"
         assert (provenance["n"], provenance["clusters"]) == (64, 32)
         assert provenance["packages"] == {"torch": "2"}
@@ -136,7 +135,7 @@ def test_a_report_has_every_item_in_every_form(everything):
 def test_the_same_runs_leave_the_same_files(tmp_path):
     save(tmp_path / "run", content(n=40))
     for name in ("one", "two"):
-        build_report(load_cells([tmp_path / "run"]), tmp_path / name)
+        build_report(load_run_groups([tmp_path / "run"]), tmp_path / name)
     files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
     assert {path.suffix for path in files} >= {".svg", ".png", ".tex", ".json"}
     for path in files:
@@ -149,58 +148,58 @@ def table(out, name) -> pd.DataFrame:
 
 def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     root, out, _ = everything
-    cell = cells_of(root)[0]
-    msp, entropy = cell.score("MaximumSequenceProbability"), cell.score("MeanTokenEntropy")
-    sem = cell.score(SEM)
+    group = cells_of(root)[0]
+    msp, entropy = group.score("MaximumSequenceProbability"), group.score("MeanTokenEntropy")
+    sem = group.score(SEM)
 
     row = table(out, "benchmark").set_index("method").loc[SEM]
-    value, error = prr_with_error(sem, cell.quality)
+    value, error = prr_with_error(sem, group.quality)
     assert row["tiny model, squad"] == pytest.approx(value)
     assert row["tiny model, squad standard error"] == pytest.approx(error)
 
-    scores = {"sem": sem, "entropy": cell.score("SemanticEntropy")}
-    _, paired = prr_intervals(scores, cell.quality, cell.clusters, [("sem", "entropy")])
+    scores = {"sem": sem, "entropy": group.score("SemanticEntropy")}
+    _, paired = prr_intervals(scores, group.quality, group.clusters, [("sem", "entropy")])
     row = table(out, "head_to_head").iloc[0]
     parts = ["Sem-ASMI Δ SemEnt", "Sem-ASMI Δ SemEnt low", "Sem-ASMI Δ SemEnt high"]
     assert row[parts].tolist() == pytest.approx(list(paired["sem", "entropy"]))
 
     controls = np.column_stack([msp, entropy])
-    found = distinct_signal(sem, controls, cell.wrong, cell.clusters)
+    found = distinct_signal(sem, controls, group.wrong, group.clusters)
     row = table(out, "distinct_signal").iloc[0]
     assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
     assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
     assert row["paper's criterion"] == "yes"  # planted
-    lengths = np.array([len(tokens) for tokens in cell.saved("greedy_tokens")])
-    added = adds_information(sem, np.column_stack([controls, lengths]), cell.wrong, cell.clusters)
+    lengths = np.array([len(tokens) for tokens in group.saved("greedy_tokens")])
+    added = adds_information(sem, np.column_stack([controls, lengths]), group.wrong, group.clusters)
     assert row[["z", "p"]].tolist() == pytest.approx([added.statistic, added.p_value])
     assert row["adds"] == "yes"
 
     row = table(out, "benchmark_auroc").set_index("method").loc[SEM, "tiny model, squad"]
-    assert row == pytest.approx(auroc(sem, cell.wrong))
+    assert row == pytest.approx(auroc(sem, group.wrong))
     row = table(out, "benchmark_augrc").set_index("method").loc[SEM, "tiny model, squad"]
-    assert row == pytest.approx(augrc(sem, cell.wrong))
+    assert row == pytest.approx(augrc(sem, group.wrong))
 
-    kept = confident_filter(msp, sem, entropy, cell.wrong, cell.clusters)
+    kept = confident_filter(msp, sem, entropy, group.wrong, group.clusters)
     assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
-    assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, cell.wrong))
+    assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, group.wrong))
 
     # The items the paper names without a table.
-    tokens = [np.concatenate(cell.saved(name)) for name in ("asmi_mi_d60", "asmi_entropy")]
+    tokens = [np.concatenate(group.saved(name)) for name in ("asmi_mi_d60", "asmi_entropy")]
     row = table(out, "mechanism").iloc[0]
     assert row["Spearman of MI_t and H_t"] == pytest.approx(rank_correlation(*tokens))
     row = table(out, "datasets").iloc[0]
-    lengths = np.array([len(answer) for answer in cell.saved("greedy_tokens")])
-    assert row["tokens of wrong"] == pytest.approx(lengths[cell.wrong].mean())
+    lengths = np.array([len(answer) for answer in group.saved("greedy_tokens")])
+    assert row["tokens of wrong"] == pytest.approx(lengths[group.wrong].mean())
     assert row["empty"] == 0
     row = table(out, "ensemble_mean").iloc[0]
-    four = {"PRR of H": entropy, "PRR of H(p̄)": cell.entropy_of_mean, "PRR of MI": cell.mi,
+    four = {"PRR of H": entropy, "PRR of H(p̄)": group.entropy_of_mean, "PRR of MI": group.mi,
             "PRR of u_sem": sem}  # fmt: skip
     for name, score in four.items():
-        assert row[name] == pytest.approx(normalised_prr(score, cell.quality))
+        assert row[name] == pytest.approx(normalised_prr(score, group.quality))
     assert f"PRR of {row['highest']}" == max(four, key=lambda name: row[name])
-    row = table(out, "depth_by_cell").set_index("variant").loc["Sem-ASMI"]
+    row = table(out, "depth_by_group").set_index("variant").loc["Sem-ASMI"]
     assert row["80%"] == pytest.approx(
-        normalised_prr(cell.score("Sem-ASMI (80%, K=64)"), cell.quality)
+        normalised_prr(group.score("Sem-ASMI (80%, K=64)"), group.quality)
     )
     row = table(out, "cost_by_method").iloc[0]
     assert row[["MSP", "Sem-ASMI", "ASMI alone, marginal"]].tolist() == [1.0, 3.0, 2.0]
@@ -231,7 +230,7 @@ def test_runs_over_the_same_answers_are_one_cell(everything):
     assert larger.loc["Sem-ASMI", "token ρ of MI"] == pytest.approx(rank_correlation(small, large))
     assert larger.loc["Sem-ASMI", "token ρ of MI"] < 1
     stable = table(out, "stability")
-    assert (stable["redraws"] == 2).all()
+    assert (stable["other_seeds"] == 2).all()
     # Only what was redrawn: not the baselines, which are the same in all three runs.
     assert all("ASMI" in method for method in stable["method"])
 
@@ -249,7 +248,7 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
     about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
     save(tmp_path / "closed", {**saved, **shuffled}, about)
-    opened, closed = load_cells([root / "open", tmp_path / "closed"])
+    opened, closed = load_run_groups([root / "open", tmp_path / "closed"])
     (item,) = boundary([opened, closed])
     assert item.table["questions"].tolist() == [40, 40]
     chosen = sorted(order)  # rows of the open run
@@ -266,10 +265,10 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     about = manifest(60, "asmi_squad_closed_book", closed=True)
     about["rows"]["ids"] = [f"other{i}" for i in range(60)]
     save(tmp_path / "closed", content(shift=0.5), about)
-    (gap,) = boundary(load_cells([tmp_path / "open", tmp_path / "closed"]))
-    assert isinstance(gap, Gap)
+    (gap,) = boundary(load_run_groups([tmp_path / "open", tmp_path / "closed"]))
+    assert isinstance(gap, MissingItem)
     assert "no question is in both runs" in gap.reason
-    (gap,) = truncation(load_cells([tmp_path / "open"]))
+    (gap,) = truncation(load_run_groups([tmp_path / "open"]))
     assert "two K" in gap.reason
 
 
@@ -277,14 +276,14 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved = content(n=120)
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     save(tmp_path / "run", saved)
-    file, said = build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
+    file, said = build_report(load_run_groups([tmp_path / "run"]), tmp_path / "out")
     assert said[0] == (
         "**Known to rank errors here: 2 of 3 ASMI scores** (PRR interval above zero, each by "
         "itself). Wrong way round (interval below zero): 1. Undecided: 0."
     )
     assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
     assert said[2].startswith("**Against the best free baseline")
-    assert said[3].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**, the")
+    assert said[3].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 settings**, the")
     assert file.read_text().splitlines()[2] == said[0]
     # The others, which rank them the right way, are not accused.
     assert sum("Wrong way round: " in line for line in said) == 1
@@ -292,14 +291,14 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
 
 def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     save(tmp_path / "robust", content(scale=0.005))
-    said = "\n".join(findings(load_cells([tmp_path / "robust"])))
+    said = "\n".join(findings(load_run_groups([tmp_path / "robust"])))
     assert "Hardly any masking response" in said
     assert "candidate screen" in said
     save(tmp_path / "normal", content(n=120))
-    known, against, adds = findings(load_cells([tmp_path / "normal"]))
-    assert "better in 1, equivalent in 0, undecided in 0, worse in 0 of 1 cells" in against
+    known, against, adds = findings(load_run_groups([tmp_path / "normal"]))
+    assert "better in 1, equivalent in 0, undecided in 0, worse in 0 of 1 settings" in against
     assert "3 of 3 ASMI scores" in known
-    assert "u_sem in 1 of 1 cells" in adds
+    assert "u_sem in 1 of 1 settings" in adds
 
 
 def test_noise_is_not_known_to_rank(tmp_path):
@@ -309,14 +308,14 @@ def test_noise_is_not_known_to_rank(tmp_path):
         if "ASMI" in name[1]:
             saved["estimations"][name] = rng.normal(size=120).tolist()
     save(tmp_path / "run", saved)
-    said = findings(load_cells([tmp_path / "run"]))
+    said = findings(load_run_groups([tmp_path / "run"]))
     assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
     assert said[0].endswith("Undecided: 3.")
     assert said[1].startswith(
         "**Against the best free baseline (no samples, no further question): better in 0, "
-        "equivalent in 0, undecided in 0, worse in 1 of 1 cells** (tiny model, squad)."
+        "equivalent in 0, undecided in 0, worse in 1 of 1 settings** (tiny model, squad)."
     )
-    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 cells**")
+    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 settings**")
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -326,16 +325,16 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
     about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
     save(tmp_path / "run", saved, about)
-    lines = findings(load_cells([tmp_path / "run"]))
+    lines = findings(load_run_groups([tmp_path / "run"]))
     said = "\n".join(lines)
     assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
-    assert "Undecided: 3, of which 3 because their cells are too small (intervals by" in lines[0]
+    assert "Undecided: 3, of which 3 because their settings are too small (intervals by" in lines[0]
     (against,) = (line for line in lines if line.startswith("**Against the best free"))
-    assert "better in 0, equivalent in 0, undecided in 1, worse in 0 of 1 cells**" in against
+    assert "better in 0, equivalent in 0, undecided in 1, worse in 0 of 1 settings**" in against
     assert "1 undecided because too small" in against
-    tables = {item.name: item.table for item in head_to_head(load_cells([tmp_path / "run"]))}
+    tables = {item.name: item.table for item in head_to_head(load_run_groups([tmp_path / "run"]))}
     assert set(tables["outcomes"]["outcome"]) == {"undecided"}
     assert tables["outcomes"]["p"].tolist() == [1.0] * len(tables["outcomes"])
     assert tables["outcome_counts"]["worse"].sum() == tables["outcome_counts"]["better"].sum() == 0
@@ -359,17 +358,17 @@ def test_another_quality_is_named_in_the_first_lines(tmp_path):
     save(tmp_path / "run", content(metric="Rouge_rougeL"))
     assert any(
         "Judged by Rouge_rougeL, not by AlignScore" in line
-        for line in findings(load_cells([tmp_path / "run"]))
+        for line in findings(load_run_groups([tmp_path / "run"]))
     )
 
 
-def run_all(cells):
+def run_all(groups):
     """All items; none may fail."""
-    return [item for make in every_exhibit() for item in make(cells)]
+    return [item for make in every_report_item() for item in make(groups)]
 
 
 def reasons(items) -> str:
-    return "\n".join(item.reason for item in items if isinstance(item, Gap))
+    return "\n".join(item.reason for item in items if isinstance(item, MissingItem))
 
 
 def test_one_finite_mask_for_all_methods(tmp_path):
@@ -377,12 +376,12 @@ def test_one_finite_mask_for_all_methods(tmp_path):
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
     saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert len(cell) == 58
-    assert all(len(tokens) == 58 for tokens in (cell.mi_tokens, cell.clusters, cell.quality))
-    assert "2 of 60 rows without a finite RAUQ left out for all methods" in cell.notes[0]
-    assert np.isfinite(cell.scores.to_numpy()).all()
-    report, _ = build_report([cell], tmp_path / "out")
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert len(group) == 58
+    assert all(len(tokens) == 58 for tokens in (group.mi_tokens, group.clusters, group.quality))
+    assert "2 of 60 rows without a finite RAUQ left out for all methods" in group.notes[0]
+    assert np.isfinite(group.scores.to_numpy()).all()
+    report, _ = build_report([group], tmp_path / "out")
     assert "left out for all methods" in report.read_text()
 
 
@@ -390,10 +389,10 @@ def test_a_method_without_any_score_is_left_out_alone(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"] = [float("nan")] * 60
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert len(cell) == 60
-    assert "RAUQ" not in cell.scores
-    assert "without one finite score: RAUQ" in cell.notes[0]
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert len(group) == 60
+    assert "RAUQ" not in group.scores
+    assert "without one finite score: RAUQ" in group.notes[0]
 
 
 def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
@@ -402,12 +401,12 @@ def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
         if "ASMI" not in name[1]:
             del saved["estimations"][name]
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
+    (group,) = load_run_groups([tmp_path / "run"])
     own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
-    np.testing.assert_allclose(cell.msp, own)
-    (item,) = distinct([cell])
+    np.testing.assert_allclose(group.msp, own)
+    (item,) = distinct([group])
     assert any("ASMI's own unmasked pass" in note for note in item.notes)
-    items = run_all([cell])
+    items = run_all([group])
     assert "no variant and baseline with a defined PRR" in reasons(items)
 
 
@@ -415,8 +414,8 @@ def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
     saved = content()
     saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi_")}
     save(tmp_path / "run", saved)
-    items = run_all(load_cells([tmp_path / "run"]))
-    names = {item.name for item in items if not isinstance(item, Gap)}
+    items = run_all(load_run_groups([tmp_path / "run"]))
+    names = {item.name for item in items if not isinstance(item, MissingItem)}
     assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
     assert "mi_tokens not saved" in reasons(items)
     assert "asmi_coverage" in reasons(items)
@@ -425,9 +424,9 @@ def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
 def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
     saved = content(depths=())
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert cell.variants == {}
-    items = run_all([cell])
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert group.variants == {}
+    items = run_all([group])
     assert "u_sem not saved" in reasons(items)
     assert items[0].table["method"].tolist() == [
         "MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ",
@@ -436,13 +435,13 @@ def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
 
 def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
     save(tmp_path / "old", about={})
-    (cell,) = load_cells([tmp_path / "old"])
-    assert cell.label == "unknown model, old"
-    assert len(set(cell.clusters)) == 30  # two questions a passage
-    assert cell.ids is None
-    assert cell.provenance()["revision"] == "not recorded"
-    assert cell.variants == {}  # nobody says which of its scores are ASMI's
-    run_all([cell])
+    (group,) = load_run_groups([tmp_path / "old"])
+    assert group.label == "unknown model, old"
+    assert len(set(group.clusters)) == 30  # two questions a passage
+    assert group.ids is None
+    assert group.provenance()["revision"] == "not recorded"
+    assert group.variants == {}  # nobody says which of its scores are ASMI's
+    run_all([group])
 
 
 @pytest.mark.parametrize("value", [0.9, 0.1])
@@ -450,10 +449,10 @@ def test_no_contrast_is_said_and_nothing_is_made_up(tmp_path, value):
     saved = content()
     saved["gen_metrics"]["sequence", "AlignScore"] = [value] * 60
     save(tmp_path / "run", saved)
-    cells = load_cells([tmp_path / "run"])
+    groups = load_run_groups([tmp_path / "run"])
     kind = "right" if value > 0.5 else "wrong"
-    assert f"All 60 answers are {kind}" in "\n".join(findings(cells))
-    file, _ = build_report(cells, tmp_path / "out")
+    assert f"All 60 answers are {kind}" in "\n".join(findings(groups))
+    file, _ = build_report(groups, tmp_path / "out")
     text = file.read_text()
     assert f"all answers are {kind}" in text
     benchmark = pd.read_csv(tmp_path / "out/tables/benchmark.csv")
@@ -467,26 +466,26 @@ def test_constant_scores_are_uninformative(tmp_path):
         saved["estimations"]["sequence", f"{name} (60%, K=64)"] = [0.0] * 60
     saved["stats"]["asmi_mi_d60"] = [0 * m for m in saved["stats"]["asmi_mi_d60"]]
     save(tmp_path / "run", saved)
-    cells = load_cells([tmp_path / "run"])
-    items = run_all(cells)
+    groups = load_run_groups([tmp_path / "run"])
+    items = run_all(groups)
     scores = items[0].flat().set_index("method")["tiny model, squad"]
     assert scores[SEM] == pytest.approx(0, abs=1e-12)
-    assert any("Hardly any masking response" in line for line in findings(cells))
-    assert " nan" not in build_report(cells, tmp_path / "out")[0].read_text()
+    assert any("Hardly any masking response" in line for line in findings(groups))
+    assert " nan" not in build_report(groups, tmp_path / "out")[0].read_text()
 
 
 def test_one_cluster_has_no_interval(tmp_path):
     about = manifest(60)
     about["rows"]["clusters"] = ["same"] * 60
     save(tmp_path / "run", about=about)
-    cells = load_cells([tmp_path / "run"])
-    items = {item.name: item for item in run_all(cells) if not isinstance(item, Gap)}
+    groups = load_run_groups([tmp_path / "run"])
+    items = {item.name: item for item in run_all(groups) if not isinstance(item, MissingItem)}
     row = items["head_to_head"].flat().iloc[0]
     assert np.isfinite(row["Sem-ASMI Δ MSP"])
     assert np.isnan(row["Sem-ASMI Δ MSP low"])
     assert "outcomes" not in items
     assert "distinct_signal" not in items  # folds need clusters
-    assert any("its interval is undefined" in line for line in findings(cells))
+    assert any("its interval is undefined" in line for line in findings(groups))
 
 
 def test_files_that_are_no_runs(tmp_path):
@@ -506,7 +505,7 @@ def test_unequal_lengths_are_refused(tmp_path):
     saved["estimations"]["sequence", "RAUQ"].pop()
     save(tmp_path / "run", saved)
     with pytest.raises(ValueError, match=r"its columns have \[59, 60\] rows"):
-        load_cells([tmp_path / "run"])
+        load_run_groups([tmp_path / "run"])
 
 
 def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
@@ -514,22 +513,22 @@ def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
     saved = content()
     saved["stats"]["asmi_mi_d60"].pop()
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert cell.mi_tokens is None
-    assert cell.u_sem is not None  # the estimator's
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert group.mi_tokens is None
+    assert group.u_sem is not None  # the estimator's
 
 
 def test_cells_of_one_name_are_told_apart(tmp_path):
     """By as much of their paths as it takes; each keeps its column."""
     for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
         save(tmp_path / folder, content(shift=shift))
-    cells = load_cells([tmp_path / "a/run", tmp_path / "b/run"])
-    assert len({cell.label for cell in cells}) == 2
-    assert cells[0].label.endswith("(a/run)")
-    first, *others = run_all(cells)
-    assert set(first.table) == {"method", "family", *(cell.label for cell in cells)}
+    groups = load_run_groups([tmp_path / "a/run", tmp_path / "b/run"])
+    assert len({group.label for group in groups}) == 2
+    assert groups[0].label.endswith("(a/run)")
+    first, *others = run_all(groups)
+    assert set(first.table) == {"method", "family", *(group.label for group in groups)}
     # The same questions, asked twice, are counted once.
-    items = {item.name: item for item in others if not isinstance(item, Gap)}
+    items = {item.name: item for item in others if not isinstance(item, MissingItem)}
     counts = items["outcome_counts"].table
     assert (counts[["better", "equivalent", "undecided", "worse"]].sum(axis=1) == 1).all()
     assert any("a larger run asks the same" in note for note in items["outcome_counts"].notes)
@@ -538,8 +537,8 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
     file = save(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    (cell,) = load_cells([tmp_path / "run", file, "run"])
-    assert len(cell.runs) == 1
+    (group,) = load_run_groups([tmp_path / "run", file, "run"])
+    assert len(group.runs) == 1
 
 
 def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path):
@@ -547,11 +546,11 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
     del first["stats"]["asmi_mi_d60"]
     save(tmp_path / "first", first)
     save(tmp_path / "redraw", content(mask_seed=1))
-    (cell,) = load_cells([tmp_path / "first", tmp_path / "redraw"])
-    assert cell.variants["Sem-ASMI"] == SEM
-    assert cell.mi_tokens is None  # the redraw's belong to another score
-    assert cell.agreement_tokens is not None
-    assert cell.settings()["seed"] == 0
+    (group,) = load_run_groups([tmp_path / "first", tmp_path / "redraw"])
+    assert group.variants["Sem-ASMI"] == SEM
+    assert group.mi_tokens is None  # the redraw's belong to another score
+    assert group.agreement_tokens is not None
+    assert group.settings()["seed"] == 0
 
 
 def test_scores_of_other_settings_are_watched_too(tmp_path):
@@ -560,7 +559,8 @@ def test_scores_of_other_settings_are_watched_too(tmp_path):
     put(saved, ASMIConfig(method="asmi", scope="response"), worst)
     save(tmp_path / "run", saved)
     assert (
-        "scope=response) ranks errors the wrong way" in findings(load_cells([tmp_path / "run"]))[1]
+        "scope=response) ranks errors the wrong way"
+        in findings(load_run_groups([tmp_path / "run"]))[1]
     )
 
 
@@ -575,7 +575,7 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
         for part in ("estimations", "gen_metrics", "stats")
     }
     save(tmp_path / "k256", {**larger, **cut}, manifest(40))
-    small, large = load_cells([tmp_path / "k64", tmp_path / "k256"])
+    small, large = load_run_groups([tmp_path / "k64", tmp_path / "k256"])
     (item,) = truncation([small, large])
     assert (item.table["answers"] == 39).all()
     rows = [i for i in order if i != 3]
@@ -596,9 +596,9 @@ def test_only_other_seeds_are_redraws(tmp_path):
     for name, values in again["estimations"].items():
         again["estimations"][name] = [v * (1 + 1e-7) for v in values]
     save(tmp_path / "again", again)
-    cells = load_cells([tmp_path / "answers", tmp_path / "again"])
-    assert len(cells) == 1
-    assert "scored twice with other masks or samples" in reasons(run_all(cells))
+    groups = load_run_groups([tmp_path / "answers", tmp_path / "again"])
+    assert len(groups) == 1
+    assert "scored twice with other masks or samples" in reasons(run_all(groups))
 
 
 @pytest.mark.parametrize(
@@ -609,10 +609,14 @@ def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     about = manifest(60, dataset)
     about["dataset"]["grounded"] = {"context": True, "memory": False, None: None}[kind]
     save(tmp_path / "run", about=about)
-    items = {i.name: i for i in run_all(load_cells([tmp_path / "run"])) if not isinstance(i, Gap)}
+    items = {
+        i.name: i
+        for i in run_all(load_run_groups([tmp_path / "run"]))
+        if not isinstance(i, MissingItem)
+    }
     assert items["datasets"].table["answers expected from"].tolist() == [kind]
-    cells = "not recorded which" if kind is None else None
-    assert cells is None or (items["outcome_counts"].table["cells"] == cells).all()
+    groups = "not recorded which" if kind is None else None
+    assert groups is None or (items["outcome_counts"].table["settings"] == groups).all()
 
 
 @pytest.mark.pictures
@@ -625,7 +629,7 @@ def test_names_and_texts_with_special_characters(tmp_path):
     about = manifest(60)
     about["model"]["name"] = "we_$ird"
     save(tmp_path / "run", saved, about)
-    build_report(load_cells([tmp_path / "run"]), tmp_path / "out")
+    build_report(load_run_groups([tmp_path / "run"]), tmp_path / "out")
     cases = pd.read_csv(tmp_path / "out/tables/case_study.csv")
     assert cases["question"].str.startswith("Where is $x_").all()
     latex = (tmp_path / "out/tables/benchmark.tex").read_text()
@@ -647,11 +651,11 @@ def test_depths_that_percent_rounds(tmp_path, depth):
     saved = exchanged(saved, depth=depth)
     saved["estimations"] |= baselines
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"], depth=depth)
-    assert set(cell.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
-    assert cell.mi_tokens is not None
-    assert cell.notes == ()
-    (other,) = load_cells([tmp_path / "run"], depth=0.9)
+    (group,) = load_run_groups([tmp_path / "run"], depth=depth)
+    assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
+    assert group.mi_tokens is not None
+    assert group.notes == ()
+    (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
     assert "the run has not got 90.0%" in other.notes[0]
     assert any("Other depth" in line for line in findings([other]))
 
@@ -663,8 +667,8 @@ def test_a_gate_of_ones_own_in_front(tmp_path):
     put(saved, ASMIConfig(method="adapt", tau=0.5), scores)
     saved["estimations"] |= others
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert set(cell.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
 
 
 @pytest.mark.parametrize("broken", [float("nan"), None])
@@ -672,7 +676,7 @@ def test_tokens_that_are_not_finite_are_a_gap(tmp_path, broken):
     saved = content()
     saved["stats"]["asmi_mi_d60"][5] = np.array([] if broken is None else [broken])
     save(tmp_path / "run", saved)
-    items = run_all(load_cells([tmp_path / "run"]))
+    items = run_all(load_run_groups([tmp_path / "run"]))
     assert "mi_tokens not saved, or not finite for every row" in reasons(items)
 
 
@@ -687,9 +691,9 @@ def test_tokens_that_are_not_finite_are_a_gap(tmp_path, broken):
 )
 def test_manifests_with_parts_missing(tmp_path, change):
     save(tmp_path / "run", about=manifest(60) | change)
-    (cell,) = load_cells([tmp_path / "run"])
-    run_all([cell])
-    assert len(set(cell.clusters)) == 30  # from the prompts, or recorded
+    (group,) = load_run_groups([tmp_path / "run"])
+    run_all([group])
+    assert len(set(group.clusters)) == 30  # from the prompts, or recorded
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", b"\xff\xfe"])
@@ -698,22 +702,22 @@ def test_damaged_manifests_are_named(tmp_path, text):
     file = tmp_path / "run/asmi_manifest_seed1.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=r"asmi_manifest_seed1\.json is damaged"):
-        load_cells([tmp_path / "run"])
+        load_run_groups([tmp_path / "run"])
 
 
 @pytest.mark.parametrize("part", [[1, 2], {"name": [1.0]}, {("sequence", "a"): ["x"] * 60}])
 def test_files_of_other_kinds(tmp_path, part):
     save(tmp_path / "run", content() | {"estimations": part})
     with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
-        load_cells([tmp_path / "run"])
+        load_run_groups([tmp_path / "run"])
 
 
 def test_a_column_of_nothing_is_left_out(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"] = [None] * 60
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert "RAUQ" not in cell.scores
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert "RAUQ" not in group.scores
 
 
 def test_where_a_report_cannot_be_written(tmp_path):
@@ -746,8 +750,8 @@ def test_bold_is_what_the_interval_excludes(tmp_path):
     save(tmp_path / "clear", saved)
     marks = {}
     for name in ("close", "clear"):
-        (cell,) = load_cells([tmp_path / name])
-        shown = benchmark([cell])[0].shown("markdown").set_index("method")[cell.label]
+        (group,) = load_run_groups([tmp_path / name])
+        shown = benchmark([group])[0].shown("markdown").set_index("method")[group.label]
         marks[name] = {m: v for m, v in shown.items() if v[0] in "*<"}
     assert list(marks["clear"]) == ["RAUQ"]
     assert marks["clear"]["RAUQ"].startswith("**1.00")
@@ -762,7 +766,7 @@ def test_the_lowest_aurc_is_bold_where_its_interval_excludes_the_next(tmp_path, 
         for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
             saved["estimations"]["sequence", f"{symbol} (60%, K=64)"] = rng.normal(size=120)
     save(tmp_path / "run", saved)
-    items = {item.name: item for item in payoff(load_cells([tmp_path / "run"]))}
+    items = {item.name: item for item in payoff(load_run_groups([tmp_path / "run"]))}
     (row,) = items["aurc"].table.to_dict("records")
     marked = {name: v for name, v in row.items() if isinstance(v, Marked)}
     (best,) = marked
@@ -780,35 +784,35 @@ def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, m
             noise = 0.1 if (mark, depth) == ("bold", 60) else 3
             saved["estimations"][name] += noise * rng.normal(size=120)
     save(tmp_path / "run", saved)
-    selection, by_cell = depths(load_cells([tmp_path / "run"]))
+    selection, by_group = depths(load_run_groups([tmp_path / "run"]))
     found = selection.table["aggregate PRR"]
     assert [v.mark for v in found if isinstance(v, Marked)] == [mark, mark]
-    # As the table by cell has it, of this only cell.
+    # As the table by setting has it, of this only setting.
     tied = {"bold": ["60%", "60%"], "underline": ["60%, 80%", "60%, 80%"]}
-    assert by_cell.table["best or tied"].tolist() == tied[mark]
+    assert by_group.table["best or tied"].tolist() == tied[mark]
 
 
 def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     """Against the statistics called by hand; undecided is no tie, and no equality."""
     for name, shift in (("a", 0.0), ("b", 0.3)):
         save(tmp_path / name, content(n=120, shift=shift), manifest(120, f"asmi_{name}"))
-    cells = load_cells([tmp_path / "a", tmp_path / "b"])
-    items = {item.name: item for item in head_to_head(cells)}
+    groups = load_run_groups([tmp_path / "a", tmp_path / "b"])
+    items = {item.name: item for item in head_to_head(groups)}
     found = items["outcomes"].table
     by_hand = []
-    for cell in cells:
-        scores = {m: cell.score(m) for m in cell.scores}
-        prr = {m: normalised_prr(s, cell.quality) for m, s in scores.items()}
-        top = max(cell.variants.values(), key=prr.get)
-        best = max(cell.baselines, key=prr.get)
-        order = sorted([*cell.variants.values(), *cell.baselines], key=lambda m: -prr[m])
+    for group in groups:
+        scores = {m: group.score(m) for m in group.scores}
+        prr = {m: normalised_prr(s, group.quality) for m, s in scores.items()}
+        top = max(group.variants.values(), key=prr.get)
+        best = max(group.baselines, key=prr.get)
+        order = sorted([*group.variants.values(), *group.baselines], key=lambda m: -prr[m])
         se, msp = "SemanticEntropy", "MaximumSequenceProbability"
-        sem, raw = cell.variants["Sem-ASMI"], cell.variants["ASMI"]
-        free = max((m for m in cell.baselines if m != se), key=prr.get)
+        sem, raw = group.variants["Sem-ASMI"], group.variants["ASMI"]
+        free = max((m for m in group.baselines if m != se), key=prr.get)
         pairs = [(top, se), (top, best), (sem, se), (sem, msp), (top, free), (sem, raw),
                  (top, "RAUQ"), tuple(order[:2])]  # fmt: skip
-        _, judged = prr_comparisons(scores, cell.quality, cell.clusters, pairs)
-        by_hand.append(judged[sem, msp])
+        _, tested = prr_comparisons(scores, group.quality, group.clusters, pairs)
+        by_hand.append(tested[sem, msp])
     plain = items["outcomes"].flat()
     rows = plain[plain["comparison"] == "Sem-ASMI Δ MSP"]
     assert rows["p"].tolist() == pytest.approx(holm([c.p_value for c in by_hand]))
@@ -826,8 +830,8 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     assert f"in {beyond} of {len(plain)} rows" in said
     assert not (plain["p, equivalent"][plain["margin in reach"] >= 0.02] < 0.05).any()
     # The first lines count the same.
-    (line,) = (line for line in findings(cells) if line.startswith("**Against the best free"))
-    counts = items["outcome_counts"].table.set_index(["cells", "comparison"])
+    (line,) = (line for line in findings(groups) if line.startswith("**Against the best free"))
+    counts = items["outcome_counts"].table.set_index(["settings", "comparison"])
     for name, which in (("top Δ best free", "further question)"), ("top Δ best baseline", "all")):
         n = counts.loc["closed-book", name]
         assert f"better in {n['better']}, equivalent in {n['equivalent']}" in line
@@ -839,8 +843,8 @@ def test_a_p_value_at_the_floor_of_its_resamples_is_at_most_that(tmp_path):
     for name in ("RAUQ", "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"):
         saved["estimations"]["sequence", name] = saved["estimations"]["sequence", SEM]
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    outcomes = head_to_head([cell])[1]
+    (group,) = load_run_groups([tmp_path / "run"])
+    outcomes = head_to_head([group])[1]
     shown = outcomes.shown("markdown").set_index("comparison")
     assert shown.loc["top Δ RAUQ", "p, equivalent"].startswith(
         ("≤ 0.00", r"\< 0.001")
@@ -865,8 +869,8 @@ def test_marks_follow_the_adjusted_p_values(tmp_path, monkeypatch, adjusted):
         raised = lambda p_values: np.full(len(p_values), adjusted)  # noqa: E731
         monkeypatch.setattr(sys.modules[made.__module__], "holm", raised)
     save(tmp_path / "run", content(n=120))
-    cells = load_cells([tmp_path / "run"])
-    items = {item.name: item for item in [*head_to_head(cells), *distinct(cells)]}
+    groups = load_run_groups([tmp_path / "run"])
+    items = {item.name: item for item in [*head_to_head(groups), *distinct(groups)]}
     (row,) = items["head_to_head"].table.to_dict("records")
     assert row["Sem-ASMI Δ MSP"].value.excludes(0)
     sure = adjusted < 0.05
@@ -889,15 +893,15 @@ def test_judges_disagree_where_metrics_do(tmp_path):
     saved["gen_metrics"]["sequence", "Reversed"] = (1 - quality).tolist()
     saved["gen_metrics"]["sequence", "Partly"] = [float("nan"), *quality[1:]]
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert cell.metric == "AlignScore"
-    (item,) = judges([cell])
-    found = item.table.set_index("judge")
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert group.metric == "AlignScore"
+    (item,) = correctness_labels([group])
+    found = item.table.set_index("correctness")
     assert list(found.index) == ["AlignScore", "Reversed"]
     assert found.loc["AlignScore", "τ at 0.5"] == 1
     assert found.loc["Reversed", "τ at 0.5"] == -1
-    assert found.loc["AlignScore", "u_sem, highest"] >= auroc(cell.u_sem, cell.wrong)
-    (item,) = audit([cell])
+    assert found.loc["AlignScore", "u_sem, highest"] >= auroc(group.u_sem, group.wrong)
+    (item,) = audit([group])
     contested = item.table
     assert len(contested) == 50
     assert (contested["disagree"] == "metrics").all()
@@ -905,32 +909,32 @@ def test_judges_disagree_where_metrics_do(tmp_path):
     assert contested["id"].iloc[0].startswith("q")
     assert contested["question"].str.startswith("q").all()
     out = tmp_path / "out"
-    assert "50 rows: [tables/audit.csv]" in build_report([cell], out)[0].read_text()
+    assert "50 rows: [tables/audit.csv]" in build_report([group], out)[0].read_text()
     assert len(pd.read_csv(out / "tables/audit.csv")) == 50
 
 
 def test_an_audit_of_one_metric_asks_where_score_and_judge_disagree(everything):
-    cell = cells_of(everything[0])[0]
-    (item,) = audit([cell])
-    place = {row: i for i, row in enumerate(cell.ids)}
-    wrong = cell.wrong[[place[row] for row in item.table["id"]]]
+    group = cells_of(everything[0])[0]
+    (item,) = audit([group])
+    place = {row: i for i, row in enumerate(group.ids)}
+    wrong = group.wrong[[place[row] for row in item.table["id"]]]
     ranks = item.table["u_sem, rank"].to_numpy()
     against = np.where(wrong, 1 - ranks, ranks)
     assert (np.diff(against) <= 0).all()
-    assert (item.table["disagree"] == "score and judge").all()
+    assert (item.table["disagree"] == "score and label").all()
 
 
 def test_label_noise_is_that_of_the_auroc(everything):
     root, out, _ = everything
-    cell = cells_of(root)[0]
+    group = cells_of(root)[0]
     row = table(out, "label_noise").iloc[0]
-    found = auroc_interval(cell.u_sem, cell.wrong, cell.clusters)
+    found = auroc_interval(group.u_sem, group.wrong, group.clusters)
     assert (row["score"], row["ranks errors"]) == ("u_sem", "yes")
     # A perfect AUROC has an interval of no width: no rate of noise follows.
     assert row["noise that erases"] == pytest.approx(label_noise(found), nan_ok=True)
     assert np.isnan(row["noise that may hide"])
     row = table(out, "label_noise").iloc[1]
-    found = auroc_interval(cell.msp, cell.wrong, cell.clusters)
+    found = auroc_interval(group.msp, group.wrong, group.clusters)
     assert row["score"] == "MSP"
     assert row["noise that erases"] == pytest.approx(label_noise(found))
     assert 0 < row["noise that erases"] < 1
@@ -941,18 +945,18 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     for i in (3, 4, 5):
         saved["stats"]["greedy_texts"][i] = " .\n"
     save(tmp_path / "run", saved)
-    (cell,) = load_cells([tmp_path / "run"])
-    assert np.flatnonzero(cell.empty).tolist() == [3, 4, 5]
-    (item,) = length([cell])
+    (group,) = load_run_groups([tmp_path / "run"])
+    assert np.flatnonzero(group.empty).tolist() == [3, 4, 5]
+    (item,) = length([group])
     found = item.table.set_index("answers of")
     assert found.loc["all", "n"] == 120
     assert found.loc["without empty answers", "n"] == 117
     named = [name for name in found.index if "token" in name]
     assert found.loc[named, "n"].sum() == 120
     assert named[0].startswith("2")
-    first = cell.lengths == 2
-    scores = {"u_sem": cell.u_sem[first], "MSP": cell.msp[first]}
-    assert np.isnan(found.loc["all", "PRR length"].value) == (not np.ptp(cell.lengths))
+    first = group.lengths == 2
+    scores = {"u_sem": group.u_sem[first], "MSP": group.msp[first]}
+    assert np.isnan(found.loc["all", "PRR length"].value) == (not np.ptp(group.lengths))
     for name in named:
         one = "to" not in name.split()
         assert (found.loc[name, "PRR length"] is None) == one
@@ -961,21 +965,21 @@ def test_strata_of_length_and_empty_answers(tmp_path):
         ) == one
     assert any("to" not in name.split() for name in named)
     if named[0] == "2 tokens":
-        keys = [c for c, used in zip(cell.clusters, first, strict=True) if used]
-        _, paired = prr_intervals(scores, cell.quality[first], keys, [("u_sem", "MSP")], 2000)
+        keys = [c for c, used in zip(group.clusters, first, strict=True) if used]
+        _, paired = prr_intervals(scores, group.quality[first], keys, [("u_sem", "MSP")], 2000)
         assert found.loc["2 tokens", "u_sem Δ MSP"] == paired["u_sem", "MSP"]
-    inside = ~cell.empty
-    expected = normalised_prr(cell.u_sem[inside], cell.quality[inside])
+    inside = ~group.empty
+    expected = normalised_prr(group.u_sem[inside], group.quality[inside])
     assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)
 
 
 def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):
     save(tmp_path / "run")
-    (item,) = flags(load_cells([tmp_path / "run"]))
+    (item,) = flags(load_run_groups([tmp_path / "run"]))
     for name in ("errors by both", "only by u_sem", "only by entropy"):
         assert item.shown("markdown")[name.replace("_", r"\_")].str.isdigit().all()
     save(tmp_path / "robust", content(scale=0.003))
-    (item,) = screen(load_cells([tmp_path / "robust"]))
+    (item,) = screen(load_run_groups([tmp_path / "robust"]))
     median = item.table["median MI_t"][0]
     assert 0 < median < 0.001
     assert item.shown("markdown")[r"median MI\_t"][0] == f"{median:.4f}"
@@ -987,7 +991,7 @@ def test_what_was_realised_stands_above_the_curve_of_the_payoff(tmp_path):
     tied = np.where(msp < np.quantile(msp, 0.7), 0.0, msp)
     saved["estimations"]["sequence", "MaximumSequenceProbability"] = tied.tolist()
     save(tmp_path / "run", saved)
-    item, _ = payoff(load_cells([tmp_path / "run"]))
+    item, _ = payoff(load_run_groups([tmp_path / "run"]))
     (ax,) = item.figure.axes
     assert item.table["confident share"][0] == pytest.approx(0.7)
     assert "42 confident of 60" in ax.get_title()
@@ -997,7 +1001,9 @@ def test_what_was_realised_stands_above_the_curve_of_the_payoff(tmp_path):
 def test_violins_show_their_medians_whole():
     values = np.r_[np.zeros(40), np.linspace(0.5, 1.2, 20)]
     wrong = np.arange(60) % 2 == 0
-    figure = figures.violins({"a cell": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})})
+    figure = figures.violins(
+        {"a setting": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})}
+    )
     (ax,) = figure.axes
     dots = [line for line in ax.lines if line.get_marker() == "o"]
     assert len(dots) == 2
@@ -1009,7 +1015,7 @@ def test_violins_show_their_medians_whole():
 def test_of_answers_of_one_kind_the_panels_keep_their_width():
     values, wrong = {name: np.geomspace(0.1, 1, 6) for name in ("MSP", "ASMI")}, np.ones(6, bool)
     figure = figures.violins(
-        {"a cell": (values, wrong, dict.fromkeys(values, Interval(*[np.nan] * 3)))}
+        {"a setting": (values, wrong, dict.fromkeys(values, Interval(*[np.nan] * 3)))}
     )
     figure.draw_without_rendering()
     assert all(ax.get_position().width > 0.3 for ax in figure.axes)
@@ -1017,7 +1023,9 @@ def test_of_answers_of_one_kind_the_panels_keep_their_width():
 
 def test_a_few_answers_are_drawn_one_by_one():
     values, wrong = np.geomspace(0.1, 1, 30), np.arange(30) < 3
-    figure = figures.violins({"a cell": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})})
+    figure = figures.violins(
+        {"a setting": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})}
+    )
     (ax,) = figure.axes
     (strokes,) = [line for line in ax.lines if line.get_marker() == "_"]
     assert list(strokes.get_xdata()) == [1, 1, 1]  # the wrong ones
@@ -1025,7 +1033,7 @@ def test_a_few_answers_are_drawn_one_by_one():
 
 
 def test_no_text_lies_on_another():
-    """Titles of few and of many cells, ticks of MI that spans many powers of ten."""
+    """Titles of few and of many settings, ticks of MI that spans many powers of ten."""
     values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
     both = {"Adapt-ASMI": values, "MSP": np.where(values < 0.1, 0, values)}
     found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
@@ -1067,11 +1075,11 @@ def test_of_cells_with_methods_of_their_own_names_have_room():
 
 def test_of_many_cells_few_depth_curves_are_named():
     band = np.zeros((2, 2))
-    cells = {f"cell {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
-    figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), cells, (band[0], band))})
+    groups = {f"setting {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
+    figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), groups, (band[0], band))})
     (ax,) = figure.axes
     said = [text.get_text() for text in ax.get_legend().texts]
-    assert said == ["other cells", "highest mean: cell 8", "lowest mean: cell 0", "mean"]
+    assert said == ["other settings", "highest mean: setting 8", "lowest mean: setting 0", "mean"]
     colours = [line.get_color() for line in ax.lines]
     assert colours.count(figures.GREY) == 7
     assert len(set(colours)) == 4
@@ -1082,15 +1090,15 @@ def test_cases_are_those_that_masks_change(tmp_path):
     tops = [np.tile(own, (6, 1)) for own in saved["stats"]["asmi_tokens"]]
     saved["stats"]["asmi_top_token_d60"] = tops
     save(tmp_path / "still", saved)
-    (cell,) = load_cells([tmp_path / "still"])
-    (item,) = case_study([cell])
-    confident = int((cell.wrong & (cell.msp <= np.median(cell.msp))).sum())
+    (group,) = load_run_groups([tmp_path / "still"])
+    (item,) = case_study([group])
+    confident = int((group.wrong & (group.msp <= np.median(group.msp))).sum())
     assert f"no mask changed a token of any of the {confident} confident errors" in item.reason
-    chosen = int(np.flatnonzero(cell.wrong & (cell.msp <= np.median(cell.msp)))[-1])
+    chosen = int(np.flatnonzero(group.wrong & (group.msp <= np.median(group.msp)))[-1])
     own = saved["stats"]["asmi_tokens"][chosen]
     tops[chosen][:4, 1] = (own[1] + 1) % 10
     save(tmp_path / "moved", saved)
-    (item,) = case_study(load_cells([tmp_path / "moved"]))
+    (item,) = case_study(load_run_groups([tmp_path / "moved"]))
     (row,) = item.table.to_dict("records")
     assert row["question"] == f"q{chosen}?"
     assert row["token most changed"] == f"word{own[1]}"

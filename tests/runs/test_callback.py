@@ -11,10 +11,10 @@ from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
 from transformers import LlamaForCausalLM
 
+from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.callback import RunRecord
 from lm_polygraph_asmi.runs.rows import cluster_key
-from lm_polygraph_asmi.saved.manifest import manifest_path, read_manifest, write_manifest
-from lm_polygraph_asmi.saved.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval_here
 
@@ -91,12 +91,12 @@ def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
     assert second.stats["asmi_reused_depths"] == [1, 0, 1, 0]  # two of four, evenly spaced
     assert read_manifest(manager)["asmi_reused"] == 2
     assert (
-        "ASMI: masked passes of 2 of 4 answers were taken from the journal"
+        "ASMI: masked passes of 2 of 4 answers were taken from the result cache"
         in capsys.readouterr().out
     )
     name = "ASMI (60%, K=64)"
     np.testing.assert_array_equal(first.scores[name], second.scores[name][::2])
-    fresh = load_run(run("asmi.journal=null", folder="fresh"))
+    fresh = load_run(run("asmi.result_cache=null", folder="fresh"))
     np.testing.assert_array_equal(second.scores[name], fresh.scores[name])
     assert fresh.stats["asmi_reused_depths"] == [0] * 4
 

@@ -16,10 +16,10 @@ from lm_polygraph.utils.manager import UEManager
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.merge import merge_runs, ue_metrics
 from lm_polygraph_asmi.runs.rows import shard_of
-from lm_polygraph_asmi.saved.manifest import manifest_path, read_manifest, write_manifest
-from lm_polygraph_asmi.saved.runs import load_run
 
 ROWS = 23
 PARTS = ("gen_metrics", "estimations", "stats")
@@ -94,7 +94,10 @@ def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset")
                 "save_path": f"/machine{number}",
                 "seed": [seed],
                 "model": {"path": "hub/model", "load_model_args": {"device_map": number}},
-                "stat_calculators": ["auto", {"cfg": {"journal": number, "memory_budget": number}}],
+                "stat_calculators": [
+                    "auto",
+                    {"cfg": {"result_cache": number, "memory_budget": number}},
+                ],
                 **(settings or {}),
             },
         }

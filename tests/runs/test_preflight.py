@@ -206,22 +206,23 @@ def test_repeated_prompts_are_said_once(tmp_path, caplog):
     assert caplog.text.count("repeat an earlier prompt") == 1
 
 
-def test_a_file_of_doses_is_of_this_model(tmp_path):
-    """Given as the dose itself; that of the falsifier's own node is looked at where it is read."""
-    file, arms = tmp_path / "doses.json", {"mlp": {"effect": 0.8}}
+def test_a_file_of_scales_is_of_this_model(tmp_path):
+    """Given as the scale itself; that of the perturbation controls's own node is looked at where it
+    is read."""
+    file, conditions = tmp_path / "scales.json", {"mlp": {"effect": 0.8}}
     about = {"path": "another/model", "revision": "unknown"}
-    file.write_text(json.dumps({"format": 1, "model": about, "arms": arms}))
+    file.write_text(json.dumps({"format": 1, "model": about, "conditions": conditions}))
     config = OmegaConf.create(
         {"model": {"path": "this/one"},
-         "asmi": {"perturbation": "mlp", "dose": str(file)}}
+         "asmi": {"perturbation": "mlp", "perturbation_scale": str(file)}}
     )  # fmt: skip
-    (finding,) = preflight._check_doses(config)
+    (finding,) = preflight._check_scales(config)
     assert finding.fatal
     assert "found for model another/model" in finding.text
     config.model.path = "elsewhere/model"
-    assert not list(preflight._check_doses(config))
-    config.asmi.dose = 0.8
-    assert not list(preflight._check_doses(config))
+    assert not list(preflight._check_scales(config))
+    config.asmi.perturbation_scale = 0.8
+    assert not list(preflight._check_scales(config))
 
 
 def test_rows_without_a_context_are_named(tmp_path):

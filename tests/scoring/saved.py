@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.saved.runs import Run
+from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.tiny_lm import tokenizer
 

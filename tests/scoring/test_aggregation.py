@@ -10,11 +10,11 @@ import torch
 from click.testing import CliRunner
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
-from lm_polygraph_asmi.commands.reference import reference as reference_command
+from lm_polygraph_asmi.commands.calibration import brute_force as reference_command
 from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
-from lm_polygraph_asmi.scoring import Reference, Score
+from lm_polygraph_asmi.scoring import Calibration, Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from tests import reference
+from tests import brute_force
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -46,12 +46,12 @@ def slow(model, tokenizer, scored):
         used["num_masks"], used["num_heads"], used["mask_rate"], used["mask_sampler"],
         used["seed"], used["layer"], every,
     )  # fmt: skip
-    log_probs = reference.subnetwork_log_probs(
+    log_probs = brute_force.subnetwork_log_probs(
         model, f"model.layers.{used['layer']}.self_attn.o_proj", 1, torch.tensor(every),
         len(prompt), masks,
     )  # fmt: skip
-    information = reference.mutual_information(log_probs, FEW["top_k"])
-    agreement = reference.semantic_agreement(log_probs, model.lm_head.weight, FEW["top_k"])
+    information = brute_force.mutual_information(log_probs, FEW["top_k"])
+    agreement = brute_force.semantic_agreement(log_probs, model.lm_head.weight, FEW["top_k"])
     return information, agreement
 
 
@@ -141,7 +141,7 @@ def run(tmp_path_factory):
 @pytest.mark.usefixtures("few_resamples")
 def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     path, sums = run
-    of_means, of_sums = (Reference.read(path, aggregation=how) for how in ("mean", "sum"))
+    of_means, of_sums = (Calibration.read(path, aggregation=how) for how in ("mean", "sum"))
     assert of_sums.scores == sorted(sums)
     assert of_means.scores != of_sums.scores
     assert of_sums.method == "Sem-ASMI (60%, K=64, aggregation=sum)"
@@ -150,15 +150,15 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     assert said in of_means.verdict(1.0, of_sums.settings)[0]
     assert "aggregation sum there, mean here" in of_sums.verdict(1.0, of_means.settings)[0]
     with pytest.raises(ValueError, match="no score with the settings aggregation='max'"):
-        Reference.read(path, aggregation="max")
+        Calibration.read(path, aggregation="max")
     with pytest.raises(ValueError, match="no score with the settings method='asmi', aggregation="):
-        Reference.read(path, method="asmi", aggregation="sum")
-    # A score with a reference of another aggregation stays silent, and says why.
-    judged = replace(scored["sem", "sum"], reference=of_means)
-    assert any(said in sentence for sentence in judged.verdict)
+        Calibration.read(path, method="asmi", aggregation="sum")
+    # A score with a calibration run of another aggregation stays silent, and says why.
+    tested = replace(scored["sem", "sum"], brute_force=of_means)
+    assert any(said in sentence for sentence in tested.verdict)
     out = tmp_path / "sums.json"
     done = CliRunner().invoke(
         reference_command, [str(path), "--aggregation", "sum", "--out", str(out)]
     )
     assert done.exit_code == 0, done.output
-    assert Reference.load(out) == of_sums
+    assert Calibration.load(out) == of_sums

@@ -1,529 +1,245 @@
-"""From labelled answers to a reference that decides, and that refuses what it is not of."""
+"""A finished run as a yardstick: fitted, saved, and silent where it does not rank."""
 
-import copy
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from click.testing import CliRunner
-from sklearn.metrics import roc_auc_score
 
-from lm_polygraph_asmi.analysis import (
-    debiased_calibration_error,
-    held_out_probability,
-    risk_threshold,
-    wilson_interval,
-)
-from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.maths.information import NO_INFORMATION
-from lm_polygraph_asmi.scoring import Reference, Score, calibrate_rows, calibrate_run
-from lm_polygraph_asmi.scoring.calibration import RISKS, context_clusters, is_wrong
-from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.scoring.page import render, standing
-from lm_polygraph_asmi.scoring.reference import FORMAT
-from lm_polygraph_asmi.scoring.scorer import Scorer
-from tests import tiny_lm
+from lm_polygraph_asmi.analysis.calibration import Step, calibrate
+from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
+from lm_polygraph_asmi.scoring import Calibration
 from tests.report import runs
-from tests.scoring.conftest import PROMPT
-from tests.scoring.test_page import Elements
-from tests.scoring.test_result import printed
 
-SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
-WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
+METHODS = {
+    "asmi": "ASMI (60%, K=64)",
+    "sem": "Sem-ASMI (60%, K=64)",
+    "adapt": "Adapt-ASMI (60%, K=64)",
+}
 
 
-def labelled(n=90):
-    """Two answers to each prompt; the label has nothing to do with anything."""
-    draw = np.random.default_rng(0)
-    return [
-        {
-            "prompt": f"Question {i // 2}: {PROMPT}",
-            "answer": f" {draw.choice(WORDS)} {draw.choice(WORDS)}",
-            "correct": bool(draw.random() < 0.7),
-            "cluster": i // 2,
-            "id": f"q{i}",
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return runs.save(tmp_path_factory.mktemp("runs") / "squad")
+
+
+@pytest.fixture(scope="module")
+def calibration(run):
+    return Calibration.from_run(run)
+
+
+def columns(variant="sem"):
+    saved = runs.content()
+    scores = np.array(saved["estimations"]["sequence", METHODS[variant]])
+    wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
+    return scores, wrong, saved["stats"]
+
+
+@pytest.mark.parametrize("variant", METHODS)
+def test_what_a_run_gives(run, variant):
+    found = Calibration.from_run(run, method=variant)
+    scores, wrong, stats = columns(variant)
+    assert found.method == METHODS[variant]
+    assert found.scores == sorted(scores)
+    assert found.median == np.median(scores)
+    msp = [-answer.sum() for answer in stats["asmi_log_likelihood"]]
+    assert found.msp_median == pytest.approx(np.median(msp))
+    assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
+    assert (found.model, found.quality) == ("models/tiny", "AlignScore")
+    own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
+    own |= {"max_new_tokens": 64}
+    gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10} if variant == "adapt" else {}
+    assert found.settings == stats["asmi_settings_d60"][0] | own | gate
+    assert found.ranks
+    assert 0 < found.prr.low < found.prr.value < found.prr.high
+
+
+def test_probability_is_read_from_the_steps(calibration):
+    scores, wrong, _ = columns()
+    assert calibration.calibration == calibrate(scores, wrong)
+    for asked in (-1.0, *scores, 9.0):
+        ((errors, n),) = {
+            (step.errors, step.n)
+            for step, later in zip(
+                calibration.calibration, [*calibration.calibration[1:], None], strict=True
+            )
+            if (later is None or asked < later.start)
+            and (asked >= step.start or step == calibration.calibration[0])
         }
-        for i in range(n)
-    ]
-
-
-@pytest.fixture(scope="module")
-def scorer(model, tokenizer):
-    return Scorer(model, tokenizer=tokenizer, **SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def scored(scorer, tmp_path_factory):
-    """A file of scored rows: scored once for all tests."""
-    out = tmp_path_factory.mktemp("scored") / "scored.jsonl"
-    calibrate_rows(labelled(), scorer, 0.4, 0.8, out=out, resamples=20)
-    return out
-
-
-@pytest.fixture(scope="module")
-def reference(scorer, scored):
-    return calibrate_rows(labelled(), scorer, 0.4, 0.8, signal="perplexity", out=scored,
-                          resamples=50)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def scores(scored):
-    return [Score.from_dict(json.loads(line)) for line in scored.read_text().splitlines()]
-
-
-def test_signals_are_those_of_the_tokens(scores):
-    for one in scores[:5]:
-        tokens = one.tokens[: one.counted]
-        likelihood = [token.log_likelihood for token in tokens]
-        assert one.signals == pytest.approx(
-            {
-                "asmi": sum(token.mi for token in tokens) / len(tokens),
-                "sem": float(one),
-                "msp": -sum(likelihood),
-                "perplexity": -sum(likelihood) / len(tokens),
-                "entropy": sum(token.entropy for token in tokens) / len(tokens),
-            }
+        assert calibration.error_probability(asked) == pytest.approx(
+            (errors + wrong.mean()) / (n + 1)
         )
 
 
-def test_what_is_made_of_labels(reference, scores, scorer):
-    wrong = np.array([not row["correct"] for row in labelled()])
-    clusters = [str(row["cluster"]) for row in labelled()]
-    assert reference.scores == sorted(map(float, scores))
-    assert (reference.n, reference.clusters, reference.errors) == (90, 45, wrong.sum())
-    values = [one.signals["perplexity"] for one in scores]
-    expected = risk_threshold(values, wrong, clusters, 0.4, 0.8)
-    assert reference.decision == Decision("perplexity", expected)
-    for kind in scores[0].signals:
-        found = reference.signals[SIGNALS[kind]]
-        values = [one.signals[kind] for one in scores]
-        assert found.auroc.value == pytest.approx(roc_auc_score(wrong, values))
-        assert found.prr.low <= found.prr.value <= found.prr.high
-        assert found.augrc.low <= found.augrc.value <= found.augrc.high
-    assert "combination" in reference.signals
-    assert reference.recommendation
-    tried = [(one.signal, one.found.risk) for one in reference.promises]
-    assert tried == [(kind, risk) for kind in scores[0].signals for risk in (*RISKS, 0.4)]
-    assert len(reference.promised) == len(tried)
-    assert reference.settings.items() >= scorer.fingerprints().items()
-    held_out, _ = held_out_probability([*map(float, scores)], wrong, clusters)
-    assert reference.calibration_error == debiased_calibration_error(held_out, wrong)
-    assert reference.reliability["brier"] == pytest.approx(np.mean((held_out - wrong) ** 2))
-    for row, step in zip(reference.steps.itertuples(), reference.calibration, strict=True):
-        assert (row.start, row.n, row.errors) == step
-        assert (row.rate, row.low, row.high) == wilson_interval(step.errors, step.n)
-    assert reference.usual["prompt_tokens"] == sorted(one.prompt_tokens for one in scores)
+def test_percentile_counts_lower_scores(calibration):
+    scores, _, _ = columns()
+    for asked in (-1.0, *scores[:5], scores.max() + 1):
+        assert calibration.percentile(asked) == pytest.approx(100 * np.mean(scores < asked))
 
 
-def test_saved_and_loaded(reference, tmp_path):
-    reference.save(tmp_path / "reference.json")
-    text = (tmp_path / "reference.json").read_text()
-    json.loads(text, parse_constant=pytest.fail)
-    found = Reference.load(tmp_path / "reference.json")
-    found.save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_text() == text
-    assert found == reference
-    content = json.loads(text)
-    for other in (1, FORMAT + 1):
-        (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
-        with pytest.raises(ValueError, match=r"of the format 3: make a new one with .*calibrate"):
-            Reference.load(tmp_path / "old.json")
-
-
-def deciding(reference, score, threshold, signal="perplexity"):
-    found = replace(reference.decision.found, threshold=threshold, coverage=0.5, error_rate=0.1)
-    return replace(score, reference=replace(reference, decision=Decision(signal, found)))
-
-
-@pytest.fixture(scope="module")
-def again(reference, model, tokenizer):
-    return Scorer(model, tokenizer=tokenizer, **SETTINGS, reference=reference).score(
-        PROMPT, " Brask"
-    )
-
-
-def test_accept(reference, again):
-    for signal, value in again.signals.items():
-        one = deciding(reference, again, value, signal)
-        assert one.accept is True
-        assert one.accept_reason.startswith(f"Accepted: {SIGNALS[signal]} {value:.4g} is not above")
-        assert "of accepted answers at most 40% are wrong, with confidence 80%" in one.accept_reason
-        assert one.accept_reason in one.verdict
-        other = deciding(reference, again, np.nextafter(value, -1), signal)
-        assert other.accept is False
-        assert other.accept_reason.startswith(f"Refused: {SIGNALS[signal]} {value:.4g} is above")
-    nothing = deciding(reference, again, None)
-    assert nothing.accept is None
-    assert nothing.accept_reason.startswith("No threshold: by perplexity, not attainable with")
-    for one, said in (
-        (replace(again, reference=None), "without a reference nothing is known"),
-        (replace(again, answered=False), "the model answered nothing"),
-        (replace(again, reference=replace(reference, decision=None)), "polygraph_asmi calibrate"),
-    ):
-        assert one.accept is None
-        assert one.accept_reason.startswith("No decision: ")
-        assert said in one.accept_reason
-    for limit, word in ((1e9, "accepted"), (-1, "refused")):
-        one = deciding(reference, again, limit)
-        shown = Elements(render([one, one], "Answers")).text
-        assert one.accept_reason in shown
-        assert word in standing(one)
-        assert standing(one) in shown
-        assert one.accept_reason in " ".join(printed(one, width=300).split())
-    content = json.loads(json.dumps(deciding(reference, again, 1e9).to_dict(), allow_nan=False))
-    assert content["accept"] is True
-    assert content["accept_reason"].startswith("Accepted")
+def with_scores(change):
+    """A run whose Sem-ASMI is something else."""
+    saved = runs.content()
+    key = ("sequence", METHODS["sem"])
+    saved["estimations"][key] = change(np.array(saved["estimations"][key])).tolist()
+    return saved
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("change", "why"),
     [
-        ({"scope": "response"}, "scope 'all' there, 'response' here"),
-        ({"mask_sampler": "balanced"}, "mask_sampler 'bernoulli' there, 'balanced' here"),
-        ({"num_masks": 5}, "num_masks 4 there, 5 here"),
-        ({"mask_rate": 0.2}, "mask_rate 0.3 there, 0.2 here"),
-        ({"top_k": 9}, "top_k 8 there, 9 here"),
-        ({"depth": 0.4}, "depth 0.6 there, 0.4 here"),
-        ({"closing_token": False}, "closing_token True there, False here"),
-        ({"stop": "?"}, r"stop ['\n'] there, ['?'] here"),
-        ({"method": "asmi"}, "method 'sem' there, 'asmi' here"),
+        (np.negative, "the score ranks errors the wrong way: this interval lies below zero"),
+        (
+            lambda scores: np.sin(1e6 * scores),
+            "not known to rank errors, since this interval does not lie above zero",
+        ),
+    ],
+    ids=["reversed", "noise"],
+)
+def test_a_run_that_does_not_rank_gives_no_rank(tmp_path, change, why):
+    found = Calibration.from_run(runs.save(tmp_path / "run", with_scores(change)))
+    assert found.prr.low <= 0
+    assert not found.ranks
+    assert found.percentile(0.1) is found.error_probability(0.1) is None
+    (said,) = found.verdict(0.1, found.settings)
+    assert said.startswith("No verdict: ")
+    assert why in said
+    assert f"{found.prr.value:.2f} [{found.prr.low:.2f}, {found.prr.high:.2f}]" in said
+
+
+@pytest.mark.parametrize("low", [0.0, -0.01, float("nan")])
+def test_the_interval_decides(calibration, low):
+    assert not replace(calibration, prr=Interval(0.5, low, 0.9)).ranks
+
+
+def test_verdict(calibration):
+    score = calibration.scores[20]
+    (said,) = calibration.verdict(score, calibration.settings | {"model": "elsewhere/tiny"})
+    prr = calibration.prr
+    assert f"PRR of Sem-ASMI (60%, K=64) {prr.value:.2f} [{prr.low:.2f}, {prr.high:.2f}]" in said
+    assert "Higher than 33 % of the calibration run run" in said
+    step = next(step for step in reversed(calibration.calibration) if step.start <= score)
+    assert f"Of the {step.n} answers on its step of the calibration {step.errors} were" in said
+    rate = wilson_interval(step.errors, step.n)
+    chance = f"{calibration.error_probability(score):.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+    assert f"probability of error {chance}, against" in said
+    assert f"{calibration.errors / 60:.2f} overall" in said
+    assert calibration.brier is None  # four fifths of 60 answers are too few for two steps
+    assert "Brier" not in said
+    (worth,) = replace(calibration, brier=(0.1, 0.2)).verdict(score, calibration.settings)
+    assert "had a Brier score of 0.100, that overall share alone 0.200 (lower = better)" in worth
+    for errors, shown in ((0, "below 0.01"), (30, "above 0.99")):
+        steps = [Step(0.0, 9000, 300 * errors), Step(9.0, 30, errors)]
+        certain = replace(calibration, calibration=steps)
+        assert f"probability of error {shown} [" in certain.verdict(0.1, certain.settings)[0]
+    said = calibration.verdict(1e9, calibration.settings)
+    assert said[1] == "No answer of the calibration run run had a score like this."
+    (said,) = calibration.verdict(score, calibration.settings | {"model": "models/another"})
+    assert (
+        "No verdict: the calibration run run used other settings (model tiny there, another" in said
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "asmi"}, {"depth": 0.9, "layer": 5}, {"num_masks": 9}, {"mask_rate": 0.2},
+        {"top_k": 8}, {"mask_sampler": "balanced"}, {"scope": "response"}, {"closing_token": False},
+        {"stop": ["\n"]}, {"tau": 0.5}, {"beta": 5.0}, {"num_samples": 5},
     ],
     ids=str,
-)
-def test_another_score_is_refused_by_name(reference, model, tokenizer, other, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        Scorer(model, tokenizer=tokenizer, **SETTINGS | other, reference=reference)
+)  # fmt: skip
+def test_another_score_gets_no_verdict(calibration, other):
+    gate = {"stop": [], "tau": 0.3, "beta": 10.0, "num_samples": 10, "method": "adapt"}
+    calibration = replace(calibration, settings=calibration.settings | gate)
+    (said,) = calibration.verdict(0.1, calibration.settings | other)
+    assert said.startswith("No verdict: the calibration run run used other settings (")
+    for name, value in other.items():
+        assert f"{name} {calibration.settings[name]} there, {value} here" in said
+    # Another draw of masks is the same score, and token ids need no stop string.
+    unknown = {name: value for name, value in calibration.settings.items() if name != "stop"}
+    assert "No verdict" not in calibration.verdict(0.1, unknown)[0]
+    same = calibration.settings | {"seed": 7, "attention": "eager"}
+    assert "No verdict" not in calibration.verdict(0.1, same)[0]
 
 
-def test_what_is_not_said_is_the_reference_s(reference, model, tokenizer, again):
-    inherited = Scorer(model, tokenizer=tokenizer, reference=reference)
-    assert inherited.config.score_key() == again.config.replace(stop=["\n"]).score_key()
-    one = inherited.score(PROMPT, " Brask")
-    assert (one.score, one.accept, one.verdict) == (again.score, again.accept, again.verdict)
+def test_what_a_run_says_of_its_gate(tmp_path):
+    own = {"tau": 0.25, "beta": 1e-5, "num_samples": 5, "stop": ["\n"]}
+    saved = runs.exchanged(runs.content(), **own)
+    found = Calibration.from_run(runs.save(tmp_path / "run", saved), method="adapt")
+    assert own.items() <= found.settings.items()
+    assert found.config.replace(**own) == found.config
 
 
-def test_other_weights_tokenizer_and_model_are_refused_by_name(reference, model, tokenizer):
-    def reason(some_model, some_tokenizer):
-        made = Scorer(some_model, tokenizer=some_tokenizer, **SETTINGS, reference=reference)
-        one = made.score(PROMPT, " Brask")
-        assert not one.accept_reason.startswith("No decision") or one.accept is None
-        return one.accept_reason
+def test_saved_and_loaded(calibration, tmp_path):
+    file = tmp_path / "calibration.json"
+    undefined = replace(
+        calibration, name="NaNo, squad", prr=Interval(0.5, float("nan"), float("nan")), brier=None
+    )
+    for one in (calibration, undefined):
+        one.save(file)
+        found = Calibration.load(file)
+        json.loads(file.read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+        assert math.isnan(found.prr.low) == math.isnan(one.prr.low)
+        assert isinstance(found.prr, Interval)
+        assert isinstance(found.calibration[0], Step)
+        assert replace(found, prr=one.prr) == one
+    calibration.save(file)
+    assert Calibration.read(file) == calibration
 
-    assert "No decision" not in reason(copy.deepcopy(model), tokenizer)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.lm_head.weight[0, 0] += 1
-    assert "other weights there, or another precision of them" in reason(other, tokenizer)
-    assert "other weights" in reason(copy.deepcopy(model).bfloat16(), tokenizer)
-    turned = copy.deepcopy(tokenizer)
-    turned.chat_template = "{{ messages[0]['content'] }}"
-    assert "another tokenizer or chat template there" in reason(model, turned)
-    named = replace(reference, model="some/model")
-    made = Scorer(model, tokenizer=tokenizer, **SETTINGS, reference=named).score(PROMPT, " Brask")
-    one = replace(made, model="another")
-    assert "model model there, another here" in one.accept_reason
+
+def test_read_takes_runs_too(run, calibration):
+    assert Calibration.read(run) == Calibration.read(run.parent) == calibration
+    assert Calibration.read(run, method="asmi").method == METHODS["asmi"]
 
 
 @pytest.mark.parametrize(
-    "missing", ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler"]
-)
-def test_a_reference_that_knows_not_what_it_is_of(reference, again, missing):
-    known = {name: value for name, value in reference.settings.items() if name != missing}
-    one = replace(again, reference=replace(reference, settings=known))
-    assert one.accept is one.error_probability is None
-    assert f"{missing} not recorded there: make a new one with" in one.accept_reason
+    "text", ["{", "[]", "3", "null", "{}", '{"format": 3}', '{"format": 3, "prr": [1, 2, 3]}',
+             '{"format": 4}'],
+)  # fmt: skip
+def test_other_files(tmp_path, text):
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"other.json is not a (saved )?calibration run"):
+        Calibration.read(file)
 
 
-def test_a_run_that_does_not_know_its_settings(tmp_path):
+def test_another_format(calibration, tmp_path):
+    file = tmp_path / "calibration.json"
+    calibration.save(file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    with pytest.raises(ValueError, match="is not a calibration run of the format 3"):
+        Calibration.load(file)
+
+
+def test_nothing_there(tmp_path):
+    for name in ("calibration.json", "run"):
+        with pytest.raises(FileNotFoundError):
+            Calibration.read(tmp_path / name)
+    (tmp_path / "ue_manager_seed1").write_text("no run")
+    with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
+        Calibration.read(tmp_path)
+
+
+def test_runs_that_teach_nothing(tmp_path):
+    for kind, quality in (("wrong", 0.1), ("right", 0.9)):
+        saved = runs.content()
+        saved["gen_metrics"]["sequence", "AlignScore"] = [quality] * 60
+        with pytest.raises(ValueError, match=f"all 60 answers of .* are {kind}"):
+            Calibration.from_run(runs.save(tmp_path / kind, saved))
+    run = runs.save(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"no score with the settings depth=0\.9"):
+        Calibration.from_run(run, depth=0.9)
     saved = runs.content()
-    for name in [name for name in saved["stats"] if name.startswith("asmi_settings")]:
-        del saved["stats"][name]
-    with pytest.raises(ValueError, match="has not saved asmi_settings"):
-        Reference.from_run(runs.save(tmp_path / "run", saved))
-    with pytest.raises(ValueError, match="only runs with the callback RunRecord write a manifest"):
-        Reference.from_run(runs.save(tmp_path / "bare", about={}))
+    del saved["estimations"]["sequence", METHODS["adapt"]]
+    with pytest.raises(ValueError, match="no score with the settings method='adapt'"):
+        Calibration.from_run(runs.save(tmp_path / "two variants", saved), method="adapt")
 
 
-def test_read_back_sorted_and_formatted(scores, again, reference):
-    content = json.loads(json.dumps(again.to_dict()))
-    assert Score.from_dict(content) == replace(again, reference=None)
-    assert Score.from_dict(content | {"row": 3, "mine": 1}, reference) == again
-    assert Score.from_dict(content, reference).verdict == again.verdict
-    assert [*map(float, sorted(scores))] == sorted(map(float, scores))
-    assert f"{again:.4f}" == f"{again.score:.4f}"
-    assert f"{again}" == repr(again)
-    parts = again.with_spans([[1, 4]])
-    assert Score.from_dict(json.loads(json.dumps(parts.to_dict()))).offsets == ((1, 4),)
-    with pytest.raises(ValueError, match="this is no saved score"):
-        Score.from_dict({"score": 1.0})
-    with pytest.raises(TypeError):
-        again < "text"  # noqa: B015
-
-
-def test_probability_of_error_has_its_interval(reference, again):
-    ranking = replace(reference, prr=reference.prr._replace(low=0.1))
-    one = replace(again, reference=ranking)
-    found = one.probability_of_error
-    assert found.value == one.error_probability
-    assert 0 <= found.low < found.high <= 1
-    assert replace(again, reference=replace(ranking, prr=-ranking.prr)).probability_of_error is None
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({}, 'wanted "correct" .* got neither: no field'),
-        ({"answer": " 7", "label": 1}, "got neither: the fields answer, label"),
-        ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
-        ({"correct": "yes"}, "correct must be true or false, got 'yes'"),
-        ({"quality": "good"}, "quality must be a number"),
-        ({"quality": math.nan}, "quality must be a number"),
-    ],
-)
-def test_labels_that_are_none(content, message):
-    with pytest.raises(ValueError, match=message):
-        is_wrong(content)
-
-
-def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, reference, tmp_path):
-    lines = [json.loads(line) for line in scored.read_text().splitlines()][:12]
-
-    def calibrated(rows, name):
-        """The reference, and how many rows were scored anew."""
-        out = tmp_path / f"{name}.jsonl"
-        found = calibrate_rows(rows, scorer, 0.4, 0.8, out=out, resamples=20)
-        again = calibrate_rows(rows, scorer, 0.4, 0.8, out=out, resamples=20)  # takes it up
-        assert (again.scores, again.decision) == (found.scores, found.decision)
-        assert found.n == 12
-        return found, len(out.read_text().splitlines()) if out.exists() else 0
-
-    whole, anew = calibrated(lines, "whole")
-    assert (set(whole.scores) <= set(reference.scores), anew) == (True, 0)
-    plain = {"prompt", "answer", "correct", "cluster", "id"}
-    for name, change, expected in (
-        ("moved", lambda _, line: line | {"score": 1.1 * line["score"]}, 12),
-        ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 7) else line, 2),
-        ("others", lambda i, line: line | {"settings": line["settings"] | {"num_masks": 5 - i % 2}},
-         6),
-        ("told", lambda i, line: line | {"tokens": None} if i else line, 11),
-        ("some", lambda i, line: {k: line[k] for k in plain} if i > 8 else line, 3),
-        ("model", lambda _, line: line | {"model": "other"}, 12),
-    ):  # fmt: skip
-        found, anew = calibrated([change(i, line) for i, line in enumerate(lines)], name)
-        assert anew == expected, name
-        if name != "edited":
-            assert found.scores == pytest.approx(whole.scores, abs=NO_INFORMATION), name
-
-
-def test_labels():
-    assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
-    assert [is_wrong({"quality": value}) for value in (0.49, 0.5, 1)] == [True, False, False]
-    assert is_wrong({"quality": 0.6}, 0.7)
-
-
-def test_rows_that_cannot_be_used(scorer):
-    rows = labelled(4)
-    for number, changed, message in (
-        (0, {"correct": None}, "row 1: wanted"),
-        (1, {"answer": None}, 'row 2: no "answer"'),
-        (1, {"answer": ""}, "row 2: the answer is empty: such answers are never accepted"),
-        (2, {"cluster": None}, "some rows have a"),
-        (3, {"prompt": PROMPT * 100}, "row 4 cannot be scored"),
-    ):
-        some = [row | changed if i == number else row for i, row in enumerate(rows)]
-        with pytest.raises(ValueError, match=message):
-            calibrate_rows(some, scorer, 0.1)
-    for same in (True, False):
-        with pytest.raises(ValueError, match="nothing can be learnt"):
-            calibrate_rows([row | {"correct": same} for row in rows], scorer, 0.1)
-    with pytest.raises(ValueError, match="signal must be best, score or one of"):
-        calibrate_rows(rows, scorer, 0.1, signal="magic")
-    with pytest.raises(ValueError, match="there is no row"):
-        calibrate_rows([], scorer, 0.1)
-
-
-def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scorer):
-    rows = labelled(12)
-    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    told = []
-    found, expected = (
-        calibrate_rows(some, scorer, 0.4, 0.8, resamples=20, progress=lambda *at: told.append(at))
-        for some in ([*rows, blank], rows)
-    )
-    assert found == expected
-    assert told[:13] == [(done, 13) for done in range(1, 14)]
-    with pytest.raises(ValueError, match="no row holds an answer"):
-        calibrate_rows([blank], scorer, 0.1)
-
-
-def as_a_run(place, scores, rows, metrics):
-    """What a benchmark would have saved of scored rows."""
-    columns = {
-        "asmi_mi_d60": "mi", "asmi_agreement_d60": "agreement", "asmi_entropy": "entropy",
-        "asmi_log_likelihood": "log_likelihood", "greedy_tokens": "id",
-    }  # fmt: skip
-    stats = {
-        name: [np.array([getattr(token, own) for token in one.tokens]) for one in scores]
-        for name, own in columns.items()
-    }
-    stats |= {
-        "input_texts": [row["prompt"] for row in rows],
-        "greedy_texts": [one.scored_text for one in scores],
-        "asmi_settings_d60": [one.settings for one in scores],
-        "asmi_prompt_length": [one.prompt_tokens for one in scores],
-    }
-    about = runs.manifest(len(rows)) | {
-        "rows": {"ids": [row["id"] for row in rows],
-                 "clusters": [str(row["cluster"]) for row in rows]},
-        "model": {"path": scores[0].model},
-    }  # fmt: skip
-    config = ASMIConfig(top_k=8, stop=["\n"])
-    content = {
-        "estimations": {("sequence", str(config)): [float(one) for one in scores]},
-        runs.METHODS: runs.described(config),
-        "gen_metrics": {("sequence", name): values for name, values in metrics.items()},
-        "stats": stats,
-        "metrics": {},
-        "state": "Initialized",
-    }
-    return runs.save(place, content, about)
-
-
-def test_a_run_gives_the_reference_of_its_rows(scores, scorer, reference, tmp_path):
-    rows = labelled()
-    silent = scorer.score(PROMPT, "\n")
-    rows.append({"prompt": PROMPT, "id": "silent", "cluster": "own", "correct": True})
-    right = [float(row["correct"]) for row in rows]
-    metrics = {"Rouge_rougeL": [1.0 - one for one in right], "ReferenceInAnswer": right}
-    place = as_a_run(tmp_path / "run", [*scores, silent], rows, metrics)
-    found = calibrate_run(
-        place, scorer, 0.4, 0.8, signal="perplexity", metric="ReferenceInAnswer", resamples=50
-    )
-    assert found.decision == reference.decision
-    assert found.promises == reference.promises
-    assert found.signals == reference.signals
-    assert found.recommendation == reference.recommendation
-    assert found.settings.items() >= scorer.fingerprints().items()
-    assert not found.other_settings(scores[0].settings | {"model": scores[0].model})
-    other = calibrate_run(place, scorer, 0.4, 0.8, signal="perplexity", resamples=50)
-    assert (other.quality, found.quality) == ("Rouge_rougeL", "ReferenceInAnswer")
-    assert other.decision != found.decision
-    with pytest.raises(ValueError, match="has no quality metric 'AlignScore', but"):
-        calibrate_run(place, scorer, 0.4, metric="AlignScore")
-    # The same answers under other masks.
-    moved = [replace(one, score=1.1 * float(one)) for one in scores]
-    moved_run = as_a_run(tmp_path / "moved", moved, rows[:-1], {"right": right[:-1]})
-    with pytest.raises(ValueError, match="when scored anew: the run is of other weights"):
-        calibrate_run(moved_run, scorer, 0.4)
-
-
-def test_passages_are_found_by_their_prompts():
-    passages = [
-        "The ferry Ondine was built in Brask in 1931 by three brothers. " * 3,
-        "Kites are flown in Sorell every spring, the blue ones first of all. " * 3,
-    ]
-    prompts = [
-        f"Answer from the passage.\n{passage}\nQuestion: {question}\nAnswer:"
-        for passage in passages
-        for question in ("Who?", "When was that, and where?", "Why?")
-    ]
-    assert [key == context_clusters(prompts)[0] for key in context_clusters(prompts)] == (
-        [True] * 3 + [False] * 3
-    )
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    assert len(set(context_clusters(chats))) == 2
-    apart = [f"Question: who was the {word}?" for word in WORDS]
-    assert len(set(context_clusters(apart))) == len(WORDS)
-    assert len(set(context_clusters(["same"] * 3))) == 1
-
-
-def test_drift_is_told_without_labels(reference, scores):
-    assert reference.drifts(scores) == []
-    moved = [replace(one, msp=one.msp + 100, prompt_tokens=500) for one in scores]
-    found = {drift.name: str(drift) for drift in reference.drifts(moved)}
-    assert set(found) == {"msp", "prompt_tokens"}
-    assert found["msp"].startswith("msp is distributed otherwise than in the reference: median")
-    assert reference.drifts(moved[:10]) == []
-
-
-def test_an_answer_unlike_all_of_the_reference(reference, again):
-    for name, said in (("prompt_tokens", "The number of the prompt's tokens 900 lies beyond"),
-                       ("msp", "The answer's MSP 900 lies beyond")):  # fmt: skip
-        one = replace(again, reference=reference, **{name: 900})
-        assert any(line.startswith(said) for line in one.verdict)
-    usual = {name: values[3] for name, values in reference.usual.items() if name != "score"}
-    known = replace(again, **usual)
-    assert not any("lies beyond" in line for line in known.verdict)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("command")
-    tiny_lm.save(place / "model")
-    rows = "".join(json.dumps(row) + "\n" for row in labelled())
-    (place / "rows.jsonl").write_text(rows)
-    return place
-
-
-def run(*arguments):
-    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    return found.exit_code, " ".join(found.output.split())
-
-
-OPTIONS = ("--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n")
-
-
-def test_from_rows_to_decisions_by_command(folder):
-    model = folder / "model"
-    code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 0.4,
-                     "--confidence", 0.8, "--out", folder / "reference.json", *OPTIONS,
-                     "--figure", folder / "promises.svg",
-                     "--reliability", folder / "reliability.svg")  # fmt: skip
-    assert code == 0, said
-    found = Reference.load(folder / "reference.json")
-    assert f"Decision {found.decision}." in said
-    assert found.recommendation in said
-    assert "answers of nothing" not in said
-    assert (folder / "promises.svg").stat().st_size > 1000
-    assert (folder / "reliability.svg").stat().st_size > 1000
-    files = ("--reference", folder / "reference.json", "--out", folder / "out.jsonl")
-    given = ("--model", model, "--prompt-file", folder / "rows.jsonl")
-    code, said = run("score", *given, *OPTIONS, *files)
-    assert code == 0, said
-    lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    accepted = [line["accept"] for line in lines]
-    for answer, name in ((True, "accepted"), (False, "refused"), (None, "undecided")):
-        number = accepted.count(answer)
-        assert (f"{number} {name}" in said) == bool(number)
-    bare = folder / "bare.jsonl"  # the same, where nothing was wanted of tokens
-    bare.write_text("".join(json.dumps(line | {"tokens": None}) + "\n" for line in lines))
-    code, again = run("score", *given, *OPTIONS, *files[:3], bare, "--tokens", "none")
-    assert code == 0, again
-    assert f"{accepted.count(True)} accepted" in again or not any(accepted)
-    limit = found.decision.found.threshold
-    if limit is not None:
-        values = [line["signals"][found.decision.signal] for line in lines]
-        assert accepted == [value <= limit for value in values]
-    code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 1.4,
-                     "--out", folder / "reference.json")  # fmt: skip
-    assert code != 0
-    assert "risk must lie strictly between 0 and 1, got 1.4" in said
-    given = ("--model", model, "--risk", 0.4, "--out", folder / "reference.json")
-    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
-    (folder / "few.jsonl").write_text(few)
-    code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
-    assert code == 0, said
-    assert "1 answers of nothing left out: `score` never accepts one." in said
-    for own, message in (
-        ((folder / "rows.jsonl", "--metric", "TokenF1"), "--metric is for --run"),
-        (("--run", folder, "--right-from", 0.3), "--scored and --right-from are for ROWS"),
-    ):
-        code, said = run("calibrate", *own, *given)
-        assert code == 2
-        assert message in said
+def test_a_folder_with_several_runs(tmp_path):
+    first = runs.save(tmp_path / "runs")
+    other = runs.save(tmp_path / "other", runs.content(shift=1.0))
+    other.rename(first.with_name("ue_manager_seed2"))
+    with pytest.raises(ValueError, match=r"holds 2 runs over other answers: name one"):
+        Calibration.from_run(first.parent)

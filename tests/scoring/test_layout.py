@@ -12,7 +12,7 @@ from lm_polygraph_asmi.scoring import page
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.scoring.conftest import PROMPT
 from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
-from tests.scoring.test_result import judged
+from tests.scoring.test_result import tested
 from tests.tiny_lm import whitebox
 
 pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is installed")
@@ -44,7 +44,7 @@ def scores(tokenizer):
 @pytest.fixture(scope="module")
 def several(scores):
     short = [scores[name] for name in ("code", "cjk", "arabic", "emoji")]
-    return [judged(short[1]), *short]
+    return [tested(short[1]), *short]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_an_answer(scores, measured, name, width):
 
 
 def test_every_table_has_a_narrow_shape():
-    """One that does not say in how many columns stacks its cells at 400 px."""
+    """One that does not say in how many columns stacks its settings at 400 px."""
     template = Path(page.__file__).with_name("page.html.jinja").read_text()
     tables = re.findall(r"<table[^>]*>", template)
     assert len(tables) >= 3

@@ -61,21 +61,21 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
 
 
 @pytest.mark.parametrize(
-    ("reference", "error", "message"),
+    ("calibration", "error", "message"),
     [
         (
             "no such run",
             FileNotFoundError,
             "neither a manager file .*: there is nothing of that name",
         ),
-        ("", ValueError, "reference is an empty path"),
+        ("", ValueError, "calibration run is an empty path"),
         ("none.json", FileNotFoundError, "none.json"),
     ],
 )
-def test_a_reference_is_read_before_anything_is_loaded(reference, error, message, monkeypatch):
+def test_a_reference_is_read_before_anything_is_loaded(calibration, error, message, monkeypatch):
     monkeypatch.setattr(loading, "load_model", None)
     with pytest.raises(error, match=message):
-        score("no such model", PROMPT, " Brask", reference=reference)
+        score("no such model", PROMPT, " Brask", calibration=calibration)
 
 
 def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
@@ -172,11 +172,11 @@ def test_the_version():
 
 
 def test_words_are_completed_as_the_help_says():
-    told = CliRunner().invoke(main, ["-h"]).stdout
-    (variable,) = re.findall(r"(_\w+_COMPLETE)=bash_source", told)
+    shown = CliRunner().invoke(main, ["-h"]).stdout
+    (variable,) = re.findall(r"(_\w+_COMPLETE)=bash_source", shown)
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,score\n"
     typed |= {"COMP_WORDS": "polygraph_asmi score --ref", "COMP_CWORD": "2"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
-    assert shown.stdout == "plain,--reference\n"
+    assert shown.stdout == "plain,--calibration\n"

@@ -7,14 +7,14 @@ from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
 from rich.console import Console
+from rich.groups import cell_len
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
-from lm_polygraph_asmi.scoring import Reference, Token
+from lm_polygraph_asmi.scoring import Calibration, Token
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -26,10 +26,10 @@ def found(model, tokenizer):
     )
 
 
-def reference_for(found, **changed) -> Reference:
+def reference_for(found, **changed) -> Calibration:
     """Ten answers of the same model, half of them wrong, around this one."""
     own = float(found)
-    made = Reference(
+    made = Calibration(
         name="tiny, squad",
         method="Sem-ASMI (60%, K=64)",
         model=found.model,
@@ -48,8 +48,8 @@ def reference_for(found, **changed) -> Reference:
     return replace(made, **changed)
 
 
-def judged(found, **changed):
-    return replace(found, reference=reference_for(found, **changed))
+def tested(found, **changed):
+    return replace(found, calibration=reference_for(found, **changed))
 
 
 def test_score_is_the_mean_over_counted_tokens(found):
@@ -73,7 +73,7 @@ def test_unit_range_and_direction(found):
 
 
 def test_the_boundary_of_the_paper_is_always_said(found):
-    for one in (found, judged(found)):
+    for one in (found, tested(found)):
         assert "faithfulness" in one.verdict[-1]
         assert "closed-book recall it is of no use" in one.verdict[-1]
 
@@ -81,18 +81,18 @@ def test_the_boundary_of_the_paper_is_always_said(found):
 def test_without_a_reference_no_verdict(found):
     assert found.percentile is found.error_probability is found.confident_but_fragile is None
     said = " ".join(found.verdict)
-    assert "No verdict: without a reference run" in said
+    assert "No verdict: without a calibration run run" in said
     assert "Sem-ASMI was not found to tell more of errors than probability" in said
     assert "hangs on the prompt and on the masked layer" in said
     assert "%" not in said
 
 
 def test_with_a_reference_that_ranks(found):
-    one = judged(found)
+    one = tested(found)
     assert one.percentile == 50
     assert one.error_probability == pytest.approx((4 + 0.5) / (5 + 1))
     assert one.confident_but_fragile is True
-    assert "Higher than 50 % of the reference run" in one.verdict[1]
+    assert "Higher than 50 % of the calibration run run" in one.verdict[1]
     assert "0.50 [0.10, 0.80]" in one.verdict[1]
     assert one.verdict[2].startswith("Confident but fragile")
     assert "mark of the whole answer" in one.verdict[2]
@@ -104,14 +104,14 @@ def test_with_a_reference_that_ranks(found):
     [(0.9, 1, True), (0.9, 0, True), (0.9, -1, False), (1.0, 1, False), (1.1, 1, False)],
 )
 def test_confident_but_fragile_by_the_medians_of_the_run(found, median, msp_above, marked):
-    one = judged(found, median=median * float(found), msp_median=found.msp + msp_above)
+    one = tested(found, median=median * float(found), msp_median=found.msp + msp_above)
     assert one.confident_but_fragile is marked
     assert any(line.startswith("Confident but fragile") for line in one.verdict) == marked
 
 
 def test_a_probability_that_no_float_holds(found):
     """Of long answers: "0 is above 0" would say nothing."""
-    one = judged(replace(found, msp=812.4), msp_median=900.0)
+    one = tested(replace(found, msp=812.4), msp_median=900.0)
     for shown in (one.verdict[2], one.to_html()):
         assert "e^-812" in shown
         assert "e^-900" in shown
@@ -119,9 +119,9 @@ def test_a_probability_that_no_float_holds(found):
 
 @pytest.mark.parametrize("interval", [(0.3, -0.1, 0.6), (0.3, 0.0, 0.6), (0.3, np.nan, np.nan)])
 def test_with_a_reference_that_does_not_rank(found, interval):
-    one = judged(found, prr=Interval(*interval))
+    one = tested(found, prr=Interval(*interval))
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
-    assert one.verdict[1].startswith("No verdict: on the reference run")
+    assert one.verdict[1].startswith("No verdict: on the calibration run run")
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 
@@ -130,31 +130,31 @@ def test_with_a_reference_of_another_score(found, name):
     other = {"num_masks": 7, "scope": "response", "closing_token": False, "method": "asmi",
              "stop": ["\n"]}  # fmt: skip
     settings = reference_for(found).settings | {name: other[name]}
-    one = judged(found, settings=settings)
+    one = tested(found, settings=settings)
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
     assert f"other settings ({name} {other[name]} there, " in one.verdict[1]
-    assert "% of the reference run" not in one.to_html()
+    assert "% of the calibration run run" not in one.to_html()
 
 
 def test_with_a_reference_of_another_model(found):
-    one = replace(judged(found, model="some/other"), model="models/this")
+    one = replace(tested(found, model="some/other"), model="models/this")
     assert one.percentile is None
     assert "other settings (model other there, this here)" in one.verdict[1]
 
 
 def test_a_reference_goes_with_the_call(model, tokenizer, tmp_path):
     run = runs.save(tmp_path / "run")
-    settings = {"num_masks": runs.MASKS, "mask_rate": 0.1, "reference": run.parent}
+    settings = {"num_masks": runs.MASKS, "mask_rate": 0.1, "calibration": run.parent}
     one = score(model, PROMPT, " Brask", tokenizer=tokenizer, **settings)
-    assert one.reference == Reference.from_run(run)
-    one.reference.save(tmp_path / "saved.json")
-    settings["reference"] = str(tmp_path / "saved.json")
+    assert one.calibration == Calibration.from_run(run)
+    one.calibration.save(tmp_path / "saved.json")
+    settings["calibration"] = str(tmp_path / "saved.json")
     again = score(model, PROMPT, " Brask", tokenizer=tokenizer, **settings)
     assert again.verdict == one.verdict
     # The planted run has its layer 3 masked, this model its layer 2.
     assert "other settings (layer 3 there, 2 here)" in one.verdict[1]
-    raw = score(model, PROMPT, " Brask", tokenizer=tokenizer, method="asmi", reference=run)
-    assert raw.reference.method == "ASMI (60%, K=64)"
+    raw = score(model, PROMPT, " Brask", tokenizer=tokenizer, method="asmi", calibration=run)
+    assert raw.calibration.method == "ASMI (60%, K=64)"
 
 
 def test_a_masking_response_near_zero(model, tokenizer, found):
@@ -173,7 +173,7 @@ def test_to_dict_is_json(model, tokenizer, found):
     adapt = score(
         model, PROMPT, " Brask", tokenizer=tokenizer, method="adapt", samples=[" a", " b"]
     )
-    for one in (found, judged(found), judged(found, prr=Interval(0.3, np.nan, np.nan)), adapt):
+    for one in (found, tested(found), tested(found, prr=Interval(0.3, np.nan, np.nan)), adapt):
         content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
         assert content["score"] == float(one)
         assert content["tokens"] == [asdict(token) for token in one.tokens]
@@ -182,7 +182,7 @@ def test_to_dict_is_json(model, tokenizer, found):
         assert content["percentile"] == one.percentile
         assert content["error_probability"] == one.error_probability
         assert content["confident_but_fragile"] == one.confident_but_fragile
-        assert content["reference"] == (one.reference and "tiny, squad")
+        assert content["calibration"] == (one.calibration and "tiny, squad")
 
 
 def test_to_df(found):
@@ -248,34 +248,34 @@ def test_bars_follow_the_shade(found):
     assert len(set(bars)) >= 5
 
 
-def test_an_arm_of_the_falsifier_is_named_wherever_its_number_stands(model, tokenizer):
+def test_an_condition_of_the_falsifier_is_named_wherever_its_number_stands(model, tokenizer):
     """In the name, in words, in the settings, on the page; the score is that of its engine."""
     heads = score(model, PROMPT, " the mill", tokenizer=tokenizer, num_masks=5, mask_rate=0.4)
     found = score(
         model, PROMPT, " the mill", tokenizer=tokenizer, num_masks=5, mask_rate=0.4,
-        perturbation="mlp", dose=2.0,
+        perturbation="mlp", perturbation_scale=2.0,
     )  # fmt: skip
     assert float(found) != float(heads)
     assert found.settings["perturbation"] == "mlp"
-    assert found.label == "Sem-ASMI (mlp, dose=2)"
-    assert repr(found).startswith("Score(Sem-ASMI (mlp, dose=2) ")
-    assert "Not the method: masks change mlp, dose=2 in the layer" in found.verdict[1]
-    assert "<h2>Sem-ASMI (mlp, dose=2) " in found.to_html()
+    assert found.label == "Sem-ASMI (mlp, scale=2)"
+    assert repr(found).startswith("Score(Sem-ASMI (mlp, scale=2) ")
+    assert "Not the method: masks change mlp, scale=2 in the layer" in found.verdict[1]
+    assert "<h2>Sem-ASMI (mlp, scale=2) " in found.to_html()
     assert not any("Not the method" in line for line in heads.verdict)
 
 
-def test_a_reference_of_heads_says_nothing_of_an_arm(found):
+def test_a_reference_of_heads_says_nothing_of_an_condition(found):
     run = reference_for(found)
     own = run.settings | {"model": run.model}
     assert run.other_settings(own) == []
-    assert run.other_settings(own | {"perturbation": "mlp", "dose": 0.5}) == [
+    assert run.other_settings(own | {"perturbation": "mlp", "perturbation_scale": 0.5}) == [
         "perturbation heads there, mlp here",
-        "dose None there, 0.5 here",
+        "scale None there, 0.5 here",
     ]
 
 
 def test_unknown_perturbations_are_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
         score("no such folder", "a prompt", perturbation="dropout")
-    with pytest.raises(FileNotFoundError, match="neither a number nor a file of doses"):
-        score("no such folder", "a prompt", perturbation="mlp", dose="nowhere.json")
+    with pytest.raises(FileNotFoundError, match="neither a number nor a file of scales"):
+        score("no such folder", "a prompt", perturbation="mlp", perturbation_scale="nowhere.json")

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from lm_polygraph_asmi import stream
-from lm_polygraph_asmi.model import Memory, run_unmasked, scoring_session, states_seen
+from lm_polygraph_asmi.model import PrefixCache, run_unmasked, scoring_session, states_seen
 from lm_polygraph_asmi.model.layer_call import KeyValueTap
 from lm_polygraph_asmi.scoring import engine as engine_module
 from lm_polygraph_asmi.scoring.engine import Engine
@@ -63,8 +63,8 @@ def known_to(passes):
 @EITHER
 @pytest.mark.parametrize("family", CONFIGS)
 def test_own_answers_of_every_family(family, attention, passes, monkeypatch):
-    """Once the first was held against whole passes, the prompt is run once, and so is the answer
-    in layers that are not masked."""
+    """Once the first was held against full forward passes, the prompt is run once, and so is the
+    answer in layers that are not masked."""
     if (family, attention) == ("gemma2-softcap", "sdpa"):
         pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
     tiny, ran, update = whitebox(family), [], KeyValueTap.update
@@ -96,18 +96,20 @@ def test_sequences_of_every_kind(kind):
     """A longer one, one that parts from it early, and one that repeats it; or none is reused."""
     name, overrides, layer, _ = KINDS[kind]
     model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
-    memory, first = Memory(), sequence(14)
+    prefix_cache, first = PrefixCache(), sequence(14)
     other = torch.cat([first[:4], sequence(9, seed=8)])
     for ids, prompt in ((first, 9), (sequence(20), 17), (other, 7), (other, 12)):
-        known = memory.common(model, ids[: prompt - 1].tolist()) if engine.remembers(model) else 0
+        known = (
+            prefix_cache.common(model, ids[: prompt - 1].tolist()) if engine.remembers(model) else 0
+        )
         given = (model, ids[:prompt], ids[prompt:].tolist())
-        found, expected = engine.score(*given, memory=memory), engine.score(*given)
+        found, expected = engine.score(*given, prefix_cache=prefix_cache), engine.score(*given)
         (mi,) = (name for name in found if name.startswith("asmi_mi_"))
         for statistic in (mi, "asmi_entropy", "asmi_log_likelihood"):
             np.testing.assert_allclose(
                 found[statistic], expected[statistic], rtol=0, atol=allowed(model, ids)
             )
-        assert (memory.input_ids == ids[:-1].tolist()) is engine.remembers(model)
+        assert (prefix_cache.input_ids == ids[:-1].tolist()) is engine.remembers(model)
     assert known == (11 if engine.remembers(model) else 0)
 
 
@@ -118,7 +120,7 @@ def remembered(model, ids, prompt, layers, before=0, guesses=0):
         before: positions that were known before; hidden states are those behind them.
         guesses: tokens behind the last that are run and taken back.
     """
-    memory, cache = Memory(), DynamicCache()
+    prefix_cache, cache = PrefixCache(), DynamicCache()
     with scoring_session(model):
         if before:
             model(ids[None, :before], past_key_values=cache)
@@ -129,8 +131,8 @@ def remembered(model, ids, prompt, layers, before=0, guesses=0):
             if guesses:
                 model(ids[None, :guesses], past_key_values=cache)
                 cache.crop(-guesses)
-        memory.take(model, ids.tolist(), cache, seen(), before)
-    return memory
+        prefix_cache.take(model, ids.tolist(), cache, seen(), before)
+    return prefix_cache
 
 
 def test_states_of_other_passes_or_layers_are_not_taken():
@@ -142,8 +144,8 @@ def test_states_of_other_passes_or_layers_are_not_taken():
     tiny, ids = tiny_model("llama").double(), sequence(14)
     other = torch.cat([ids[:-3], sequence(3, seed=8)])
     longer = torch.cat([ids, sequence(2, seed=8)])
-    ways = {}
-    for name, memory, asked, prompt, layers in (
+    strategies = {}
+    for name, prefix_cache, asked, prompt, layers in (
         ("nobody has seen", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
         ("all of it", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
         ("a cut answer", remembered(tiny, ids, 9, [1]), ids[:-3], 9, [1]),
@@ -158,9 +160,9 @@ def test_states_of_other_passes_or_layers_are_not_taken():
         ("one token", remembered(tiny, ids, 9, [1]), ids, 1, [1]),
     ):
         with scoring_session(tiny):
-            found = run_unmasked(tiny, asked, prompt, layers, "response", memory)
+            found = run_unmasked(tiny, asked, prompt, layers, "response", prefix_cache)
             expected = run_unmasked(tiny, asked, prompt, layers, "response")
-        ways[name] = found.remembered
+        strategies[name] = found.remembered
         close(found.final_hidden, expected.final_hidden)
         assert (found.by_length, found.devices) == (expected.by_length, expected.devices)
         for layer in layers:
@@ -172,7 +174,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
         for layer, known in expected.known.items():
             for own, plain in zip(found.known[layer], known, strict=True):
                 close(own, plain)
-    assert ways == dict.fromkeys(ways, "keys") | {
+    assert strategies == dict.fromkeys(strategies, "keys") | {
         "all of it": "states", "a cut answer": "states", "behind a known start": "states",
         "another prompt": "nothing", "one token": "nothing",
     }  # fmt: skip
@@ -189,8 +191,8 @@ def test_own_answers_of_every_kind(kind, passes):
         expected = engine.score(*given)
         if not remembers:
             continue
-        memory = remembered(model, ids, prompt, engine.layers(model))
-        own = engine.score(*given, memory=memory)
+        prefix_cache = remembered(model, ids, prompt, engine.layers(model))
+        own = engine.score(*given, prefix_cache=prefix_cache)
         (mi,) = (name for name in own if name.startswith("asmi_mi_"))
         most = allowed(model, ids)
         for statistic in (mi, "asmi_entropy", "asmi_log_likelihood"):
@@ -214,17 +216,19 @@ def test_states_of_a_batch_are_not_one_sequences():
 
 @pytest.mark.parametrize("wrong", ["keys", "states"])
 def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
-    """What an earlier sequence left is held against whole passes before it counts."""
+    """What an earlier sequence left is held against full forward passes before it counts."""
     tiny, ids = whitebox().model, sequence(14)
     engine = Engine(**SETTINGS)
     given = (tiny, ids[:9], ids[9:].tolist())
     expected = engine.score(*given)
-    memory = remembered(tiny, ids, 9, engine.layers(tiny) if wrong == "states" else ())
+    prefix_cache = remembered(tiny, ids, 9, engine.layers(tiny) if wrong == "states" else ())
     if wrong == "keys":
-        memory.layers = [(key, value + 1) for key, value in memory.layers]
+        prefix_cache.layers = [(key, value + 1) for key, value in prefix_cache.layers]
     else:
-        memory.states = {layer: states.flip(-1) for layer, states in memory.states.items()}
-    found = engine.score(*given, memory=memory)
+        prefix_cache.states = {
+            layer: states.flip(-1) for layer, states in prefix_cache.states.items()
+        }
+    found = engine.score(*given, prefix_cache=prefix_cache)
     np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
     assert "known keys are not reused" in caplog.text
     assert not engine.remembers(tiny)
@@ -233,15 +237,18 @@ def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
 def test_another_model_knows_nothing():
     """Nor does the same one with other weights: what it kept is forgotten, not mended."""
     tiny, ids = tiny_model("llama"), sequence(14)
-    engine, memory = Engine(**SETTINGS), Memory()
+    engine, prefix_cache = Engine(**SETTINGS), PrefixCache()
     given = ids[:9], ids[9:].tolist()
-    engine.score(tiny, *given, memory=memory)
-    assert memory.common(tiny, ids[:8].tolist()) == 8
-    assert memory.common(tiny_model("llama"), ids[:8].tolist()) == 0
+    engine.score(tiny, *given, prefix_cache=prefix_cache)
+    assert prefix_cache.common(tiny, ids[:8].tolist()) == 8
+    assert prefix_cache.common(tiny_model("llama"), ids[:8].tolist()) == 0
     with torch.no_grad():
         tiny.get_input_embeddings().weight.mul_(1.5)
-    assert memory.common(tiny, ids[:8].tolist()) == 0
-    found, expected = engine.score(tiny, *given, memory=memory), engine.score(tiny, *given)
+    assert prefix_cache.common(tiny, ids[:8].tolist()) == 0
+    found, expected = (
+        engine.score(tiny, *given, prefix_cache=prefix_cache),
+        engine.score(tiny, *given),
+    )
     np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
     assert engine.remembers(tiny)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.scoring import Reference
+from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT
 from lm_polygraph_asmi.scoring.page import visible
@@ -74,7 +74,7 @@ def test_rows_of_a_file(tmp_path):
     assert found[0].content == ROWS[0]
     assert found[4].content == ROWS[1]
     assert "not JSON" in found[1].content["error"]
-    wanted = 'wanted an object with a "prompt", got '
+    wanted = 'expected an object with a "prompt", got '
     assert found[2].content == {"error": wanted + "a list"}
     assert found[3].content == {"error": wanted + "the fields answer"}
     odd = {"prompt": "a\u2028b\x85c\n"}  # line breaks to Python, not to JSON lines
@@ -283,19 +283,19 @@ def test_command_that_streams(command, model, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "expected"),
     [("none", None), ("compact", set(COMPACT)), ("full", {field.name for field in fields(Token)})],
 )
-def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, told):
+def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, expected):
     source, out = write(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl"
     done = command(source, "--out", out, "--tokens", tokens)
     assert done.exit_code == 0, done.output
     (line,) = written(out)
     assert line["score"] > 0
-    if told is None:
+    if expected is None:
         assert line.get("tokens") is None
     else:
-        assert {frozenset(token) for token in line["tokens"]} == {frozenset(told)}
+        assert {frozenset(token) for token in line["tokens"]} == {frozenset(expected)}
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_command_reads_the_reference_of_the_source(command, tmp_path):
     source.write_text(PROMPT)
     done = command(
         "--prompt-file", source, "--source", "context", "--scope", "response",
-        "--reference", runs.save(tmp_path / "run"), model="no such model",
+        "--calibration", runs.save(tmp_path / "run"), model="no such model",
     )  # fmt: skip
     assert done.exit_code == 1
     assert "has no score with the settings" in done.stderr.replace("\n", " ")
@@ -393,15 +393,15 @@ def test_command_with_a_reference(command, tmp_path):
     source = tmp_path / "prompt.txt"
     source.write_text(PROMPT)
     run = runs.save(tmp_path / "run")
-    Reference.from_run(run).save(tmp_path / "saved.json")
-    for reference in (run, run.parent, tmp_path / "saved.json"):
-        done = command("--prompt-file", source, "--reference", reference)
+    Calibration.from_run(run).save(tmp_path / "saved.json")
+    for calibration in (run, run.parent, tmp_path / "saved.json"):
+        done = command("--prompt-file", source, "--calibration", calibration)
         assert done.exit_code == 0, done.output
-        assert "the reference run used other settings" in done.stdout
+        assert "the calibration run run used other settings" in done.stdout
     (tmp_path / "other.json").write_text("{}")
-    done = command("--prompt-file", source, "--reference", tmp_path / "other.json")
+    done = command("--prompt-file", source, "--calibration", tmp_path / "other.json")
     assert done.exit_code == 1
-    assert "is not a saved reference" in done.stderr
+    assert "is not a saved calibration run" in done.stderr
     assert "Traceback" not in done.output
 
 
@@ -426,23 +426,23 @@ def test_command_with_all_settings(command, folder, tmp_path):
 
 
 def test_command_that_saves_a_reference(tmp_path):
-    run, out = runs.save(tmp_path / "run"), tmp_path / "reference.json"
+    run, out = runs.save(tmp_path / "run"), tmp_path / "calibration.json"
     for variant in ("sem", "asmi"):
-        words = ["reference", str(run), "--method", variant, "--out", str(out)]
+        words = ["calibration", str(run), "--method", variant, "--out", str(out)]
         done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
         assert done.exit_code == 0, done.output
-        expected = Reference.from_run(run, method=variant)
-        assert Reference.load(out) == expected
+        expected = Calibration.from_run(run, method=variant)
+        assert Calibration.load(out) == expected
         assert expected.ground in done.stdout
     for words, message in (
         (
             [str(run), "--depth", "0.9", "--out", str(out)],
             "no score with the settings depth=0.9",
         ),
-        ([str(run), "--out", str(tmp_path / "reference")], "name a .json file"),
+        ([str(run), "--out", str(tmp_path / "calibration")], "name a .json file"),
         ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "No such file"),
     ):
-        done = CliRunner().invoke(main, ["reference", *words])
+        done = CliRunner().invoke(main, ["calibration", *words])
         assert done.exit_code != 0
         assert message in done.stderr
         assert isinstance(done.exception, SystemExit)
@@ -479,10 +479,13 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
     ("arguments", "message"),
     [
         (["--answer", ""], "--answer is empty"),
-        (["--reference", "."], "nor a folder that holds one: LM-Polygraph writes ue_manager_seed1"),
-        (["--reference", "prompt.txt"], "is not a run saved by LM-Polygraph"),
-        (["--reference", "other.json"], "is not a saved reference"),
-        (["--reference", "rows.jsonl"], "line 1 of rows.jsonl is no scored row with labels"),
+        (
+            ["--calibration", "."],
+            "nor a folder that holds one: LM-Polygraph writes ue_manager_seed1",
+        ),
+        (["--calibration", "prompt.txt"], "is not a run saved by LM-Polygraph"),
+        (["--calibration", "other.json"], "is not a saved calibration run"),
+        (["--calibration", "rows.jsonl"], "line 1 of rows.jsonl is no scored row with labels"),
     ],
 )
 def test_command_refuses_before_it_loads(command, tmp_path, monkeypatch, arguments, message):
@@ -507,25 +510,25 @@ def test_commands_with_labelled_parts(command, tmp_path):
     assert (
         command("--prompt-file", write(source, labelled), "--out", scored, *as_run).exit_code == 0
     )
-    made = CliRunner().invoke(main, ["reference", str(scored), "--out", str(saved)])
+    made = CliRunner().invoke(main, ["calibration", str(scored), "--out", str(saved)])
     assert made.exit_code == 0, made.output
-    expected = Reference.from_spans(scored)
-    assert Reference.load(saved) == expected
+    expected = Calibration.from_spans(scored)
+    assert Calibration.load(saved) == expected
     assert (expected.n, expected.errors, expected.clusters) == (8, 2, 4)
     prompt, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
     prompt.write_text(PROMPT)
     answers = runs.save(tmp_path / "run")
     arguments = ["--prompt-file", prompt, "--answer", " In. It.", "--out", out]
-    done = command(*arguments, "--reference", saved, "--reference", answers)
+    done = command(*arguments, "--calibration", saved, "--calibration", answers)
     assert done.exit_code == 0, done.output
     (line,) = written(out)
-    assert (line["span_reference"], line["reference"]) == ("scored.jsonl", "tiny model, squad")
+    assert (line["span_calibration"], line["calibration"]) == ("scored.jsonl", "tiny model, squad")
     assert {part["validated"] for part in line["spans"]} == {expected.ranks}
     assert expected.ground in " ".join(done.stdout.split())
-    again = command(*arguments, "--reference", saved, "--reference", answers)
+    again = command(*arguments, "--calibration", saved, "--calibration", answers)
     assert again.stdout.rstrip().endswith(f"1 were in {out} already.")
-    twice = command(*arguments, "--reference", saved, "--reference", scored)
-    assert "two references of parts" in twice.stderr
+    twice = command(*arguments, "--calibration", saved, "--calibration", scored)
+    assert "two calibration runs of parts" in twice.stderr
 
 
 def test_load(folder):
@@ -573,7 +576,7 @@ def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"score": 77, "reference": "mine"}, r"has the fields \['reference', 'score'\]"),
+        ({"score": 77, "calibration": "mine"}, r"has the fields \['calibration run', 'score'\]"),
         ({"spans": [], "verdict": "good"}, r"has the fields \['spans', 'verdict'\]"),
         ({"answer": " Brask", "offsets": [[0, 99]]}, "a span must lie within the 10 characters"),
         ({"answer": [1.5]}, "text or a list of token ids"),

@@ -14,7 +14,7 @@ from transformers import MambaConfig, MambaForCausalLM
 import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.saved.names import saved_stats
+from lm_polygraph_asmi.results.names import saved_stats
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.model.test_device_map import on_disk, state
@@ -507,6 +507,6 @@ def test_without_a_pad_token(ending, tokenizer):
 
 def test_public_names():
     assert lm_polygraph_asmi.score is score
-    assert {"Reference", "Score", "available_stat_calculators", "score"} <= set(
+    assert {"Calibration", "Score", "available_stat_calculators", "score"} <= set(
         lm_polygraph_asmi.__all__
     )

@@ -12,12 +12,12 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import asked, border_warning, stop_warning
+from lm_polygraph_asmi.scoring.text import border_warning, parse_request, stop_warning
 from tests import tiny_lm
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import judged
+from tests.scoring.test_result import tested
 from tests.scoring.test_text import CHAT, MESSAGES
 
 ANSWERED = [*MESSAGES, {"role": "assistant", "content": " Brask"}]
@@ -96,7 +96,7 @@ class TestChats:
             (ANSWERED[1:], None, "the assistant's message alone"),
         ):
             with pytest.raises(ValueError, match=message):
-                asked(messages, answer)
+                parse_request(messages, answer)
 
     @pytest.mark.parametrize(
         ("messages", "message"),
@@ -115,7 +115,7 @@ class TestChats:
 
     def test_calls_of_tools_have_no_text(self):
         called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
-        assert asked([*MESSAGES, called, *MESSAGES]).prompt[1] == called
+        assert parse_request([*MESSAGES, called, *MESSAGES]).prompt[1] == called
 
     def test_content_in_parts(self, model, chat):
         parts = [{"type": "text", "text": PROMPT[:7]}, {"type": "text", "text": PROMPT[7:]}]
@@ -139,7 +139,7 @@ class TestNothing:
         found = score(model, PROMPT, answer, tokenizer=tokenizer, stop=stop)
         assert found.answered is False
         assert found.verdict[1].startswith("No verdict: the model answered nothing.")
-        marked = judged(found)
+        marked = tested(found)
         assert marked.percentile is marked.error_probability is None
         assert marked.confident_but_fragile is None
         assert marked.verdict[1] == found.verdict[1]
@@ -267,10 +267,10 @@ def test_answers_that_would_be_misread(model, tokenizer, answer):
         score(model, PROMPT, answer, tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("reference", [3, {"format": 2}, [3]])
-def test_what_is_no_reference_is_refused_at_once(reference):
-    with pytest.raises(ValueError, match="reference must be a Reference, or the path"):
-        Scorer(None, reference=reference)
+@pytest.mark.parametrize("calibration", [3, {"format": 2}, [3]])
+def test_what_is_no_reference_is_refused_at_once(calibration):
+    with pytest.raises(ValueError, match="calibration run must be a Calibration, or the path"):
+        Scorer(None, calibration=calibration)
 
 
 class TestMemory:
@@ -291,9 +291,9 @@ class TestMemory:
         tight = Engine(**settings, memory_budget=int(budget))
         for engine in (loose, tight):
             engine.score(model, prompt, response[:1])  # the check of the model's layers
-        with PeakMemory() as memory:
+        with PeakMemory() as prefix_cache:
             found = tight.score(model, prompt, response)
-        assert memory.peak < budget
+        assert prefix_cache.peak < budget
         if top_k == 500:
             expected = loose.score(model, prompt, response)
             for name in ("asmi_mi_d60", "asmi_agreement_d60", "asmi_entropy"):

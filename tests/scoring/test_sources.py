@@ -10,11 +10,11 @@ from lm_polygraph_asmi import maths, score
 from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.model import run_unmasked, scoring_session, subnetwork_log_probs
 from lm_polygraph_asmi.model.sources import head_parts
-from lm_polygraph_asmi.saved.names import masked_head_stats
+from lm_polygraph_asmi.results.names import masked_head_stats
 from lm_polygraph_asmi.scoring.context import passages_of
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from tests import reference
+from tests import brute_force
 from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -74,7 +74,7 @@ def test_statistics_follow_from_the_log_probs(example, by_source, source, of, co
     )  # fmt: skip
     *rows, without, own = log_probs
     rows = torch.stack(rows)
-    information = reference.mutual_information(rows, TOP_K)
+    information = brute_force.mutual_information(rows, TOP_K)
     np.testing.assert_allclose(found["mi"], information, atol=1e-5)
     mean = maths.disagreement(maths.union_support(rows, TOP_K)).divergence_from_mean
     np.testing.assert_allclose(found["kl"], mean, atol=1e-5)
@@ -117,11 +117,11 @@ def test_every_listed_statistic_is_written_and_no_other(example):
 
 
 def test_the_prompt_without_the_context(example, tmp_path):
-    """As a whole pass over what is left of it says; kept like everything else."""
+    """As a full forward pass over what is left of it says; kept like everything else."""
     model, prompt, response = example
     given = {"scope": "response", "without_context": True, **FEW}
-    journal = str(tmp_path / "journal")
-    found = Engine(journal=journal, **given).score(*example, SPANS)
+    result_cache = str(tmp_path / "result_cache")
+    found = Engine(result_cache=result_cache, **given).score(*example, SPANS)
     ids = torch.cat([prompt, torch.tensor(response)]).tolist()
     inside = {place for span in SPANS for place in range(*span)}
     left = [token for place, token in enumerate(ids) if place not in inside]
@@ -134,7 +134,7 @@ def test_the_prompt_without_the_context(example, tmp_path):
     expected = divergence(rows[0][answer], rows[1][answer])
     np.testing.assert_allclose(found["asmi_without_context_kl"], expected, atol=1e-5)
     assert min(expected) > 1e-3
-    again = Engine(journal=journal, **given).score(*example, SPANS)
+    again = Engine(result_cache=result_cache, **given).score(*example, SPANS)
     for name in ("asmi_without_context_kl", "asmi_without_context_seconds"):
         np.testing.assert_array_equal(again[name], found[name])
     ours = {"asmi_closing", "asmi_token_texts"}
@@ -145,9 +145,9 @@ def test_the_prompt_without_the_context(example, tmp_path):
 
 def test_journal(example, tmp_path):
     """What was scored without sources serves a run with them; another context is another entry."""
-    journal = str(tmp_path / "journal")
-    Engine(scope="response", journal=journal, **FEW).score(*example)
-    both = Engine(scope="response", sources=["all", "context"], journal=journal, **FEW)
+    result_cache = str(tmp_path / "result_cache")
+    Engine(scope="response", result_cache=result_cache, **FEW).score(*example)
+    both = Engine(scope="response", sources=["all", "context"], result_cache=result_cache, **FEW)
     first = both.score(*example, SPANS[:1])
     assert first["asmi_reused_depths"] == 0  # not all of the depth
     again = both.score(*example, SPANS[:1])
@@ -159,7 +159,7 @@ def test_journal(example, tmp_path):
     other = both.score(*example, SPANS[1:])
     assert other["asmi_reused_depths"] == 0
     assert (other["asmi_mi_d60_context"] != first["asmi_mi_d60_context"]).all()
-    only = Engine(scope="response", journal=journal, **FEW).score(*example)
+    only = Engine(scope="response", result_cache=result_cache, **FEW).score(*example)
     assert only["asmi_reused_depths"] == 1
 
 

@@ -8,7 +8,7 @@ import torch
 
 from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import (
-    Memory,
+    PrefixCache,
     attention_of,
     readout,
     scoring_session,
@@ -18,7 +18,7 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Streamer
-from tests import reference
+from tests import brute_force
 from tests.families import CONFIGS
 from tests.model.test_device_map import state
 from tests.model.test_kinds import KINDS, masks, sequence
@@ -84,7 +84,7 @@ def test_every_kind(kind, attention):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_of_every_kind(kind):
-    """Against whole passes with a hook, at each position."""
+    """Against full forward passes with a hook, at each position."""
     name, overrides, layer, projection = KINDS[kind]
     if "shared_transf" in projection:
         pytest.skip("two layers share the projection")
@@ -100,7 +100,7 @@ def test_steps_of_every_kind(kind):
         found = torch.cat([readout(model, rows) for rows in states], dim=1)
     index = written.index
     axis = 0 if type(model.get_submodule(projection.format(layer))).__name__ == "Conv1D" else 1
-    slow = reference.subnetwork_log_probs(
+    slow = brute_force.subnetwork_log_probs(
         model, projection.format(layer), axis, ids, 11, masks(), "response"
     )
     assert (found[index].exp() - slow.exp()).abs().sum(-1).max() / 2 < 1e-4
@@ -196,20 +196,20 @@ def test_what_is_wrong_with_settings():
 
 
 def test_hooks_of_others_are_refused():
-    """They may do another thing at each position: nothing but whole passes is believed."""
+    """They may do another thing at each position: nothing but full forward passes is believed."""
     tiny = whitebox()
     handle = tiny.model.model.layers[0].register_forward_hook(lambda *_: None)
     try:
         with pytest.raises(RuntimeError, match="while it writes: it has hooks"):
             next(stream(tiny, PROMPT, **PLAIN))
-        assert not Memory.serves(tiny.model)
+        assert not PrefixCache.serves(tiny.model)
     finally:
         handle.remove()
-    assert Memory.serves(tiny.model)
+    assert PrefixCache.serves(tiny.model)
 
 
 def test_wrong_steps_are_refused(monkeypatch):
-    """The steps are held against whole passes before the first token is believed."""
+    """The steps are held against full forward passes before the first token is believed."""
     everything = stepwise.OneSequence._allowed
     monkeypatch.setattr(
         stepwise.OneSequence, "_allowed", lambda *given: torch.ones_like(everything(*given))

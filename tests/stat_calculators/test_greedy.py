@@ -7,7 +7,7 @@ import pytest
 import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
-from lm_polygraph_asmi.saved.manifest import write_manifest
+from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.greedy import (
@@ -203,7 +203,8 @@ def test_nothing_is_held_for_passes_that_run_the_prompt_again(model, masks):
 def test_windows_are_not_mistaken_for_the_start(saved):
     """At a sliding window's edge a cache of the model's own holds the last positions alone.
 
-    Rows below it come first: they are checked against whole passes, and those after them trusted.
+    Rows below it come first: they are checked against full forward passes, and those after them
+        trusted.
     """
     words = [
         "Who",

@@ -10,7 +10,7 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
 from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
-from lm_polygraph_asmi.saved.names import masked_head_stats
+from lm_polygraph_asmi.results.names import masked_head_stats
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from tests.tiny_lm import whitebox
@@ -343,8 +343,8 @@ def assert_same(found, expected):
 
 
 def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch):
-    journal = str(tmp_path)
-    first = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], journal=journal))
+    result_cache = str(tmp_path)
+    first = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], result_cache=result_cache))
     assert first.pop("asmi_reused_depths") == [0] * len(TEXTS)
     plain = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9]))
     plain.pop("asmi_reused_depths")
@@ -355,11 +355,13 @@ def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("lm_polygraph_asmi.scoring.engine.run_unmasked", refuse)
-        again = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], journal=journal))
+        again = run(
+            model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], result_cache=result_cache)
+        )
     assert again.pop("asmi_reused_depths") == [2] * len(TEXTS)
     assert_same(again, first)  # the seconds are those of the scoring
 
-    more = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.9, 0.2], journal=journal))
+    more = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.9, 0.2], result_cache=result_cache))
     assert more["asmi_reused_depths"] == [1] * len(TEXTS)
     np.testing.assert_array_equal(more["asmi_mi_d90"][0], first["asmi_mi_d90"][0])
 
@@ -378,8 +380,8 @@ def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch
     ids=str,
 )
 def test_another_setting_is_another_entry(model, tmp_path, changed):
-    run(model, TEXTS[:1], MaskedHeadsCalculator(journal=str(tmp_path)))
-    found = run(model, TEXTS[:1], MaskedHeadsCalculator(**changed, journal=str(tmp_path)))
+    run(model, TEXTS[:1], MaskedHeadsCalculator(result_cache=str(tmp_path)))
+    found = run(model, TEXTS[:1], MaskedHeadsCalculator(**changed, result_cache=str(tmp_path)))
     assert found.pop("asmi_reused_depths") == [0]
     fresh = run(model, TEXTS[:1], MaskedHeadsCalculator(**changed))
     fresh.pop("asmi_reused_depths")
@@ -387,10 +389,10 @@ def test_another_setting_is_another_entry(model, tmp_path, changed):
 
 
 def test_another_model_is_another_entry(model, tmp_path):
-    run(model, TEXTS[:1], MaskedHeadsCalculator(journal=str(tmp_path)))
+    run(model, TEXTS[:1], MaskedHeadsCalculator(result_cache=str(tmp_path)))
     other = whitebox("llama-tied")
     stats = greedy(model, TEXTS[:1])  # the same answer
-    found = MaskedHeadsCalculator(journal=str(tmp_path))(stats, TEXTS[:1], other)
+    found = MaskedHeadsCalculator(result_cache=str(tmp_path))(stats, TEXTS[:1], other)
     assert found["asmi_reused_depths"] == [0]
 
 

@@ -7,7 +7,7 @@ from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.scoring.engine import NO_EVIDENCE
 from lm_polygraph_asmi.stat_calculators import ResponseDiversityCalculator
-from tests import reference
+from tests import brute_force
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?"]
@@ -18,7 +18,7 @@ def model():
     return whitebox()
 
 
-def brute_force(model, text: str, samples: list[list[int]]) -> float:
+def diversity(model, text: str, samples: list[list[int]]) -> float:
     prompt = model.tokenize([text])["input_ids"][0]
     embeddings = []
     for sample in samples:
@@ -26,16 +26,14 @@ def brute_force(model, text: str, samples: list[list[int]]) -> float:
         with torch.no_grad():
             states = model.model(input_ids=ids, output_hidden_states=True).hidden_states
         embeddings.append(states[2][0, -1])
-    return reference.response_diversity(torch.stack(embeddings))
+    return brute_force.response_diversity(torch.stack(embeddings))
 
 
 def test_equals_separate_passes_over_what_the_host_sampled(model):
     torch.manual_seed(0)
     samples = SamplingGenerationCalculator(samples_n=5)({}, TEXTS, model, 6)["sample_tokens"]
     found = ResponseDiversityCalculator()({"sample_tokens": samples}, TEXTS, model)
-    expected = [
-        brute_force(model, text, tokens) for text, tokens in zip(TEXTS, samples, strict=True)
-    ]
+    expected = [diversity(model, text, tokens) for text, tokens in zip(TEXTS, samples, strict=True)]
     assert found["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
     assert min(expected) > 0.01
     assert found["asmi_num_responses"] == [5, 5]
@@ -45,7 +43,7 @@ def test_one_token_samples_are_embedded_at_their_token(model):
     samples = [[5], [9]]
     found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, TEXTS[:1], model)
     assert found["asmi_diversity"][0] == pytest.approx(
-        brute_force(model, TEXTS[0], samples), abs=1e-5
+        diversity(model, TEXTS[0], samples), abs=1e-5
     )
 
 

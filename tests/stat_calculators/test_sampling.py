@@ -57,20 +57,20 @@ def test_a_prompt_of_one_token(model):
 
 
 def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
-    first = SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 6)
+    first = SeededSamplingCalculator(3, result_cache=str(tmp_path))({}, TEXTS, model, 6)
 
     def refuse(*_, **__):
         raise AssertionError("drawn again")
 
     monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refuse)
-    again = SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 6)
+    again = SeededSamplingCalculator(3, result_cache=str(tmp_path))({}, TEXTS, model, 6)
     assert again["sample_tokens"] == first["sample_tokens"]
     assert again["seconds_samples"] == first["seconds_samples"]
     for changed in ({"samples_n": 4}, {"samples_n": 3, "seed": 1}):
         with pytest.raises(AssertionError, match="drawn again"):
-            SeededSamplingCalculator(**changed, journal=str(tmp_path))({}, TEXTS, model, 6)
+            SeededSamplingCalculator(**changed, result_cache=str(tmp_path))({}, TEXTS, model, 6)
     with pytest.raises(AssertionError, match="drawn again"):
-        SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 7)
+        SeededSamplingCalculator(3, result_cache=str(tmp_path))({}, TEXTS, model, 7)
     for settings, name, value in (
         (model.generation_parameters, "temperature", 1.0),
         (model.model.generation_config, "eos_token_id", [2, 5]),
@@ -79,7 +79,7 @@ def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(settings, name, value)
             with pytest.raises(AssertionError, match="drawn again"):
-                SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 6)
+                SeededSamplingCalculator(3, result_cache=str(tmp_path))({}, TEXTS, model, 6)
     monkeypatch.setattr(model.generation_parameters, "top_p", 0.5)
     with pytest.raises(AssertionError, match="drawn again"):
-        SeededSamplingCalculator(3, journal=str(tmp_path))({}, TEXTS, model, 6)
+        SeededSamplingCalculator(3, result_cache=str(tmp_path))({}, TEXTS, model, 6)

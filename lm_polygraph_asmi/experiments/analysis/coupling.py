@@ -14,7 +14,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     SEED,
     Interval,
     check_rows,
-    cluster_draws,
+    cluster_bootstrap_weights,
     finite,
     percentile_interval,
 )
@@ -149,7 +149,9 @@ def correlations(
     ranks = [_Ranks(column) for column in columns]
     found = [_matrices(ranks, np.ones((1, len(units)), dtype=int))]
     if len(set(units)) > 1:
-        found += [_matrices(ranks, counts) for counts in cluster_draws(units, resamples, seed)]
+        found += [
+            _matrices(ranks, counts) for counts in cluster_bootstrap_weights(units, resamples, seed)
+        ]
     return np.concatenate(found)
 
 

@@ -172,7 +172,7 @@ def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> Permuta
 
 
 def redrawn_masks(
-    redraws: int, num_masks: int, num_heads: int, mask_rate: float, sampler: str, seed: int = 0
+    other_seeds: int, num_masks: int, num_heads: int, mask_rate: float, sampler: str, seed: int = 0
 ) -> np.ndarray:
     """(R, S, H) head masks as `maths.sample_head_masks` draws them, without torch; 1 = kept.
 
@@ -185,13 +185,13 @@ def redrawn_masks(
         [[8, 8, 8, 8], [8, 8, 8, 8]]
     """
     rng = np.random.default_rng(seed)
-    uniform = rng.random((redraws, num_masks, num_heads), dtype=np.float32)
+    uniform = rng.random((other_seeds, num_masks, num_heads), dtype=np.float32)
     if sampler == "bernoulli":
         return uniform >= mask_rate
     if sampler != "balanced":
         raise ValueError(f"mask_sampler must be bernoulli or balanced, got {sampler!r}")
     times, fraction = divmod(mask_rate * num_masks, 1)
-    once_more = rng.random((redraws, 1, num_heads)) < fraction
+    once_more = rng.random((other_seeds, 1, num_heads)) < fraction
     return uniform.argsort(1).argsort(1) >= np.maximum(times + once_more, 1)
 
 
@@ -238,7 +238,7 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     divergence, given = np.asarray(kl, dtype=float), np.asarray(masks)
     if divergence.ndim != 2 or given.ndim != 2 or len(divergence) != len(given):
         raise ValueError(
-            "wanted kl (S, T) and masks (S, H) with as many rows, one a subnetwork, got "
+            "expected kl (S, T) and masks (S, H) with as many rows, one a subnetwork, got "
             f"{divergence.shape} and {given.shape}"
         )
     if not len(given) or not given.shape[1]:

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     SEED,
     Interval,
     check_rows,
-    cluster_draws,
+    cluster_bootstrap_weights,
     percentile_interval,
     wilson_interval,
 )
@@ -83,7 +83,7 @@ def flip_differences(
         drawn = np.full((1, table.shape[1]), np.nan)
     else:
         drawn = np.concatenate(
-            [_means(table, counts) for counts in cluster_draws(units, resamples, seed)]
+            [_means(table, counts) for counts in cluster_bootstrap_weights(units, resamples, seed)]
         )
     drawn[:, np.ptp(table, axis=0) == 0] = np.nan
     return [
@@ -135,7 +135,7 @@ def flip_contrasts(
         drawn = np.concatenate(
             [
                 _means(tables[0], counts[:, :split]) - _means(tables[1], counts[:, split:])
-                for counts in cluster_draws(units, resamples, seed)
+                for counts in cluster_bootstrap_weights(units, resamples, seed)
             ]
         )
     drawn[:, (np.ptp(tables[0], axis=0) == 0) & (np.ptp(tables[1], axis=0) == 0)] = np.nan

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import wilson_interval
-from lm_polygraph_asmi.analysis.clusters import cluster_draws, percentile_interval, percentiles
+from lm_polygraph_asmi.analysis.clusters import (
+    cluster_bootstrap_weights,
+    percentile_interval,
+    percentiles,
+)
 from lm_polygraph_asmi.experiments.analysis import flip_contrasts, flip_differences, flip_rates
 from tests.analysis.simulation import coverage, keys
 
@@ -13,7 +17,10 @@ def test_rates_are_means_with_intervals_over_examples():
     rng = np.random.default_rng(0)
     flips = (rng.random((40, 3)) < [0.2, 0.5, 0.8]).astype(float)
     found = flip_rates(flips, keys(10, 4), resamples=200)
-    rows = [np.repeat(np.arange(40), c) for c in np.concatenate([*cluster_draws(keys(10, 4), 200)])]
+    rows = [
+        np.repeat(np.arange(40), c)
+        for c in np.concatenate([*cluster_bootstrap_weights(keys(10, 4), 200)])
+    ]
     for k, rate in enumerate(found):
         assert rate.value == flips[:, k].mean()
         twin = np.percentile([flips[own, k].mean() for own in rows], percentiles(10))
@@ -49,7 +56,7 @@ def test_two_groups_are_drawn_with_their_shared_units():
     units = [f"e{i}" for i in rng.integers(0, 5, 15)]
     found = flip_contrasts(first, units[:9], second, units[9:], resamples=40)
     table, drawn = np.concatenate([first, second]), []
-    for counts in cluster_draws(units, 40):
+    for counts in cluster_bootstrap_weights(units, 40):
         for times in counts:
             groups = []
             for own in (range(9), range(9, 15)):

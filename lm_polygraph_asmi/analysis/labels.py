@@ -1,0 +1,101 @@
+"""Does a result depend on the correctness label? Thresholds, wrong labels, length of answers."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import kendalltau, rankdata
+
+from lm_polygraph_asmi.analysis.clusters import Interval, finite
+from lm_polygraph_asmi.analysis.comparison import auroc
+
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
+"""Quality from which an answer counts as right."""
+
+
+def auroc_by_label(
+    scores: Mapping[str, ArrayLike],
+    qualities: Mapping[str, ArrayLike],
+    thresholds: Sequence[float] = THRESHOLDS,
+) -> dict[tuple[str, float], dict[str, float]]:
+    """AUROC of every method under every metric at every threshold.
+
+    Args:
+        scores: method -> (n,), higher = more uncertain.
+        qualities: metric -> (n,), higher = better.
+
+    Returns:
+        (metric, threshold) -> method -> AUROC; correctness labels that call all answers alike are
+        left out.
+
+    Example:
+        >>> scores, qualities = {"msp": [0.3, 0.1, 0.9]}, {"ROUGE-L": [0.9, 0.6, 0.2]}
+        >>> auroc_by_label(scores, qualities, thresholds=[0.5, 0.7])  # is the middle answer right?
+        {('ROUGE-L', 0.5): {'msp': 1.0}, ('ROUGE-L', 0.7): {'msp': 0.5}}
+    """
+    found = {}
+    for metric, quality in qualities.items():
+        for threshold in thresholds:
+            wrong = finite(quality=quality) < threshold
+            if wrong.any() and not wrong.all():
+                found[metric, threshold] = {m: auroc(s, wrong) for m, s in scores.items()}
+    return found
+
+
+def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Kendall's tau-b between two rankings of the same methods; NaN where one ranks none.
+
+    Raises:
+        ValueError: a method stands in one of them alone.
+
+    Example:
+        >>> round(same_order({"msp": 0.8, "asmi": 0.9}, {"asmi": 0.7, "msp": 0.6}), 2)
+        1.0
+    """
+    if set(one) != set(other):
+        alone = ", ".join(sorted(set(one) ^ set(other)))
+        raise ValueError(
+            f"both rankings must be of the same methods; in one of them alone: {alone}"
+        )
+    return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
+
+
+def label_noise(found: Interval) -> float:
+    """Wrong labels that would erase a verdict "ranks errors", or that may hide one.
+
+    With a share e0 of the answers called right in truth wrong, and e1 of those called wrong in
+    truth right, both at random, AUROC - 0.5 is (1 - e0 - e1) of what it is in truth. Its interval
+    is taken to keep its width.
+
+    Args:
+        found: AUROC with its interval.
+
+    Returns:
+        e0 + e1: positive, if the interval excludes 0.5: so much noise on top would make it hold
+        0.5. Negative, if it holds 0.5: with so much noise in the labels there are, the AUROC behind
+        them is one whose interval would exclude 0.5. NaN where undefined, or at exactly 0.5.
+
+    Example:
+        >>> round(label_noise(Interval(0.7, 0.6, 0.8)), 2)  # with it, 0.2 above chance is 0.1
+        0.5
+        >>> round(label_noise(Interval(0.55, 0.45, 0.65)), 2)  # without it, 0.05 would be 0.1
+        -0.5
+    """
+    gap = abs(found.value - 0.5)
+    width = found.value - found.low if found.value > 0.5 else found.high - found.value
+    if np.isnan(width) or gap == 0 or width == 0:
+        return float("nan")
+    return float(1 - width / gap) if found.excludes(0.5) else float(gap / width - 1)
+
+
+def strata(values: ArrayLike, parts: int = 3) -> np.ndarray:
+    """(n,) number of the part, from 0, that each value falls into by rank.
+
+    Equal values stay together, so that parts may differ in size, or be fewer.
+
+    Example:
+        >>> strata([5, 1, 9, 1, 7, 3]).tolist()  # low, middle, high
+        [1, 0, 2, 0, 2, 1]
+    """
+    place = (rankdata(finite(values=values), method="average") - 0.5) / len(np.asarray(values))
+    return np.unique(np.floor(place * parts), return_inverse=True)[1]

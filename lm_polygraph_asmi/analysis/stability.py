@@ -1,0 +1,83 @@
+"""How much a score depends on the random masks it was computed with."""
+
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import spearmanr
+
+from lm_polygraph_asmi.analysis.clusters import ordered
+from lm_polygraph_asmi.analysis.prr import normalised_prr
+
+
+class Stability(NamedTuple):
+    """PRR over redraws of the masks, and how alike the redraws rank the answers.
+
+    Attributes:
+        mean, sd, low, high: of the PRR.
+        rank_correlation: mean Spearman correlation over pairs of redraws.
+    """
+
+    mean: float
+    sd: float
+    low: float
+    high: float
+    rank_correlation: float
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
+    """Spearman correlation of two scores of the same answers; NaN where one is constant.
+
+    Raises:
+        ValueError: lengths differ, no answer, or a value is NaN.
+
+    Example:
+        >>> round(rank_correlation([1, 2, 3], [0.1, 0.2, 9.0]), 2)  # only the order counts
+        1.0
+    """
+    one, other = ordered(first=first), ordered(second=second)
+    if one.shape != other.shape or not one.size:
+        raise ValueError(
+            f"expected two scores of each of at least one answer, got {one.shape} and {other.shape}"
+        )
+    if (one == one[0]).all() or (other == other[0]).all():
+        return float("nan")
+    return float(spearmanr(one, other).statistic)
+
+
+def rank_correlations(scores: ArrayLike) -> np.ndarray:
+    """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`.
+
+    Example:
+        >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third turns the order round
+        >>> rank_correlations(scores).round(2).tolist()  # of 1 and 2, 1 and 3, 2 and 3
+        [1.0, -1.0, -1.0]
+    """
+    return np.array([rank_correlation(*pair) for pair in combinations(ordered(scores=scores), 2)])
+
+
+def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
+    """Stability of R redraws (R, n) of one score; source: the paper's stability table.
+
+    Raises:
+        ValueError: fewer than two redraws, lengths that differ, or a value that is NaN.
+
+    Example:
+        >>> found = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
+        >>> found.low < 0 < found.high, round(found.rank_correlation, 2)  # each the other's reverse
+        (True, -1.0)
+    """
+    scores = ordered(scores=scores)
+    if scores.ndim != 2 or len(scores) < 2:
+        raise ValueError(
+            f"scores must have shape (R >= 2, n), a row per redraw, got {scores.shape}"
+        )
+    prr = np.array([normalised_prr(row, quality) for row in scores])
+    return Stability(
+        float(prr.mean()),
+        float(prr.std(ddof=1)),
+        float(prr.min()),
+        float(prr.max()),
+        float(rank_correlations(scores).mean()),
+    )

@@ -1,0 +1,25 @@
+"""What experiments add to the report; `lm_polygraph_asmi.report.items` takes it from here."""
+
+from lm_polygraph_asmi.experiments.items.claims import head_claims
+from lm_polygraph_asmi.experiments.items.controls import (
+    control_verdicts,
+    controls,
+    controls_added,
+    dissociation,
+    findings,
+)
+from lm_polygraph_asmi.experiments.items.heads import (
+    head_concentration,
+    head_coupling,
+    head_errors,
+)
+from lm_polygraph_asmi.experiments.items.probe import causal_differences, causal_probe
+from lm_polygraph_asmi.experiments.items.sources import sources
+
+REPORT_ITEMS = (
+    sources, head_claims, head_concentration, head_coupling, head_errors, causal_probe,
+    causal_differences, control_verdicts, controls, controls_added, dissociation,
+)  # fmt: skip
+"""In the order of the report."""
+
+__all__ = ["REPORT_ITEMS", "findings"]

@@ -1,0 +1,405 @@
+"""Is it the heads? Perturbations of something else on the same answers, and the verdict.
+
+The paper names the test and does not run it: everything here is an addition to it.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.analysis.added import adds_information
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.analysis.verdict import MARGIN, holm
+from lm_polygraph_asmi.experiments.analysis.controls import (
+    MUST_BEAT,
+    ConditionComparison,
+    Verdict,
+    condition_comparisons,
+    corrected_correlation,
+    double_dissociation,
+    verdicts,
+)
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.report.items.boundary import twins
+from lm_polygraph_asmi.report.items.signal import verdict
+from lm_polygraph_asmi.results.run_groups import ConditionRun, RunGroup, Unavailable, pairs_of_rows
+
+SCORES = ("Sem-ASMI", "ASMI")
+OTHERWISE = "no run perturbed anything but heads: needs asmi_controls"
+
+
+class Compared(NamedTuple):
+    """One score of heads, and that of every condition with the same masks and settings.
+
+    Attributes:
+        group: whose answers.
+        symbol: "ASMI" or "Sem-ASMI".
+        heads: name of the method.
+        conditions: what tells the conditions apart, such as "mlp" or "mlp, half the scale" ->
+            condition.
+    """
+
+    group: RunGroup
+    symbol: str
+    heads: str
+    conditions: dict[str, ConditionRun]
+
+    @property
+    def label(self) -> str:
+        return self.group.label
+
+    @property
+    def matched(self) -> dict[str, ConditionRun]:
+        """Conditions at matched effect, by what they perturb: those of the verdict."""
+        return {
+            a.condition: a
+            for a in self.conditions.values()
+            if a.matching == "effect" and a.times == 1
+        }
+
+    def score(self, condition: ConditionRun) -> np.ndarray:
+        return self.group.condition_score(condition, self.symbol)
+
+
+def _name(condition: ConditionRun) -> str:
+    """What a condition is called in a table."""
+    if condition.matching is None:
+        return (
+            condition.condition
+            if condition.perturbation_scale is None
+            else f"{condition.condition}, scale {condition.perturbation_scale:.3g}"
+        )
+    times = "" if condition.times == 1 else f", {condition.times:g} times"
+    return f"{condition.condition}, by {condition.matching}{times}"
+
+
+@cache
+def comparable(group: RunGroup) -> list[Compared]:
+    """What can be compared on a setting: the first draw of each condition, beside heads with its
+    masks."""
+    found: dict[tuple[str, str], dict[str, ConditionRun]] = {}
+    for symbol in SCORES:
+        for condition in group.conditions:
+            try:
+                heads = group.counterpart(condition, symbol)
+                group.condition_score(condition, symbol)
+            except Unavailable:
+                continue
+            found.setdefault((symbol, heads), {}).setdefault(_name(condition), condition)
+    # Of several draws of the masks, that with the most conditions; the others are its redraws.
+    most: dict[str, Compared] = {}
+    for (symbol, heads), conditions in found.items():
+        if symbol not in most or len(conditions) > len(most[symbol].conditions):
+            most[symbol] = Compared(group, symbol, heads, conditions)
+    return list(most.values())
+
+
+def _all(groups: Sequence[RunGroup]) -> Iterator[Compared]:
+    for group in groups:
+        yield from comparable(group)
+
+
+@cache
+def _compared(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
+    """Every condition against heads; see `condition_comparisons`."""
+    (found,) = (one for one in comparable(group) if one.symbol == symbol)
+    scores = {name: found.score(condition) for name, condition in found.conditions.items()}
+    return condition_comparisons(group.score(found.heads), scores, group.quality, group.clusters)
+
+
+def prr_of_heads(one: Compared) -> Interval:
+    """PRR of the score under masked heads; where it holds zero there is little to reproduce."""
+    return next(iter(_compared(one.group, one.symbol).values())).heads
+
+
+def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
+    """The verdict on every setting with conditions at matched effect, Holm over the settings of a
+    score."""
+    said = []
+    for symbol in SCORES:
+        found, comparisons = [], []
+        for one in _all(groups):
+            if one.symbol != symbol or not one.matched:
+                continue
+            try:
+                by_name = _compared(one.group, symbol)
+            except ValueError:
+                continue
+            found.append(one)
+            comparisons.append(
+                {name: by_name[_name(condition)] for name, condition in one.matched.items()}
+            )
+        said += list(zip(found, verdicts(comparisons), strict=True))
+    return said
+
+
+def _counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Numbers of questions as whole numbers, though some are missing."""
+    names = [name for name in table if str(name).startswith("questions")]
+    return table.astype(dict.fromkeys(names, "Int64"))
+
+
+def control_verdicts(groups: Sequence[RunGroup]) -> Items:
+    """special, reproduced or undecided, by the rule that was fixed beforehand."""
+    title = "Is it the heads? The verdict†"
+    said = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
+
+    def compute(one: Compared) -> list[dict[str, Any]]:
+        if not one.matched:
+            raise Unavailable(
+                "no condition at matched effect: needs scales (polygraph_asmi experiments scale)"
+            )
+        found = said[one.group, one.symbol]
+        lacking = [condition for condition in MUST_BEAT if condition not in one.matched]
+        return [
+            {
+                "setting": one.group.label,
+                "context": {True: "given", False: "none", None: "not known"}[one.group.grounded],
+                "score": one.symbol,
+                "PRR of heads": prr_of_heads(one),
+                "verdict": found.outcome,
+                "by": found.condition,
+                "p special, Holm": found.p_special,
+                "p reproduced, Holm": found.p_reproduced,
+                "questions": len(one.group),
+                "questions to decide": found.questions,
+                "conditions": ", ".join(one.matched),
+                "not run": ", ".join(lacking) or None,
+            }
+        ]
+
+    notes = [
+        "The rule, fixed before any label was looked at. Special: the 95 % interval of PRR(heads) "
+        f"minus PRR(condition) lies above zero against both {' and '.join(MUST_BEAT)}, at matched "
+        "effect. Reproduced (the hypothesis fails here): for some condition two one-sided tests "
+        "put the "
+        f"difference within {MARGIN}, or the condition is better. Undecided: all else; an interval "
+        "that "
+        "holds zero is not *reproduced*. p-values: Holm over the settings of a score, not over "
+        "conditions.",
+        "Reproduced says little where heads themselves rank no errors (their PRR interval holds "
+        "zero): there is no signal to reproduce. Questions to decide: with a power of 0.8, if the "
+        "differences found here are the true ones. †: nothing here is in the paper, which names "
+        "the test without running it.",
+    ]
+    return frame(
+        "control_verdicts", title, _all(groups), compute, notes, digits=3, resamples=10_000,
+        p_values=("p special, Holm", "p reproduced, Holm"), finish=_counted,
+        label=lambda one: one.label, otherwise=OTHERWISE,
+    )  # fmt: skip
+
+
+def controls(groups: Sequence[RunGroup]) -> Items:
+    """PRR of heads against every condition and scale."""
+    title = "Heads against other perturbations of the same layer†"
+
+    def compute(one: Compared) -> list[dict[str, Any]]:
+        return [
+            {
+                "setting": one.group.label,
+                "score": one.symbol,
+                "condition": name,
+                "perturbation_scale": one.conditions[name].perturbation_scale,
+                "PRR of heads": found.heads,
+                "PRR of condition": found.condition,
+                "heads minus condition": found.difference,
+                "p equal": found.p_equivalent,
+                "SE": found.standard_error,
+                "questions to differ": found.to_differ,
+                "questions to be equal": found.to_equal,
+            }
+            for name, found in _compared(one.group, one.symbol).items()
+        ]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        panels: dict[str, dict[str, Interval | None]] = {}
+        for _, row in table.iterrows():
+            panels.setdefault(f"{row['setting']}, {row['score']}", {})[row["condition"]] = row[
+                "heads minus condition"
+            ]
+        return figures.forest(panels, "PRR of heads minus PRR of condition")
+
+    notes = [
+        "The same answers, layer, positions, masks and seeds: only what a mask takes away differs. "
+        "Paired 95 % intervals over clusters; p equal: of a difference of at least "
+        f"{MARGIN} in size (two one-sided tests). By norm: scales at which the change of the "
+        "layer's output is as large as that of heads; by effect: at which the mean divergence from "
+        "the unmasked model is, found on other rows and without labels. Norm-matched conditions "
+        "move "
+        "predictions less than heads do, so the verdict is by effect. Questions to differ: that "
+        "would show a difference of this size; to be equal: that would show equivalence if there "
+        "is none. Asterisks and filled markers are of single intervals, adjusted for nothing; the "
+        "verdict is adjusted. Never competing with methods: a condition is no score.",
+    ]
+    return frame(
+        "controls", title, _all(groups), compute, notes, draw, digits=3, resamples=10_000,
+        signed=("heads minus condition",), p_values=("p equal",), finish=_counted,
+        label=lambda one: one.label, otherwise=OTHERWISE,
+    )  # fmt: skip
+
+
+def controls_added(groups: Sequence[RunGroup]) -> Items:
+    """What heads know of errors beyond a condition, and a condition beyond heads."""
+    title = "What heads know beyond another perturbation, and the reverse†"
+
+    def compute(one: Compared) -> list[dict[str, Any]]:
+        group = one.group
+        group.need_errors()
+        msp, entropy = group.need("msp", "entropy")
+        rows = []
+        for name, condition in one.conditions.items():
+            heads, other = group.score(one.heads), one.score(condition)
+            plain, corrected = _correlated(one, condition)
+            row: dict[str, Any] = {
+                "setting": group.label,
+                "score": one.symbol,
+                "condition": name,
+                "ρ": plain,
+                "ρ, corrected": corrected,
+            }
+            for side, signal, given in (("heads", heads, other), ("condition", other, heads)):
+                if np.ptp(signal) == 0:
+                    raise Unavailable(f"the score of {side} is the same for all answers")
+                controls = np.column_stack([msp, entropy, given])
+                beyond = controls
+                if group.lengths is not None:
+                    beyond = np.column_stack([controls, group.lengths])
+                added = adds_information(signal, beyond, group.wrong, group.clusters)
+                found = distinct_signal(signal, controls, group.wrong, group.clusters)
+                row |= {
+                    f"residual AUROC of {side}": found.residual_auroc,
+                    f"z of {side}": added.statistic,
+                    f"p of {side}": added.p_value,
+                    f"way of {side}": added.direction,
+                }
+            rows.append(row)
+        return rows
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        for side in ("heads", "condition"):
+            adjusted = table.groupby(["score", "condition"])[f"p of {side}"].transform(holm)
+            pairs = zip(adjusted, table.pop(f"way of {side}"), strict=True)
+            table[f"{side} add"] = [verdict(p, strategy) for p, strategy in pairs]
+        return table
+
+    notes = [
+        "Residual: of what MSP, H and the other of the two leave linearly, the paper's column. "
+        "Add: generalised covariance given MSP, H, length and the other, Holm over the settings of "
+        "a "
+        "score and condition. ρ: rank correlation of the two over answers; corrected: for how "
+        "alike "
+        "redraws of the masks rank answers, so that 1 means the same but for the draw (needs runs "
+        "of both with another seed).",
+    ]
+    return frame(
+        "controls_added", title, _all(groups), compute, notes, digits=3,
+        p_values=("p of heads", "p of condition"), finish=finish, label=lambda one: one.label,
+        otherwise=OTHERWISE,
+    )  # fmt: skip
+
+
+def _correlated(one: Compared, condition: ConditionRun) -> tuple[Interval, Interval | None]:
+    """Rank correlation of heads and a condition, and the corrected one where both were redrawn."""
+    scores = one.group.score(one.heads), one.score(condition)
+    again = _redrawn(one, condition)
+    if again is None:
+        nan = float("nan")
+        return Interval(rank_correlation(*scores), nan, nan), None
+    return corrected_correlation(scores, again, one.group.clusters)
+
+
+def _redrawn(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
+    """Scores of heads and of a condition with masks of another seed; None where one is missing."""
+
+    group = one.group
+    wanted = group.methods[one.heads]
+    for other in group.conditions:
+        if _name(other) != _name(condition) or other is condition:
+            continue
+        try:
+            heads = group.counterpart(other, one.symbol)
+            if heads != one.heads and group.methods[heads].same_but(wanted, "seed"):
+                return group.score(heads), group.condition_score(other, one.symbol)
+        except Unavailable:
+            continue
+    return None
+
+
+def dissociation(groups: Sequence[RunGroup]) -> Items:
+    """Whether what heads have over a condition is bound to the context."""
+    title = "Double dissociation: heads against a condition, with and without the context†"
+
+    def compute(pair: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
+        opened, closed = pair
+        rows = pairs_of_rows(opened, closed, same_answers=False)
+        if not rows:
+            raise Unavailable("no question is in both runs")
+        ours, theirs = (list(column) for column in zip(*rows, strict=True))
+        clusters = [opened.clusters[i] for i in ours]
+        by_symbol = {one.symbol: one for one in comparable(closed)}
+        found = []
+        for one in comparable(opened):
+            other = by_symbol.get(one.symbol)
+            for name in one.conditions:
+                if other is None or name not in other.conditions:
+                    continue
+                sides = [
+                    (
+                        side.group.score(side.heads)[chosen],
+                        side.score(side.conditions[name])[chosen],
+                        side.group.quality[chosen],
+                    )
+                    for side, chosen in ((one, ours), (other, theirs))
+                ]
+                found.append(
+                    {
+                        "open": opened.label,
+                        "closed": closed.label,
+                        "score": one.symbol,
+                        "condition": name,
+                        "questions": len(ours),
+                        "heads minus condition, open minus closed": double_dissociation(
+                            sides[0], sides[1], clusters
+                        ),
+                    }
+                )
+        if not found:
+            raise Unavailable("no condition was run both with and without the context")
+        return found
+
+    notes = [
+        "PRR(heads) minus PRR(condition) with the passage minus the same closed book, on the "
+        "questions "
+        "that both asked; passages are resampled once for both. Above zero: what heads have over "
+        "the condition is bound to the context, as the paper's account of context routing has it.",
+    ]
+    return frame(
+        "double_dissociation", title, twins(groups), compute, notes, digits=3, resamples=10_000,
+        signed=("heads minus condition, open minus closed",), label=lambda pair: pair[0].label,
+        otherwise="no model was asked the same questions with and without context",
+    )  # fmt: skip
+
+
+def findings(groups: Sequence[RunGroup]) -> list[str]:
+    """First lines of the report: grounded settings whose signal is not special to heads."""
+    lines = []
+    for one, found in verdicts_on(groups):
+        if found.outcome != "reproduced" or one.group.grounded is False:
+            continue
+        ranked = prr_of_heads(one).low > 0
+        none = "" if ranked else " Heads are not known to rank errors here in the first place."
+        few = ", if so few answers may speak" if one.group.too_small else ""
+        lines.append(
+            f"**Not special to heads: {one.group.label}.** {found.condition} at matched effect "
+            "reproduces "
+            f"{one.symbol} or does better (p {found.p_reproduced:.3f}, Holm): the paper's "
+            f"hypothesis fails on this setting by its own criterion{few}.{none}"
+        )
+    return lines

@@ -1,0 +1,448 @@
+"""Which heads carry the disagreement, and whether it goes with uncertainty and errors.
+
+Appendix "Head-Level Structural Analysis" of the paper, from runs that kept their masks and
+divergences (`asmi_heads`). What stands beside the paper's own figures is marked with a dagger.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis.added import adds_information
+from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.analysis.comparison import auroc_interval
+from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.experiments.analysis.coupling import (
+    Coupling,
+    criticality_coupling,
+    high_stratum,
+    sharpening,
+)
+from lm_polygraph_asmi.experiments.analysis.heads import (
+    FEWEST_MASKS,
+    head_criticality,
+    permutation_null,
+    redrawn_masks,
+    redrawn_null,
+    split_half,
+)
+from lm_polygraph_asmi.experiments.items import figures
+from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.report.items.signal import verdict
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+
+OTHER_SEEDS = 200
+"""Of the masks, for the second null."""
+ESTIMATOR = 40
+"""Masks of the paper's estimator: the first of the many that the analysis has."""
+NEGLIGIBLE = 1e-5
+"""Nats of MI_t below which divergences are near rounding errors."""
+DAGGER = "†: not in the paper."
+NEEDS = f"no run kept masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
+
+
+@dataclass(frozen=True, eq=False)
+class Profiles:
+    """The tokens of one setting at one depth, one after the other: (N,) each.
+
+    Attributes:
+        settings: of ASMI.
+        unknown_pairs: pairs of token and head without a criticality.
+        answer, position: row in use of the setting, and place in its answer.
+        closing: whether the token closes its answer.
+        mi, early, half: MI_t of all masks, of the first 40, of the first half; nats.
+        entropy: of the unmasked model, nats.
+        z, p, heads, null: of the permutation null; effective heads and their mean in the null.
+        redrawn: mean effective heads under masks drawn anew.
+        half_z: z_t of the second half of the masks.
+        limit: the largest z_t that one head with all criticality would have.
+        mass: sum of the positive criticality, nats.
+        positive: how many heads have one.
+    """
+
+    settings: dict[str, Any]
+    unknown_pairs: int
+    answer: np.ndarray
+    position: np.ndarray
+    closing: np.ndarray
+    mi: np.ndarray
+    early: np.ndarray
+    half: np.ndarray
+    entropy: np.ndarray
+    z: np.ndarray
+    p: np.ndarray
+    heads: np.ndarray
+    null: np.ndarray
+    redrawn: np.ndarray
+    half_z: np.ndarray
+    limit: np.ndarray
+    mass: np.ndarray
+    positive: np.ndarray
+
+    @property
+    def defined(self) -> np.ndarray:
+        return np.isfinite(self.z)
+
+    @property
+    def high(self) -> np.ndarray:
+        """The high-MI stratum, of the tokens with z_t."""
+        found = np.zeros(len(self.z), dtype=bool)
+        found[self.defined] = high_stratum(self.mi[self.defined])
+        return found
+
+
+def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], int]]:
+    """Columns of `Profiles`, answer by answer, and its pairs without a criticality."""
+    run = group.dissected(depth)
+    assert run is not None
+    used = run.stats[at_depth("asmi_settings", depth)][0]
+    num_masks, num_heads = used["num_masks"], used["num_heads"]
+    others = redrawn_masks(
+        OTHER_SEEDS, num_masks, num_heads, used["mask_rate"], used["mask_sampler"], used["seed"]
+    )
+    saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
+    seeds = run.stats[at_depth("asmi_mask_seed", depth)]
+    for answer, row in group.places(run):
+        kl, masks = (np.asarray(values[row], dtype=float) for values in saved.values())
+        entropy = np.asarray(run.stats["asmi_entropy"][row], dtype=float)
+        tokens = len(entropy)
+        if kl.shape[1] != tokens:
+            raise Unavailable(f"row {row} has {tokens} tokens and divergences of {kl.shape[1]}")
+        closing = np.zeros(tokens, dtype=bool)
+        closing[-1:] = run.stats["asmi_closing"][row]
+        criticality = head_criticality(kl, masks)
+        null = permutation_null(kl, masks, seed=int(seeds[row]))
+        half, of_half = split_half(kl, masks, seed=int(seeds[row]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            limit = (1 - null.null_mean) / null.null_sd
+        yield [
+            np.full(tokens, answer), np.arange(tokens), closing, kl.mean(0),
+            kl[:ESTIMATOR].mean(0), half, entropy, null.z, null.p, null.effective_heads,
+            null.null_effective_heads, redrawn_null(kl, masks, others).null_effective_heads,
+            of_half.z, limit, np.nansum(np.clip(criticality, 0, None), axis=1),
+            np.nansum(criticality > 0, axis=1),
+        ], null.unknown_pairs  # fmt: skip
+
+
+@cache
+def profiles(group: RunGroup, depth: float) -> Profiles:
+    """All that is needed of a setting's tokens at a depth; some seconds for a hundred answers.
+
+    Raises:
+        Unavailable: no run kept masks and divergences, or too few of them.
+    """
+    run = group.dissected(depth)
+    if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
+        raise Unavailable(NEEDS)
+    needed = ("asmi_entropy", "asmi_closing", at_depth("asmi_mask_seed", depth))
+    if lacking := [name for name in needed if not run.stats.get(name)]:
+        raise Unavailable(f"{', '.join(lacking)} not saved")
+    if not group.places(run):
+        raise Unavailable("of the answers with masks none is in use")
+    parts, unknown = zip(*_columns(group, depth), strict=True)
+    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    settings = dict(run.stats[at_depth("asmi_settings", depth)][0])
+    found = Profiles(settings, sum(unknown), *columns)
+    if not found.defined.any():
+        raise Unavailable("masking moves no token: criticality is undefined everywhere")
+    return found
+
+
+def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
+    """Settings with the depths at which heads can be analysed; a setting without any has one, a
+    gap."""
+    return [(group, depth) for group in groups for depth in group.dissected_depths or [group.depth]]
+
+
+def _label(group: tuple[RunGroup, float]) -> str:
+    return group[0].label
+
+
+def _head(group: RunGroup, depth: float) -> dict[str, Any]:
+    return {"setting": group.label, "depth": f"{depth:.0%}"}
+
+
+def _units(group: RunGroup, found: Profiles) -> dict[str, np.ndarray]:
+    """Keys of every token's example, and of its cluster."""
+    return {
+        "examples": found.answer.astype(str),
+        "clusters": np.asarray(group.clusters, dtype=str)[found.answer],
+    }
+
+
+def head_concentration(groups: Sequence[RunGroup]) -> Items:
+    """Effective heads beside those of noise; column "n_eff" of table "op-coupling"."""
+    title = "How few heads carry the disagreement"
+
+    def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
+        group, depth = at_depth
+        found = profiles(group, depth)
+        high, used = found.high, found.settings
+        excess = excess_heads(group, depth)
+        return [
+            _head(group, depth)
+            | {
+                "H": used["num_heads"],
+                "S": used["num_masks"],
+                "tokens": len(found.z),
+                "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
+                "n_eff (high MI)": float(found.heads[high].mean()),
+                "n_eff of noise†": float(np.nanmean(found.null[high])),
+                "of redrawn masks†": float(np.nanmean(found.redrawn[high])),
+                "n_eff minus noise†": excess,
+                "median n_eff": float(np.median(found.heads[high])),
+                "1 / mean HHI": float(1 / (1 / found.heads[high]).mean()),
+                "mean z (high MI)†": float(found.z[high].mean()),
+                "z at most†": float(found.limit[high].mean()),
+                "p < .05 (high MI)†": float((found.p[high] < 0.05).mean()),
+                "p < .05 (all)†": float((found.p[found.defined] < 0.05).mean()),
+                "positive heads": float(found.positive[high].mean()),
+                "without z": int((~found.defined).sum()),
+                "unknown pairs": found.unknown_pairs,
+            }
+        ]
+
+    notes = [
+        "**n_eff says nothing without that of noise, which stands beside it.** Divergences dealt "
+        "to the masks at random have effective heads too: about ten for 32 heads and 300 masks, "
+        "which is all that the paper's 9.1 to 9.7 show; about 3 for 9 heads, 2 for 4. n_eff minus "
+        "noise, with its 95 % interval over clusters: below zero, criticality is more concentrated "
+        "than noise; above, more spread; an interval that holds zero: not known to be other than "
+        "noise.",
+        "Tokens an answer: the paper has 5.56 on CoQA, 14.75 on SQuAD, 2.18 on BabiQA and 4.05 on "
+        "TriviaQA, closing tokens counted; others show another tokenisation or another end. "
+        "n_eff: mean of 1/HHI over the tenth of the tokens with the highest MI_t; median and the "
+        "inverse of the mean index beside it. z: observed index against 1,000 deals, in standard "
+        "deviations of the null; the null is skewed, so z beyond 1.96 is no test, and p is counted "
+        "instead. z at most: what a single head with all criticality would have, which is little "
+        "where heads are few. Without z: tokens without a head of positive criticality, or that no "
+        "mask moves; unknown pairs: token and a head that was never, or always, masked. " + DAGGER,
+    ]
+    return frame(
+        "head_concentration", title, at_all_depths(groups), compute, notes,
+        signed=("n_eff minus noise†",), label=_label,
+    )  # fmt: skip
+
+
+@cache
+def excess_heads(group: RunGroup, depth: float) -> Interval:
+    """Effective heads minus those of noise on the high-MI stratum, over clusters."""
+    found = profiles(group, depth)
+    high = found.high
+    excess = (found.heads - found.null)[high]
+    clusters = _units(group, found)["clusters"][high]
+    return cluster_interval(lambda rows: float(excess[rows].mean()), clusters.tolist())
+
+
+@cache
+def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, Coupling]:
+    """The coupling of a setting at a depth, by how it is read."""
+    found = profiles(group, depth)
+    keys = _units(group, found)[unit]
+    everything = np.ones(len(keys), dtype=bool)
+    readings = {
+        "as in the paper": (found.mi, found.z, everything),
+        "halves of the masks†": (found.half, found.half_z, everything),
+        "first 40 masks' MI": (found.early, found.z, everything),
+        "without closing tokens†": (found.mi, found.z, ~found.closing),
+        "MI above 1e-5†": (found.mi, found.z, found.mi > NEGLIGIBLE),
+    }
+    said = {}
+    for name, (information, z, chosen) in readings.items():
+        rows = chosen & np.isfinite(z)
+        if rows.sum() > 2:
+            said[name] = criticality_coupling(
+                information[rows], found.entropy[rows], z[rows], keys[rows].tolist(),
+                found.position[rows, None],
+            )  # fmt: skip
+    rows = found.defined
+    table = pd.DataFrame(
+        {"mi": found.mi, "entropy": found.entropy, "z": found.z, "unit": keys}
+    )[rows]  # fmt: skip
+    by_answer = table.groupby(found.answer[rows]).agg(
+        {"mi": "mean", "entropy": "mean", "z": "mean", "unit": "first"}
+    )
+    if len(by_answer) > 2:
+        said["means of answers†"] = criticality_coupling(
+            by_answer["mi"], by_answer["entropy"], by_answer["z"], by_answer["unit"].tolist()
+        )
+    return said
+
+
+@cache
+def sharpened(group: RunGroup) -> Interval:
+    """How much stronger the coupling is at the deepest layer than at the operating depth.
+
+    Raises:
+        Unavailable: a single depth, or none.
+    """
+    depths = group.dissected_depths
+    if len(depths) < 2:
+        raise Unavailable("one depth alone was analysed")
+    shallow, deep = (profiles(group, depth) for depth in (depths[0], depths[-1]))
+    rows = shallow.defined & deep.defined
+    keys = _units(group, shallow)["examples"][rows].tolist()
+    pairs = [(found.mi[rows], found.z[rows]) for found in (shallow, deep)]
+    return sharpening(pairs[0], pairs[1], keys)
+
+
+def head_coupling(groups: Sequence[RunGroup]) -> Items:
+    """Table "op-coupling" of the paper, with its controls."""
+    title = "Does disagreement go with concentrated criticality"
+
+    def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
+        by_example, by_cluster = (coupled(*at_depth, unit) for unit in ("examples", "clusters"))
+        return [
+            _head(*at_depth)
+            | {
+                "read": name,
+                "tokens": found.tokens,
+                "examples": found.units,
+                "ρ(MI, z)": found.information,
+                "ρ(H, z)": found.entropy,
+                "ρ(MI, z), clusters†": by_cluster[name].information,
+                "ρ(H, z), clusters†": by_cluster[name].entropy,
+                "difference†": found.difference,
+                "difference, clusters†": by_cluster[name].difference,
+                "ρ(MI, z) given H and position†": found.partial,
+            }
+            for name, found in by_example.items()
+        ]
+
+    notes = [
+        "Spearman correlations over tokens of z_t (higher: criticality is more concentrated than "
+        "that of noise) with MI_t and with the single-pass entropy H_t; difference: the first "
+        "minus the second on the same resamples. 95 % intervals over examples, as in the paper; "
+        "over clusters (questions on one text are dependent), where so marked. The raw index is "
+        "not coupled here: under noise with heavy tails it correlates with MI_t by itself.",
+        "Halves: MI_t of the first half of the masks, z_t of the second, which share no mask. "
+        "Some of the masks have no ensemble of their own in a saved run: their MI_t, that of the "
+        "first 40 too, is their mean divergence from the mean over all masks. "
+        "Means of answers: one value an answer. Given H and position: partial rank correlation. "
+        + DAGGER,
+    ]
+    return frame(
+        "head_coupling", title, at_all_depths(groups), compute, notes,
+        lambda table: figures.coupling(table),
+        signed=(
+            "ρ(MI, z)", "ρ(H, z)", "ρ(MI, z), clusters†", "ρ(H, z), clusters†", "difference†",
+            "difference, clusters†", "ρ(MI, z) given H and position†",
+        ),
+        label=_label,
+    )  # fmt: skip
+
+
+class Answers(NamedTuple):
+    """Answers of a setting that have a token with z_t.
+
+    Attributes:
+        signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
+        known: (all rows in use,) which they are.
+        wrong: (n,).
+        clusters: (n,) keys.
+    """
+
+    signals: pd.DataFrame
+    known: np.ndarray
+    wrong: np.ndarray
+    clusters: list[str]
+
+
+@cache
+def answers(group: RunGroup, depth: float) -> Answers:
+    """What is known of a setting's answers at a depth.
+
+    Raises:
+        Unavailable: no profiles, or no right and wrong answers among them.
+    """
+    found = profiles(group, depth)
+    group.need_errors()
+    rows = found.defined
+    table = pd.DataFrame({"mean z": found.z, "mass": found.mass, "MI": found.mi})[rows]
+    means = table.groupby(found.answer[rows]).mean()
+    known = np.isin(np.arange(len(group)), means.index)
+    wrong = group.wrong[known]
+    if wrong.all() or not wrong.any():
+        raise Unavailable("answers with z_t are all right, or all wrong")
+    clusters = [key for key, ok in zip(group.clusters, known, strict=True) if ok]
+    return Answers(means, known, wrong, clusters)
+
+
+@cache
+def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
+    """AUROC of each signal, over clusters.
+
+    Raises:
+        Unavailable: as `answers`.
+    """
+    found = answers(group, depth)
+    return {
+        str(name): auroc_interval(values, found.wrong, found.clusters)
+        for name, values in found.signals.items()
+    }
+
+
+def head_errors(groups: Sequence[RunGroup]) -> Items:
+    """Whether concentration goes with errors, of which the paper speaks without a measurement."""
+    title = "Does concentrated criticality go with errors†"
+
+    def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
+        group, depth = at_depth
+        found = answers(group, depth)
+        msp, entropy = group.need("msp", "entropy")
+        controls = np.column_stack([msp, entropy])[found.known]
+        beyond = controls
+        if group.lengths is not None:
+            beyond = np.column_stack([controls, group.lengths[found.known]])
+        rows = []
+        for name, area in error_detection(group, depth).items():
+            values = found.signals[name].to_numpy()
+            row = _head(group, depth) | {
+                "signal": {"mass": "mass of criticality"}.get(name, name),
+                "answers": len(values),
+                "errors": int(found.wrong.sum()),
+                "AUROC": area,
+                "residual AUROC": None,
+                "z of the test": None,
+                "p": float("nan"),
+                "direction": 0,
+            }
+            with suppress(ValueError):  # too few clusters or errors for folds: the AUROC stands
+                added = adds_information(values, beyond, found.wrong, found.clusters)
+                left = distinct_signal(values, controls, found.wrong, found.clusters)
+                row |= {
+                    "residual AUROC": left.residual_auroc,
+                    "z of the test": added.statistic,
+                    "p": added.p_value,
+                    "direction": added.direction,
+                }
+            rows.append(row)
+        return rows
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        adjusted = table.groupby(["signal", "depth"])["p"].transform(holm)
+        said = [
+            None if np.isnan(p) else verdict(p, strategy)
+            for p, strategy in zip(adjusted, table["direction"], strict=True)
+        ]
+        return table.assign(**{"p, Holm": adjusted, "adds": said}).drop(columns="direction")
+
+    notes = [
+        "The paper says that what tracks its boundary is whether fragility couples to errors, and "
+        "has no such statistic: nothing here is to be held against a number of its. AUROC of error "
+        "detection with 95 % intervals over clusters; residual: of what MSP and H leave linearly, "
+        "the paper's column. Adds: generalised covariance given MSP, H and length, Holm over "
+        "settings. Means over an answer's tokens with z_t; mass: sum of the positive criticality, "
+        "nats. " + DAGGER,
+    ]
+    return frame(
+        "head_errors", title, at_all_depths(groups), compute, notes,
+        p_values=("p", "p, Holm"), finish=finish, label=_label,
+    )  # fmt: skip

@@ -1,0 +1,297 @@
+"""Which predictions flip without some heads: table "causal-flip" of the paper, with controls."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.experiments.analysis.probe import (
+    flip_contrasts,
+    flip_differences,
+    flip_rates,
+)
+from lm_polygraph_asmi.experiments.items import figures
+from lm_polygraph_asmi.experiments.items.heads import DAGGER
+from lm_polygraph_asmi.experiments.probe_file import Probe, read_probe
+from lm_polygraph_asmi.report.item import Items, ReportItem, frame
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, clusters_of
+from lm_polygraph_asmi.results.runs import Run
+
+ROWS: dict[str, tuple[tuple[str, str], ...]] = {
+    "high MI, critical heads": (("high", "critical"),),
+    "low MI, critical heads": (("low", "critical"),),
+    "high MI, random heads†": (("high", "random"),),
+    "low MI, random heads†": (("low", "random"),),
+    "high MI, least critical heads†": (("high", "least"),),
+    "high MI, heads of other masks†": (
+        ("high_first", "held_second"), ("high_second", "held_first"),
+    ),
+    "low MI, heads of other masks†": (("low_first", "held_second"), ("low_second", "held_first")),
+    "high MI, matched by entropy†": (("high_matched", "critical"),),
+    "low MI, matched by entropy†": (("low_matched", "critical"),),
+    "high MI, top token at .9 or more†": (("high_confident", "critical"),),
+    "low MI, top token at .9 or more†": (("low_confident", "critical"),),
+    "high MI, random heads of another layer†": (("high", "control_random"),),
+}  # fmt: skip
+"""Row of the table -> groups of tokens, and the rule by which their heads were chosen."""
+OWN = "own"
+"""In place of a rule: the masks of the run that chose tokens and heads."""
+DIFFERENCES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "high MI": (("high", "critical", "random"),),
+    "low MI": (("low", "critical", "random"),),
+    "high MI, least critical": (("high", "critical", "least"),),
+    "high MI, heads of other masks": (
+        ("high_first", "held_second", "random"), ("high_second", "held_first", "random"),
+    ),
+    "high MI, run's own masks": (("high", "critical", OWN),),
+    "high MI, matched by entropy": (("high_matched", "critical", "random"),),
+    "high MI, top token at .9 or more": (("high_confident", "critical", "random"),),
+    "high MI, another layer": (("high", "critical", "control_random"),),
+}  # fmt: skip
+"""Groups of tokens, each with two rules that are held against one another on the same tokens."""
+AGAINST = {
+    "random": "random heads", "least": "the least critical heads", OWN: "the run's own masks",
+    "control_random": "random heads of another layer",
+}  # fmt: skip
+CONTROLS = tuple(name for name in DIFFERENCES if name.startswith("high"))
+"""All of these lie above zero where identifiable heads carry the fragility."""
+
+
+class Probed(NamedTuple):
+    """A setting's probe, or that of one of its conditions.
+
+    Attributes:
+        group: whose answers.
+        condition: what was perturbed; "heads" but for the perturbation controls.
+        run: beside which the probe stands.
+        probe: the predictions.
+    """
+
+    group: RunGroup
+    condition: str
+    run: Run
+    probe: Probe
+
+    @property
+    def label(self) -> str:
+        return self.group.label + ("" if self.condition == "heads" else f" ({self.condition})")
+
+    def clusters(self, rows: np.ndarray) -> list[str]:
+        """Keys of rows in the run's order."""
+        keys = clusters_of(self.run)
+        return [keys[row] for row in rows]
+
+
+@cache
+def probed(group: RunGroup) -> list[Probed]:
+    """Probes beside the files of a setting's runs, and of its conditions.
+
+    Raises:
+        ValueError: a damaged one.
+    """
+    runs = [("heads", run) for run in (*group.runs, *group.parts)]
+    runs += [
+        (condition.condition, condition.run)
+        for condition in (*group.conditions, *group.condition_parts)
+    ]
+    found = ((condition, run, read_probe(run.path)) for condition, run in runs)
+    return [
+        Probed(group, condition, run, probe) for condition, run, probe in found if probe is not None
+    ]
+
+
+def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
+    """Tokens and their flip rates in percent for each k; None where it was not run."""
+    flips, rows = [], []
+    for group, rule in parts:
+        known = _flips(found.probe, rule, group)
+        if known is None:
+            continue
+        flips.append(known[0])
+        rows.append(known[1])
+    if not flips or not len(table := np.concatenate(flips)):
+        return None
+    keys = found.clusters(np.concatenate(rows))
+    return len(table), [_percent(rate) for rate in flip_rates(table, keys)]
+
+
+def _flips(probe: Probe, rule: str, group: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """(m, K) flips of the tokens that a rule was run on, and their rows; None without."""
+    if group not in probe.groups or rule not in probe.predicted:
+        return None
+    flips = probe.flipped(rule, group)
+    known = np.isfinite(flips).all(1)
+    return flips[known], probe.tokens["row"][probe.groups[group]][known]
+
+
+def _percent(rate: Interval) -> Interval:
+    return Interval(*(100 * value for value in rate))
+
+
+def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
+    """Tokens and paired differences in percent points, one of `DIFFERENCES`; None if not run."""
+    probe = found.probe
+    gaps, rows = [], []
+    for group, first, second in DIFFERENCES[pair]:
+        if group not in probe.groups or not {first, second} <= {*probe.predicted, OWN}:
+            continue
+        chosen = probe.groups[group]
+        if second == OWN:
+            other = probe.tokens["own_flips"][chosen][:, None]
+        else:
+            other = probe.flipped(second, group)
+        gap = probe.flipped(first, group) - other
+        known = np.isfinite(gap).all(1)
+        gaps.append(gap[known])
+        rows.append(probe.tokens["row"][chosen][known])
+    if not gaps or not len(table := np.concatenate(gaps)):
+        return None
+    found_gaps = flip_differences(table, found.clusters(np.concatenate(rows)))
+    return len(table), [_percent(rate) for rate in found_gaps]
+
+
+def numbers_of(found: Probed, pair: str) -> list[int]:
+    """The k at which a control of `CONTROLS` can speak.
+
+    Beyond half of the heads those of other choices are mostly the critical ones too. Masks of the
+    run take p H heads each on the average, so that the k next to that are held against them.
+    """
+    heads = found.probe.criticality.shape[1]
+    few = [k for k in found.probe.k if k <= heads // 2]
+    if pair != "high MI, run's own masks":
+        return few
+    taken = found.probe.settings["mask_rate"] * heads
+    return [k for k in few if not any(taken <= other < k or k < other <= taken for other in few)]
+
+
+def widenings(found: Probed, most: int) -> list[Interval] | None:
+    """By how much the gap of high and low MI grows from each k to the next, up to `most`, percent.
+
+    None where critical heads were not run on both, or for a single k.
+    """
+    groups = [_flips(found.probe, "critical", group) for group in ("high", "low")]
+    steps = sum(k <= most for k in found.probe.k)
+    if steps < 2 or any(own is None or not len(own[0]) for own in groups):
+        return None
+    tables: list[Any] = []
+    for flips, rows in filter(None, groups):
+        tables += [np.diff(flips[:, :steps], axis=1), found.clusters(rows)]
+    return [_percent(gap) for gap in flip_contrasts(*tables)]
+
+
+def _probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str, str]]]:
+    """All probes, and why there are none where one is damaged."""
+    found: list[Probed] = []
+    broken = []
+    for group in groups:
+        try:
+            found += probed(group)
+        except ValueError as error:
+            broken.append((group.label, str(error)))
+    return found, broken
+
+
+def causal_probe(groups: Sequence[RunGroup]) -> Items:
+    """Table "causal-flip" of the paper, what random heads flip, and both on matched tokens."""
+    title = "Do predictions hang on critical heads"
+    everything, broken = _probes(groups)
+    panels = {}
+
+    def compute(found: Probed) -> list[dict[str, Any]]:
+        probe = found.probe
+        rows, curves = [], {}
+        for name, parts in ROWS.items():
+            known = rates(found, parts)
+            if known is None:
+                continue
+            tokens, own = known
+            curves[name] = own
+            group = parts[0][0]
+            flips = probe.tokens["own_flips"][probe.groups[group]] if len(parts) == 1 else []
+            rows.append(
+                {"setting": found.label, "tokens and heads": name, "tokens": tokens}
+                | {f"k = {k}": rate for k, rate in zip(probe.k, own, strict=True)}
+                | {"run's own masks†": 100 * float(np.mean(flips)) if len(flips) else None}
+            )
+        if not rows:
+            raise Unavailable("the probe holds no token")
+        panels[found.label] = probe.k, curves
+        return rows
+
+    def notes(item: ReportItem) -> list[str]:
+        return [
+            "**Tokens of high MI flip under random heads by construction**: MI_t is disagreement "
+            "under random masks. What critical heads flip beyond that is the next table; without "
+            "it this one is partly a tautology.",
+            "Share of the tokens, in percent, whose most likely token under the ablation is not "
+            "the unmasked model's own, as the same passes have it without an ablation; 95 % "
+            "intervals over clusters (Wilson's where none flips, or "
+            "all do). Critical: highest criticality of that token first, whatever its sign; "
+            "beyond the positive heads the list goes on with heads that help. Run's own masks: "
+            "share of the masks that chose tokens and heads under which the token flips. Other "
+            "masks: tokens chosen by MI_t of one half of the masks, heads by the other, and "
+            "swapped. Matched: pairs of a high and a low token whose H_t differ by .1 nats at "
+            "most. " + DAGGER,
+            *(_account(found) for found in everything if found.group in item.groups),
+        ]
+
+    return frame(
+        "causal_probe", title, everything, compute, notes, lambda _: figures.flips(panels),
+        digits=0, label=lambda found: found.label, reasons=broken,
+        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
+    )  # fmt: skip
+
+
+def _account(found: Probed) -> str:
+    """What a probe is made of, in a line."""
+    probe, tokens = found.probe, found.probe.tokens
+    high, low = (probe.groups.get(name, np.array([], dtype=int)) for name in ("high", "low"))
+    chosen = np.concatenate([high, low])
+    other = int((tokens["argmax"][chosen] != tokens["token"][chosen]).sum())
+    moved = int((tokens["replayed"][chosen] != tokens["argmax"][chosen]).sum())
+    positive = float(tokens["positive"][high].mean()) if len(high) else float("nan")
+    used = probe.settings
+    return (
+        f"{found.label}: {len(high)} tokens of the highest and {len(low)} of the lowest MI_t at "
+        f"layer {used.get('layer')}, scope {used.get('scope')}; on {other} of them the unmasked "
+        f"model's most likely token is not the answer's; on {moved} the passes without an "
+        "ablation, from which flips are counted, say another one; "
+        f"{positive:.1f} heads of positive criticality on the high ones."
+    )
+
+
+def causal_differences(groups: Sequence[RunGroup]) -> Items:
+    """What critical heads flip beyond as many others, on the same tokens; not in the paper."""
+    title = "Critical heads against as many others†"
+    everything, broken = _probes(groups)
+
+    def compute(found: Probed) -> list[dict[str, Any]]:
+        rows = []
+        for name, ((_, _, second), *_) in DIFFERENCES.items():
+            known = differences(found, name)
+            if known is None:
+                continue
+            tokens, own = known
+            rows.append(
+                {"setting": found.label, "tokens": name, "against": AGAINST[second], "n": tokens}
+                | {f"k = {k}": gap for k, gap in zip(found.probe.k, own, strict=True)}
+            )
+        if not rows:
+            raise Unavailable("the probe ablated no other heads")
+        return rows
+
+    widest = max((found.probe.k for found in everything), key=len, default=())
+    notes = [
+        "Percent points of tokens, critical minus others, paired by token; 95 % intervals over "
+        "clusters. Random: mean over the draws. That fragility is carried by identifiable heads "
+        "may be said where every row of high MI is above zero, for all k up to 8 and to half of "
+        "the heads (against the run's own masks: for the k next to the number that these take on "
+        "the average); the claims below name the rows that are not, or were not run. " + DAGGER
+    ]
+    return frame(
+        "causal_differences", title, everything, compute, notes, digits=0,
+        signed=tuple(f"k = {k}" for k in widest), label=lambda found: found.label, reasons=broken,
+        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Where the fragility comes from: scores by source, on the same answers and masks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis.added import adds_information
+from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
+from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
+
+
+def _by_source(group: RunGroup) -> Iterator[dict[str, str]]:
+    """Scores at the operating depth that differ in their source alone: source -> method."""
+    groups: list[tuple[ASMIConfig, dict[str, str]]] = []
+    for method, config in group.methods.items():
+        if not same_depth(config.depth, group.depth):
+            continue
+        for other, found in groups:
+            if config.same_but(other, "source"):
+                found[config.source] = method
+                break
+        else:
+            groups.append((config, {config.source: method}))
+    for _, found in groups:
+        if set(found) - {"all"}:
+            yield found
+
+
+def _tokens(group: RunGroup, statistic: str, source: str) -> list[np.ndarray] | None:
+    """A statistic by source of the rows in use; None where no run of the setting saved it."""
+    name = at_depth(statistic, group.depth, source)
+    saved = group.saved(name)
+    return None if saved is None else [np.asarray(values, dtype=float) for values in saved]
+
+
+def _share(group: RunGroup, method: str, of_all: str | None) -> float | None:
+    """Median over answers of a score's share of the MI behind that of all, mean over mean.
+
+    Both as the runs that made these scores saved them: another run of the setting, in the scope
+        "all",
+    say, has another MI under the same name.
+    """
+    part = group.mi_of(method)
+    whole = None if of_all is None else group.mi_of(of_all)
+    if part is None or whole is None:
+        return None
+    shares = [a.mean() / b.mean() for a, b in zip(part, whole, strict=True) if b.mean() > 0]
+    return float(np.median(shares)) if shares else None
+
+
+def _attention(group: RunGroup, source: str) -> float | None:
+    """Median over answers of the attention on a source."""
+    saved = _tokens(group, "asmi_source_attention", source)
+    return None if saved is None else float(np.median([values.mean() for values in saved]))
+
+
+def sources(groups: Sequence[RunGroup]) -> Items:
+    """Scores whose masks take what comes from the context, or from elsewhere, beside the whole."""
+    title = "Where the fragility comes from: scores by source"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        groups = list(_by_source(group))
+        if not groups:
+            return []
+        group.need_errors()
+        rows = []
+        for methods in groups:
+            symbol = group.methods[next(iter(methods.values()))].symbol
+            rows += _rows(group, {(symbol, source): m for source, m in methods.items()})
+        # Scores that ask without random masks what an answer hangs on.
+        known = {m: of for m, of in group.run.described.items() if m in group.baselines}
+        cheaper = {m: of for m, of in known.items() if of["source"] != "all"}
+        return rows + _rows(group, {(of["symbol"], of["source"]): m for m, of in cheaper.items()})
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        adjusted = table.groupby(["score", "source"])["p"].transform(holm)
+        table.insert(list(table).index("p") + 1, "p, Holm", adjusted)
+        return table
+
+    notes = [
+        "The same answers and masks; masked heads lose all they bring (all), or only what comes "
+        "from the context's tokens or from elsewhere. PRR and its difference from all: 95 % "
+        "intervals over clusters. z, p: two-sided test of added information beyond MSP, entropy "
+        "and length; Holm over the settings of a score and source; z above 0: wrong answers have "
+        "higher scores than the controls explain. Source-KL, Source-attention and Without-context "
+        "ask without random masks.",
+        "Share of MI: the source's MI over that of all, median over answers; shares need not add "
+        "up. Attention: on the source's tokens at the masked layer, median over answers. ρ: "
+        "Spearman correlations with the score of all and with length.",
+    ]
+    return frame(
+        "sources", title, groups, compute, notes, digits=3, resamples=10_000,
+        signed=("Δ all",), p_values=("p", "p, Holm"), finish=finish,
+        otherwise="no answers were scored by source (see asmi_sources)",
+    )  # fmt: skip
+
+
+def _rows(group: RunGroup, methods: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
+    """A row for each (symbol, source) -> method."""
+    scores = {method: group.score(method) for method in methods.values()}
+    whole = {key: methods.get((key[0], "all")) for key in methods if key[1] != "all"}
+    pairs = [(methods[key], method) for key, method in whole.items() if method is not None]
+    alone, paired = prr_intervals(scores, group.quality, group.clusters, pairs)
+    rows = []
+    for (symbol, source), method in methods.items():
+        values, of_all = scores[method], whole.get((symbol, source))
+        own = source != "all"
+        rows.append(
+            {
+                "setting": group.label,
+                "score": symbol,
+                "source": source,
+                "PRR": alone[method],
+                "Δ all": None if of_all is None else paired[method, of_all],
+                "AUROC": auroc(values, group.wrong),
+                **_beyond(group, values),
+                "share of MI": _share(group, method, of_all) if own else None,
+                "attention": _attention(group, source) if own else None,
+                "ρ all": None if of_all is None else _rank(values, scores[of_all]),
+                "ρ length": _rank(values, group.lengths),
+            }
+        )
+    return rows
+
+
+def _beyond(group: RunGroup, values: np.ndarray) -> dict[str, Any]:
+    """The test of added information; nothing where its controls were not saved or it cannot be."""
+    try:
+        msp, entropy, lengths = group.need("msp", "entropy", "lengths")
+        controls = np.column_stack([msp, entropy, lengths])
+        found = adds_information(values, controls, group.wrong, group.clusters)
+    except (Unavailable, ValueError):
+        return {"z": float("nan"), "p": float("nan")}
+    return {"z": found.statistic, "p": found.p_value}
+
+
+def _rank(values: np.ndarray, others: np.ndarray | None) -> float | None:
+    """Spearman's correlation; None without others, or where either is constant."""
+    if others is None or np.ptp(values) == 0 or np.ptp(others) == 0:
+        return None
+    return rank_correlation(values, others)

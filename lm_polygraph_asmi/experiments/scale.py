@@ -1,0 +1,237 @@
+"""Scales at which the perturbation controls's conditions change as much, or do as much, as masked
+heads.
+
+Found on answers held out from the evaluation, without a label, one number for a condition, model
+and data set. Never one for each answer: how much masks do to an answer nearly is its score.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
+from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
+from lm_polygraph_asmi.experiments.matching import matching_scale, relative_change
+from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.model import (
+    Perturbation,
+    UnmaskedPass,
+    check_condition,
+    perturbed_layer,
+    readout,
+    run_subnetworks,
+    run_unmasked,
+    scoring_session,
+)
+from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks
+from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.results.scales import FORMAT, other_than
+from lm_polygraph_asmi.runs.rows import spread
+
+SAME_SCALE = 1e-5
+"""Relative: what lies nearer is not asked for again."""
+
+
+@dataclass(frozen=True)
+class _Example:
+    unmasked: UnmaskedPass
+    masks: Tensor
+    log_probs: Tensor
+
+
+class ScaleSearch:
+    """Effects of conditions on some answers under the masks that a run would draw for them.
+
+    Args:
+        model: the run's.
+        answers: held out from the evaluation.
+        used: settings of heads, as saved (`asmi_settings`).
+        memory_budget: bytes, as everywhere.
+
+    Raises:
+        ValueError: another model than the run's.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        answers: Sequence[Answer],
+        used: Mapping[str, Any],
+        memory_budget: int | None = None,
+    ) -> None:
+        self.model, self.used, self.memory_budget = model, used, memory_budget
+        self.examples = []
+        # The longest first: what was checked of a sequence (`model.check`) holds for shorter ones.
+        longest = sorted(answers, key=lambda answer: len(answer.input_ids), reverse=True)
+        with self._session():
+            for answer in longest:
+                unmasked = run_unmasked(
+                    model, answer.input_ids, answer.prompt_length, [used["layer"]], used["scope"]
+                )
+                answer.check_model(model, unmasked)
+                _, masks = maths.example_masks(
+                    used["num_masks"], used["num_heads"], used["mask_rate"], used["mask_sampler"],
+                    used["seed"], used["layer"], answer.input_ids.tolist(),
+                )  # fmt: skip
+                log_probs = readout(model, unmasked.final_hidden)
+                self.examples.append(_Example(unmasked, masks, log_probs))
+
+    def _session(self) -> Any:
+        return scoring_session(self.model, self.used["attention"])
+
+    def effect(self, condition: str, perturbation_scale: float | None = None) -> float:
+        """Mean over tokens and masks of KL(p_0 || p_s), nats."""
+        change = Perturbation(condition, perturbation_scale, self.used["seed"])
+        found = []
+        with self._session():
+            for example in self.examples:
+                found.append(self._divergences(example, change))
+        return float(torch.cat(found).mean())
+
+    def _divergences(self, example: _Example, change: Perturbation) -> Tensor:
+        """(T,) means over masks."""
+        plain = example.log_probs
+        subnetworks = run_subnetworks(
+            self.model, example.unmasked, self.used["layer"], example.masks, self.memory_budget,
+            change,
+        )  # fmt: skip
+        hidden = subnetworks.hidden
+        budget = self.memory_budget or default_budget(plain.device)
+        parts = in_chunks(
+            lambda part: maths.divergence(plain, readout(self.model, hidden[part])),
+            len(hidden),
+            int(budget) // (40 * plain.numel()),
+        )
+        share = maths.mask_weights(subnetworks.counts, len(hidden)).to(plain.device)
+        return share @ torch.cat(parts)
+
+    def size(self, condition: str) -> float | None:
+        """Median over tokens of the change of the layer's output, relative to that output, where
+        the condition does what it does; a scale multiplies it. None where layers are no plain
+        chain, so that none is called by itself."""
+        layer, found = self.used["layer"], []
+        change = Perturbation(condition, None, self.used["seed"])
+        with self._session():
+            for example in self.examples:
+                unmasked, masks = example.unmasked, example.masks
+                if not unmasked.targets:
+                    return None
+                at = unmasked.predicting
+                (plain,) = perturbed_layer(
+                    self.model, unmasked, layer, torch.ones_like(masks[:1]), at
+                )
+                changed = perturbed_layer(self.model, unmasked, layer, masks, at, change)
+                found.append(relative_change(plain, changed))
+        return float(np.median(torch.cat(found).cpu().numpy()))
+
+    def matched(self, conditions: Iterable[str] = PERTURBATIONS) -> dict[str, dict[str, Any]]:
+        """By condition: scales by "norm" and "effect", and sizes and effects at one scale and at
+        these."""
+        size, effect = self.size("heads"), self.effect("heads")
+        heads = {"norm": 1.0, "effect": 1.0, "relative_change": size, "kl": effect}
+        found: dict[str, dict[str, Any]] = {"heads": heads}
+        for condition in conditions:
+            if condition != "heads":
+                found[condition] = self._matched(condition, size, effect)
+        return found
+
+    def _matched(self, condition: str, size: float | None, effect: float) -> dict[str, Any]:
+        try:
+            kept = bool(self.examples[0].unmasked.targets)
+            check_condition(self.model, self.used["layer"], Perturbation(condition), kept)
+        except TypeError as error:
+            return {"refused": str(error)}
+        own = self.size(condition)
+        by_norm = size / own if size and own else None
+        known: dict[float, float] = {}
+
+        def at(perturbation_scale: float) -> float:
+            same = next(
+                (d for d in known if math.isclose(d, perturbation_scale, rel_tol=SAME_SCALE)), None
+            )
+            known[perturbation_scale] = (
+                self.effect(condition, perturbation_scale) if same is None else known[same]
+            )
+            return known[perturbation_scale]
+
+        as_it_is = at(1.0)
+        by_effect = matching_scale(at, effect, by_norm or 1.0)
+        return {
+            "norm": by_norm,
+            "effect": by_effect,
+            "relative_change": own,
+            "kl": as_it_is,
+            "kl_at_norm": None if by_norm is None else at(by_norm),
+            "kl_at_effect": None if by_effect is None else at(by_effect),
+        }
+
+
+def scales_for(
+    run: str | Path,
+    held_out: str | Path,
+    model: str,
+    gguf_file: str | None = None,
+    dtype: str = "auto",
+    device_map: str | None = None,
+    depth: float = ASMIConfig.depth,
+    rows: int = 20,
+    memory_budget: int | None = None,
+) -> dict[str, Any]:
+    """What a file of scales holds (`results.scales`), for a finished run.
+
+    Args:
+        run: the run that is to be evaluated; settings of ASMI are its own.
+        held_out: a run of the same model over other rows.
+        model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
+        depth: relative depth of the masked layer.
+        rows: how many answers to take, evenly spaced.
+        memory_budget: bytes, as everywhere.
+
+    Raises:
+        OSError: no such run or model.
+        ValueError: runs that share a row, or are of two models or data sets; another model than
+            theirs; or no row at all.
+    """
+    evaluated, spare = load_run(run), load_run(held_out)
+    used = settings_of(evaluated, depth)
+    if ASMIConfig.from_dict(used).is_control:
+        raise ValueError(f"{run} is a run of a condition itself: name the run of heads")
+    ours = {name: evaluated.recorded(name) for name in ("model", "dataset")}
+    other = other_than(ours, spare.recorded("model"), spare.recorded("dataset"))
+    if other is not None:
+        raise ValueError(
+            f"{run} has {other} in {held_out}: scales are found on other rows of the same model "
+            "and "
+            "data set"
+        )
+    shared = set(evaluated.stats["input_texts"]) & set(spare.stats["input_texts"])
+    if shared:
+        raise ValueError(
+            f"{len(shared)} prompts of {held_out} stand in {run} too: scales are found on rows "
+            "that "
+            "are not evaluated. Take other ones (data.shard, data.except_limit)"
+        )
+    loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
+    chosen = spread(answers_of(spare, tokenizer), rows)
+    if not chosen:
+        raise ValueError(f"{held_out} holds no answer, or rows is {rows}")
+    search = ScaleSearch(loaded, chosen, used, memory_budget)
+    return {
+        "format": FORMAT,
+        "model": evaluated.recorded("model") or {"path": model},
+        "dataset": evaluated.recorded("dataset"),
+        "evaluation": str(run),
+        "held_out": str(held_out),
+        "settings": used,
+        "rows": len(chosen),
+        "tokens": sum(len(answer.log_likelihood) for answer in chosen),
+        "conditions": search.matched(),
+    }

@@ -1,0 +1,81 @@
+"""What ends a generated answer: end tokens and stop strings."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from lm_polygraph.utils.model import Model
+
+
+class StopConditions:
+    """What ends a generated answer.
+
+    Args:
+        model: its generation config may name several end tokens.
+        tokenizer: names one more, or the same.
+        stop_strings: texts that end an answer as well.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_strings: Sequence[str] | None = None,
+    ) -> None:
+        self.tokenizer: Any = tokenizer
+        configured: Any = getattr(model.generation_config, "eos_token_id", None)
+        several = configured if isinstance(configured, list) else [configured]
+        self.end_ids = {i for i in (*several, tokenizer.eos_token_id) if i is not None}
+        self.stop_strings = list(stop_strings or [])
+
+    @classmethod
+    def of(cls, model: "Model") -> "StopConditions":
+        """Those of a LM-Polygraph model; stop strings are in its `generation_parameters`."""
+        stop_strings = getattr(model.generation_parameters, "stop_strings", None)
+        return cls(model.model, model.tokenizer, stop_strings)
+
+    def closes(self, tokens: Sequence[int]) -> bool:
+        """Whether the last token ends the answer: an end token, or the end of a stop string.
+
+        A stop string further to the front, as a text given for scoring may hold one, does not.
+        """
+        return tokens[-1] in self.end_ids or self._ends_stop_string(tokens)
+
+    def without(self, text: str, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> str:
+        """The text of an answer up to what ends it: an end token, or a stop string.
+
+        Args:
+            places: characters of each token in the text.
+        """
+        if tokens[-1] in self.end_ids:
+            return text[: places[-1][0]]
+        if self._ends_stop_string(tokens):
+            return text[: max(text.rindex(stop) for stop in self.stop_strings if stop in text)]
+        return text
+
+    def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
+        """A generated row as it would have come out of a batch of one.
+
+        In a larger batch a row that has ended goes on with padding until its longest mate is
+        done, and the host keeps that padding as if it were generated, unless it ended at
+        `tokenizer.eos_token_id`.
+        """
+        tokens = list(tokens)
+        if batch_size == 1:
+            return tokens
+        for length in range(1, len(tokens)):
+            if self.closes(tokens[:length]):
+                return tokens[:length]
+        return tokens
+
+    def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
+        if not self.stop_strings:
+            return False
+        text = self.tokenizer.decode(list(tokens))
+        # A decoder puts � for a character that has not got all of its bytes yet.
+        before = len(self.tokenizer.decode(list(tokens[:-1])).rstrip("\ufffd"))
+        return any(
+            stop in text and text.rindex(stop) + len(stop) > before for stop in self.stop_strings
+        )

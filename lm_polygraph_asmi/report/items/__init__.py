@@ -1,0 +1,247 @@
+"""One function per item of the report, and what a reader must see first."""
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from types import ModuleType
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
+from lm_polygraph_asmi.analysis.verdict import MARGIN
+from lm_polygraph_asmi.report.item import Items
+from lm_polygraph_asmi.report.items.benchmark import (
+    adjusted_comparisons,
+    benchmark,
+    count_outcomes,
+    datasets,
+    depths,
+    head_to_head,
+    intervals_of,
+    stability,
+)
+from lm_polygraph_asmi.report.items.boundary import boundary, coverage, truncation
+from lm_polygraph_asmi.report.items.curves import rejection, reliable
+from lm_polygraph_asmi.report.items.labels import audit, correctness_labels, length, noise
+from lm_polygraph_asmi.report.items.mechanism import case_study, cosines, cost, mechanism, screen
+from lm_polygraph_asmi.report.items.signal import (
+    confident_fragile,
+    distinct,
+    ensemble_mean,
+    flags,
+    payoff,
+    selector,
+    stacked,
+    verdicts_of,
+)
+from lm_polygraph_asmi.results.run_groups import (
+    FEW,
+    RunGroup,
+    one_per_question_set,
+)
+
+Make = Callable[[Sequence[RunGroup]], Items]
+
+REPORT_ITEMS: tuple[Make, ...] = (
+    benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean, flags,
+    confident_fragile, payoff, selector, rejection, reliable, boundary, truncation, coverage,
+    stability, mechanism, cosines, case_study, correctness_labels, noise, length, audit, cost,
+)  # fmt: skip
+"""In the order of the report; each returns tables and figures, or why there are none."""
+MORE = ("lm_polygraph_asmi.experiments.items",)
+"""Modules whose `REPORT_ITEMS` come after these, and whose `findings` before all others."""
+
+
+def _more() -> list[ModuleType]:
+    return [import_module(name) for name in MORE]
+
+
+def every_report_item() -> list[Make]:
+    """What the report is made of."""
+    return [*REPORT_ITEMS, *(make for module in _more() for make in module.REPORT_ITEMS)]
+
+
+def findings(groups: Sequence[RunGroup]) -> list[str]:
+    """First lines of the report: whether any ASMI score is known to rank errors, and what misleads.
+
+    Before all, what experiments say; counts, then scores that rank errors the wrong way, then what
+    weakens the rest.
+    """
+    own = (_known, _wrong_strategy, _against_best, _added, _weak, _correctness_labels, _others)
+    parts = (*(module.findings for module in _more()), *own)
+    return [line for part in parts for line in part(groups)]
+
+
+def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:
+    """ASMI's scores with their PRR intervals."""
+    return [
+        (group, method, intervals_of(group)[0][method])
+        for group in groups
+        for method in group.methods
+    ]
+
+
+def _known(groups: Sequence[RunGroup]) -> list[str]:
+    """How many scores are known to rank errors, and how many to rank them the wrong way.
+
+    Settings too small for their intervals leave theirs undecided, whatever the intervals say.
+    """
+    scores = _scores(groups)
+    if not scores:
+        return ["These runs hold no ASMI score."]
+    said, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
+    defined = [(group, found) for group, _, found in scores if not np.isnan(found.low)]
+    if defined:
+        above, below = _sides(found for group, found in defined if not group.too_small)
+        few = [found for group, found in defined if group.too_small]
+        by_themselves = ", ".join(
+            f"{n} {side}" for n, side in zip(_sides(few), ("above", "below"), strict=True)
+        )
+        said.append(
+            f"**Known to rank errors here: {above} of {len(defined)} ASMI scores** (PRR interval "
+            f"above zero, each by itself). Wrong way round (interval below zero): {below}. "
+            f"Undecided: {len(defined) - above - below}"
+            + (
+                f", of which {len(few)} because their settings are too small (intervals by "
+                f"themselves: {by_themselves} zero)."
+                if few
+                else "."
+            )
+        )
+    if undefined:
+        said.append(
+            f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
+        )
+    return said
+
+
+def _sides(found: Iterable[Interval]) -> tuple[int, int]:
+    """How many intervals lie above zero, and how many below it."""
+    every = list(found)
+    return sum(i.low > 0 for i in every), sum(i.high < 0 for i in every)
+
+
+def _against_best(groups: Sequence[RunGroup]) -> list[str]:
+    """How often the top variant is better, equivalent or worse than the best of the others."""
+    counted, _ = one_per_question_set(groups)
+    adjusted = adjusted_comparisons(groups)
+    said = []
+    for name, which in (
+        ("top Δ best free", "best free baseline (no samples, no further question)"),
+        ("top Δ best baseline", "best of all baselines"),
+    ):
+        own = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}
+        if own:
+            small = sum(group.too_small for group in own)
+            counts = count_outcomes(own.values())
+            counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
+            worse = [group.label for group, one in own.items() if one.outcome == "worse"]
+            said.append(
+                f"**Against the {which}: {counted_as} of {len(own)} settings**{_in_brackets(worse)}"
+                f"{f', {small} undecided because too small' if small else ''}"
+            )
+    if not said:
+        return []
+    return [
+        ". ".join(said)
+        + f". PRR of the top ASMI variant, adjusted p; equivalent: within {MARGIN}. "
+        "Both sides are the best on these very answers."
+    ]
+
+
+def _added(groups: Sequence[RunGroup]) -> list[str]:
+    """In how many settings the signal adds to what is free."""
+    verdicts = verdicts_of(groups)
+    if not verdicts:
+        return []
+    adds, reverses = (
+        [group.label for group, found in verdicts.items() if found == said]
+        for said in ("yes", "wrong way round")
+    )
+    scored = {group for group, _, _ in _scores(groups)}
+    untested = len(scored - {*verdicts})
+    small = sum(group.too_small for group in verdicts)
+    besides = [f"{untested} more could not be tested"] if untested else []
+    besides += [f"{small} of those tested are too small to find much"] if small else []
+    return [
+        f"**Adds to MSP, entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
+        f"settings**{_in_brackets(adds)}, the wrong way round in {len(reverses)}"
+        f"{_in_brackets(reverses)} (generalised covariance, 5 % over all settings; u_sem is that "
+        "of "
+        f"Sem-ASMI{''.join(f'; {one}' for one in besides)})."
+    ]
+
+
+def _in_brackets(names: Sequence[str]) -> str:
+    return f" ({'; '.join(names)})" if names else ""
+
+
+def _wrong_strategy(groups: Sequence[RunGroup]) -> list[str]:
+    return [
+        f"**Wrong way round: {group.label}.** {method} ranks errors the wrong way: PRR "
+        f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to decide which of "
+        "these answers to trust."
+        for group, method, found in _scores(groups)
+        if found.high < 0 and not group.too_small
+    ]
+
+
+def _weak(groups: Sequence[RunGroup]) -> list[str]:
+    """Settings too small, without contrast, or that masking hardly moves."""
+    said, small = [], []
+    for group in groups:
+        clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
+        if not errors or errors == len(group):
+            said.append(
+                f"**No contrast: {group.label}.** All {len(group)} answers are "
+                f"{'wrong' if errors else 'right'} ({group.metric} at 0.5): what needs right and "
+                "wrong answers is undefined."
+            )
+        elif group.too_small:
+            small.append(
+                f"**Too small to trust its intervals: {group.label}.** {clusters} clusters, "
+                f"{errors} wrong of {len(group)} answers."
+            )
+        if group.mi_tokens is not None:
+            response = masking_response(group.mi_tokens)
+            if response.over_robust:
+                said.append(
+                    f"**Hardly any masking response: {group.label}.** Mean MI_t "
+                    f"{response.mean:.4f} nats, median {response.median:.4f}, below "
+                    f"{OVER_ROBUST} nats: masking barely moves this model here, so ASMI may have "
+                    "nothing to read. A candidate screen, needing no labels; the paper supports "
+                    f"it with one setting.{_ranked_here(group)}"
+                )
+    if small:
+        small[-1] += f" {FEW} They are widened for few clusters, not for few errors."
+    return [*small, *said]
+
+
+def _ranked_here(group: RunGroup) -> str:
+    """What the screen is held against: how the setting's first operating variant ranks errors."""
+    for method in (m for m in group.variants.values() if m in group.scores):
+        found = intervals_of(group)[0][method]
+        if not np.isnan(found.low):
+            return f" Here {method} has a PRR of {found}."
+    return ""
+
+
+def _correctness_labels(groups: Sequence[RunGroup]) -> list[str]:
+    said = []
+    for metric in dict.fromkeys(group.metric for group in groups):
+        if not metric.startswith("AlignScore"):
+            tested = "; ".join(group.label for group in groups if group.metric == metric)
+            said.append(
+                f"**Judged by {metric}, not by AlignScore: {tested}.** Never compare these figures "
+                "with the paper's."
+            )
+    return said
+
+
+def _others(groups: Sequence[RunGroup]) -> list[str]:
+    return [
+        f"**Other depth: {group.label}.** {note[0].upper()}{note[1:]}."
+        for group in groups
+        for note in group.notes
+        if note.startswith("read at depth")
+    ]

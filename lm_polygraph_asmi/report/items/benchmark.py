@@ -1,0 +1,668 @@
+"""Who wins: benchmark, head-to-head, depths, stability."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, percentile_interval
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr
+from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
+from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis.stability import seed_stability
+from lm_polygraph_asmi.analysis.verdict import (
+    LEVEL,
+    MARGIN,
+    OUTCOMES,
+    Comparison,
+    holm,
+    prr_comparisons,
+)
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.item import (
+    AtMost,
+    Items,
+    MissingItem,
+    Reason,
+    ReportItem,
+    TestedValue,
+    brief,
+    frame,
+    leading,
+)
+from lm_polygraph_asmi.results.run_groups import (
+    SEMANTIC_ENTROPY,
+    RunGroup,
+    Unavailable,
+    one_per_question_set,
+)
+from lm_polygraph_asmi.results.runs import MSP
+
+DRAWS = 10_000
+"""Resamples of PRR, as in the paper."""
+FAMILIES = {
+    "MaximumSequenceProbability": "information", "Perplexity": "information",
+    "MeanTokenEntropy": "information", "MeanPointwiseMutualInformation": "information",
+    "SelfCertainty": "information", "MeanConditionalPointwiseMutualInformation": "information",
+    "MonteCarloSequenceEntropy": "samples", "MonteCarloNormalizedSequenceEntropy": "samples",
+    "SemanticEntropy": "samples", "SAR": "samples", "SentenceSAR": "samples", "LUQ": "samples",
+    "KernelLanguageEntropy": "samples", "PTrue": "probing", "PTrueSampling": "probing",
+    "RAUQ": "attention", "RAUQ (entropy)": "attention",
+}  # fmt: skip
+"""The paper's 17 baselines and their families; any other method is "other"."""
+ASMI_FAMILY = "head masks"
+SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTrueSampling"}
+"""Baselines that depend on the sampled answers."""
+
+
+def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
+    """Method -> family."""
+    found = {m: FAMILIES.get(m, "other") for group in groups for m in group.scores}
+    return found | {method: ASMI_FAMILY for group in groups for method in group.methods}
+
+
+def _in_table_order(groups: Sequence[RunGroup]) -> list[str]:
+    """Methods by family as in the paper, variants by depth."""
+    found, ours = _families(groups), {m: c for group in groups for m, c in group.methods.items()}
+    families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
+    known = list(FAMILIES)
+
+    def position(method: str) -> tuple[int, float, int]:
+        depth = ours[method].depth if method in ours else 0
+        place = known.index(method) if method in known else len(known)
+        return families.index(found[method]), depth, place
+
+    return sorted(found, key=position)
+
+
+def competes(method: str, group: RunGroup) -> bool:
+    """Whether a method is marked best or second best: baselines, and the operating variants."""
+    return method not in group.methods or method in group.variants.values()
+
+
+def benchmark(groups: Sequence[RunGroup]) -> Items:
+    """Table "bench_main" of the paper, with all methods and depths; AUROC and AUGRC beside it."""
+    methods = _in_table_order(groups)
+    ranked = _by_method(
+        groups, methods, lambda group, m: prr_with_error(group.score(m), group.quality), True
+    )
+    figure = figures.forest(
+        {group.label: {brief(m): i for m, i in intervals_of(group)[0].items()} for group in groups},
+        "PRR, 95 % over clusters; black: baselines, blue: ASMI",
+        black=[brief(method) for group in groups for method in group.baselines],
+    )
+    marks = (
+        "Bold: the highest among baselines and the variants at the operating depth, where its "
+        "paired 95 % interval over clusters excludes the next best; underlined: the highest, where "
+        "it does not."
+    )
+    short = [f"{brief(m)} = {m}" for m in methods if brief(m) != m]
+    items = [
+        ReportItem(
+            "benchmark", "Benchmark: PRR of every method", groups, ranked, figure,
+            [
+                "PRR: 1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the "
+                f"wrong way. {marks} Compare within a column only.",
+                "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
+                "them as the file orders them.",
+            ],
+            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), each by itself"
+            f"{'; ' if short else ''}{', '.join(short)}.",
+        )
+    ]  # fmt: skip
+    tested = [group for group in groups if not group.wrong.all() and group.wrong.any()]
+    if tested:
+        plain = {
+            "auroc": (
+                "Benchmark: AUROC of every method", auroc,
+                "Chance that a wrong answer has the higher score than a right one; 0.5 = chance, "
+                "below it errors are ranked the wrong way. PRR weighs the few most confident "
+                "answers most, AUROC all alike: where they disagree, few answers decide.",
+            ),
+            "augrc": (
+                "Benchmark: AUGRC of every method", augrc,
+                "Wrong answers kept, as a share of all, averaged over all coverages (Traub et al. "
+                "2024); lower is better, half the error rate = chance. Unlike AURC it does not "
+                "overweigh the few most confident answers.",
+            ),
+        }  # fmt: skip
+        for name, (title, measure, note) in plain.items():
+
+            def value(group: RunGroup, method: str, measure: Measure = measure) -> float:
+                return measure(group.score(method), group.wrong)
+
+            table = _by_method(tested, methods, value, False)
+            items.append(ReportItem(f"benchmark_{name}", title, tested, table, None, [note], 3))
+    return items
+
+
+Measure = Callable[[np.ndarray, np.ndarray], float]
+
+
+def _by_method(
+    groups: Sequence[RunGroup],
+    methods: Sequence[str],
+    value: Callable[[RunGroup, str], Any],
+    marked: bool,
+) -> pd.DataFrame:
+    """A row per method, a column per setting; the highest marked if it is to be."""
+    families = _families(groups)
+    table = pd.DataFrame({"method": methods, "family": [families.get(m) for m in methods]})
+    for group in groups:
+        found = {m: value(group, m) for m in group.scores}
+        lead = _lead(group) if marked else {}
+        table[group.label] = [
+            leading(found[m], lead[m]) if m in lead else found.get(m) for m in methods
+        ]
+    return table
+
+
+def _lead(group: RunGroup) -> dict[str, Interval]:
+    """The method of highest PRR, and how far it is ahead of the next best."""
+    pair = _first_two(group)
+    return {pair[0]: intervals_of(group)[1][pair].difference} if pair else {}
+
+
+@cache
+def _first_two(group: RunGroup) -> tuple[str, str] | None:
+    """The two methods of highest PRR that compete; None without two of them."""
+    prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
+    order = sorted(
+        (m for m in prr if competes(m, group) and not np.isnan(prr[m])), key=lambda m: -prr[m]
+    )
+    return (order[0], order[1]) if len(order) > 1 else None
+
+
+def _mean_length(group: RunGroup, chosen: np.ndarray) -> float | None:
+    if group.lengths is None or not chosen.any():
+        return None
+    return float(group.lengths[chosen].mean())
+
+
+def datasets(groups: Sequence[RunGroup]) -> Items:
+    """Table "datasets" of the paper."""
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        prompts, answers = group.saved("asmi_prompt_length"), group.saved("greedy_tokens")
+        return [
+            {
+                "setting": group.label,
+                "n": len(group),
+                "clusters": len(set(group.clusters)),
+                "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
+                "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
+                "tokens of right": _mean_length(group, ~group.wrong),
+                "tokens of wrong": _mean_length(group, group.wrong),
+                "empty": None if group.empty is None else float(group.empty.mean()),
+                f"mean {group.metric}": float(group.quality.mean()),
+                "right": float(1 - group.wrong.mean()),
+                "answers expected from": {True: "context", False: "memory", None: None}[
+                    group.grounded
+                ],
+            }
+        ]
+
+    notes = [
+        "Prompt and answer tokens: medians; tokens of right and of wrong answers: means. Empty: "
+        "share of answers without a letter or digit. Right: quality of at least 0.5."
+    ]
+    return frame("datasets", "Datasets", groups, compute, notes)
+
+
+def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
+    defined = [m for m in methods if not np.isnan(prr[m])]
+    return max(defined, key=lambda m: prr[m]) if defined else None
+
+
+COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
+"""Columns of the head-to-head table, first minus second."""
+BESIDES = ("top Δ best free", "Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
+"""Compared too, in the table of outcomes."""
+FREE = {method for method, family in FAMILIES.items() if family in ("information", "attention")}
+"""Baselines that the answer's own pass gives: no samples, no further question."""
+
+
+@cache
+def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
+    """What the report compares on a setting: name -> (first, second)."""
+    prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
+    top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
+    free = _best([method for method in group.baselines if method in FREE], prr)
+    semantic = group.variants.get("Sem-ASMI")
+    wanted = dict(
+        zip(
+            COMPARED + BESIDES,
+            (
+                (top, SEMANTIC_ENTROPY), (top, best), (semantic, SEMANTIC_ENTROPY),
+                (semantic, MSP), (top, free), (semantic, group.variants.get("ASMI")),
+                (top, "RAUQ"), (top, "RAUQ (entropy)"),
+            ),
+            strict=True,
+        )
+    )  # fmt: skip
+    return {
+        name: (first, second)
+        for name, (first, second) in wanted.items()
+        if first is not None and second is not None and {first, second} <= set(group.scores)
+    }
+
+
+@cache
+def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
+    """PRR intervals of a setting's methods, and the family of differences that the report shows."""
+    pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)])]
+    scores = {m: group.score(m) for m in group.scores}
+    return prr_comparisons(scores, group.quality, group.clusters, pairs, DRAWS, SEED)
+
+
+def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup, Comparison]]:
+    """By name and setting, p-values adjusted within the setting and (Holm) for the settings.
+
+    Those without an interval are left out, and settings without a variant or a baseline. On
+    settings too small for their intervals nothing is tested.
+    """
+    found: dict[str, dict[RunGroup, Comparison]] = {name: {} for name in COMPARED + BESIDES}
+    for group in groups:
+        pairs = compared_on(group)
+        for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
+            one = intervals_of(group)[1][pair]
+            if one.outcome is not None:
+                found[name][group] = _untested(one) if group.too_small else one
+    for name, tested in found.items():
+        p_values = holm([one.p_value for one in tested.values()])
+        equivalent = holm([one.p_equivalent for one in tested.values()])
+        columns = zip(tested.items(), p_values, equivalent, strict=True)
+        found[name] = {
+            group: one._replace(
+                p_value=float(p),
+                p_equivalent=float(q),
+                # As Holm raised what was at its floor; 0 where it was not.
+                least=float(p) if one.p_value <= one.least else 0.0,
+                least_equivalent=float(q) if one.p_equivalent <= one.least_equivalent else 0.0,
+            )
+            for (group, one), p, q in columns
+        }
+    return {name: tested for name, tested in found.items() if tested}
+
+
+def _untested(one: Comparison) -> Comparison:
+    return one._replace(p_value=1.0, p_equivalent=1.0, least=0.0, least_equivalent=0.0)
+
+
+def head_to_head(groups: Sequence[RunGroup]) -> Items:
+    """Table "h2h" of the paper: paired differences, what follows from each, and how often."""
+    title = "Head-to-head: paired differences of PRR"
+
+    adjusted = adjusted_comparisons(groups)
+
+    def _tested_value(group: RunGroup, name: str) -> TestedValue | Interval | None:
+        if name not in compared_on(group):
+            return None
+        one = adjusted.get(name, {}).get(group)
+        if one is None:  # without an interval there is nothing to test
+            return intervals_of(group)[1][compared_on(group)[name]].difference
+        return TestedValue(one.difference, one.p_value < LEVEL)
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        alone, _ = intervals_of(group)
+        pairs = compared_on(group)
+        if "top Δ best baseline" not in pairs:
+            raise Unavailable("no variant and baseline with a defined PRR")
+        top, best = pairs["top Δ best baseline"]
+        differences = {name: _tested_value(group, name) for name in COMPARED}
+        return [
+            {
+                "setting": group.label,
+                "top variant": f"{top} ({alone[top].value:.3f})",
+                "best baseline": f"{best} ({alone[best].value:.3f})",
+                **differences,
+            }
+        ]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        return figures.forest(
+            {
+                delta: dict(zip(table["setting"], table[delta], strict=True))
+                for delta in COMPARED
+                if table[delta].notna().any()
+            },
+            "ΔPRR, 95 % over clusters",
+        )
+
+    notes = [
+        "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy. "
+        "Cluster-respecting paired bootstrap; positive = ASMI ahead. Intervals stand each by "
+        "itself; asterisks follow p-values adjusted within a setting (Romano-Wolf) and over the "
+        "settings "
+        "(Holm), as the outcomes do. The best baseline and the "
+        "top variant are chosen on the same answers; the interval takes them as given."
+    ]
+    (item,) = frame(
+        "head_to_head",
+        title,
+        groups,
+        compute,
+        notes,
+        draw,
+        digits=3,
+        signed=COMPARED,
+        resamples=DRAWS,
+    )
+    if isinstance(item, MissingItem):
+        return [item]
+    if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
+        item.notes = [
+            *item.notes,
+            "SemanticEntropy, the pre-specified reference, was not run (it needs an NLI model): "
+            "its columns are empty.",
+        ]
+    return [item, *_outcomes(item.groups)]
+
+
+def _outcomes(groups: Sequence[RunGroup]) -> Items:
+    """Every comparison with its p-value and outcome, and how often each came out."""
+    title = "Outcomes: better, equivalent or undecided"
+
+    adjusted = adjusted_comparisons(groups)
+
+    def compute(name: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "comparison": name,
+                "setting": group.label,
+                "difference": TestedValue(one.difference, one.p_value < LEVEL),
+                "p": _floored(one.p_value, one.least),
+                "p, equivalent": _floored(one.p_equivalent, one.least_equivalent),
+                "margin in reach": one.reach,
+                "outcome": one.outcome,
+            }
+            for group, one in adjusted[name].items()
+        ]
+
+    def notes(item: ReportItem) -> list[str]:
+        assert item.table is not None
+        beyond = int((~(item.table["margin in reach"].astype(float) < MARGIN)).sum())
+        return [
+            "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted "
+            "for the comparisons of a setting (Romano-Wolf, on shared resamples) and for the "
+            "settings "
+            "of a comparison (Holm). p, equivalent: two one-sided tests of a difference of at "
+            f"least {MARGIN} in PRR, Holm over the settings. ≤: no resample was further out, so p "
+            "is "
+            f"at most that. Better or worse: p < {LEVEL}; else equivalent: p, equivalent < "
+            f"{LEVEL}; else undecided, which is no equality. Settings too small for their "
+            "intervals "
+            "are not tested: p is 1 there.",
+            "Best free: the best baseline that the answer's own pass gives, without samples or "
+            "further questions.",
+            "Margin in reach: half of the 90 % interval of the difference. Where it is not below "
+            f"{MARGIN}, as in {beyond} of {len(item.table)} rows, p, equivalent cannot fall below "
+            f"{LEVEL}, wherever the difference lies: it takes more answers.",
+        ]
+
+    items = frame(
+        "outcomes", title, list(adjusted), compute, notes, digits=3, signed=("difference",),
+        p_values=("p", "p, equivalent"), resamples=DRAWS, label=str,
+        otherwise="no difference has an interval: fewer than two clusters in every run",
+    )  # fmt: skip
+    (item,) = items
+    if isinstance(item, MissingItem):
+        return [item]
+    item.groups = [
+        group for group in groups if any(group in tested for tested in adjusted.values())
+    ]
+    return [item, _counts(item.groups, adjusted)]
+
+
+def _floored(p_value: float, least: float) -> float | AtMost:
+    return AtMost(p_value) if p_value <= least else p_value
+
+
+def count_outcomes(tested: Iterable[Comparison]) -> dict[str, int]:
+    """How often each of `OUTCOMES` came out."""
+    found = [one.outcome for one in tested]
+    return {kind: found.count(kind) for kind in OUTCOMES}
+
+
+def _counts(
+    groups: Sequence[RunGroup], adjusted: Mapping[str, Mapping[RunGroup, Comparison]]
+) -> ReportItem:
+    def is_llama_squad(group: RunGroup) -> bool:
+        name = f"{group.model} {group.dataset}".lower()
+        return "llama2" in re.sub("[ -]", "", name) and "squad" in name
+
+    counted, doubled = one_per_question_set(groups)
+    kinds = {"grounded": True, "closed-book": False, "not recorded which": None}
+    subsets = {
+        name: [group for group in counted if group.grounded is kind] for name, kind in kinds.items()
+    }
+    if any(is_llama_squad(group) and group.grounded for group in groups):
+        subsets["grounded, without Llama-2 on SQuAD"] = [
+            group for group in subsets["grounded"] if not is_llama_squad(group)
+        ]
+    rows = []
+    for name, chosen in subsets.items():
+        for comparison, tested in adjusted.items():
+            here = [one for group, one in tested.items() if group in chosen]
+            if here:
+                leads = sum(one.difference.value > 0 for one in here)
+                counts = count_outcomes(here) | {"leads": leads}
+                rows.append({"settings": name, "comparison": comparison} | counts)
+    notes = [
+        "Settings by outcome; leads: settings with a positive difference, whatever its outcome."
+    ]
+    if len(subsets) > len(kinds):
+        notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
+    if doubled:
+        notes.append(f"Not counted, since a larger run asks the same: {'; '.join(doubled)}.")
+    title = "How often: better, equivalent, undecided, worse"
+    return ReportItem("outcome_counts", title, groups, pd.DataFrame(rows), None, notes)
+
+
+def depths(groups: Sequence[RunGroup]) -> Items:
+    """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
+    title = "Depth selection"
+    curves = {}
+    by_group: list[dict[str, Any]] = []
+    groups, doubled = one_per_question_set(groups)
+    reasons: list[Reason] = [(label, "a larger run asks the same") for label in doubled]
+    sweeps = []
+    for symbol in ("Adapt-ASMI", "Sem-ASMI"):
+        swept = {group: _by_depth(group, symbol) for group in groups}
+        swept = {group: methods for group, methods in swept.items() if len(methods) > 1}
+        common = sorted(set.intersection(*(set(m) for m in swept.values()))) if swept else []
+        if len(common) < 2:
+            continue
+        halved = {c: m for c, m in swept.items() if len(set(c.clusters)) > 1}
+        reasons += [(c.label, "one cluster") for c in swept if c not in halved]
+        methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
+        sweeps.append((symbol, common, methods, *halved))
+
+    def compute(sweep: tuple[Any, ...]) -> list[dict[str, Any]]:
+        symbol, common, methods, *halved = sweep
+        found = depth_selection(
+            [
+                Sweep(np.array([c.score(m) for m in methods[c]]), c.quality, c.clusters)
+                for c in halved
+            ]
+        )
+        if np.ptp(found.aggregate) == 0:
+            raise Unavailable("PRR is the same at all depths")
+        drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
+        groups = min(len(set(c.clusters)) for c in halved)
+        mean = _mean(drawn.values())
+        ahead = _ahead(found.aggregate, mean, groups)
+        curves[symbol] = figures.DepthCurves(
+            common,
+            {
+                c.label: (own, _band(drawn[c], len(set(c.clusters))))
+                for c, own in zip(halved, found.groups, strict=True)
+            },
+            (found.aggregate, _band(mean, groups)),
+        )
+        for c, own in zip(halved, found.groups, strict=True):
+            by_group.append(_depths_of(c, symbol, common, own, drawn[c]))
+        return [
+            {
+                "variant": symbol,
+                "depth": f"{depth:.0%}",
+                "aggregate PRR": leading(found.aggregate[i], ahead)
+                if i == found.chosen
+                else float(found.aggregate[i]),
+                "selected on halves": float(found.selected[i]),
+                "mean regret": found.mean_regret if i == found.chosen else None,
+                "no regret": found.no_regret if i == found.chosen else None,
+            }
+            for i, depth in enumerate(common)
+        ]
+
+    notes = [
+        "Aggregate: mean over settings. Bold: the highest, where its paired 95 % interval over "
+        "clusters excludes the next; underlined: the highest, where it does not. Split-half: 1,000 "
+        "random halves of clusters; the depth that is best on the first half, and the PRR it loses "
+        "on the second (share of splits that lose nothing). Regret stands in the row of the chosen "
+        "depth and is of the whole procedure."
+    ]
+    pictured = (
+        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each setting up to "
+        f"{figures.FEW} of them, else of the mean over these settings. Beyond {figures.MANY} "
+        "settings "
+        "those of highest and lowest mean PRR are named, the others grey; see the table by setting."
+    )
+    items = frame(
+        "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
+        digits=3, label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
+        otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
+    )  # fmt: skip
+    if isinstance(items[0], MissingItem):
+        return items
+    table = pd.DataFrame(by_group)
+    chosen = {symbol: own.index for symbol, own in table.groupby("variant", sort=False)}
+    counts = [
+        f"{symbol}: {at} is best or tied-best in {int(best)} of {len(rows)}"
+        for symbol, rows in chosen.items()
+        for at, best in table.loc[rows, "best or tied"].explode().value_counts().items()
+    ]
+    table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
+    about = [
+        "PRR at every depth. Best or tied: the highest, and those whose paired 95 % interval over "
+        f"clusters to it holds zero. Columns in which a depth is one of them: {'; '.join(counts)}."
+    ]
+    used = items[0].groups
+    return [
+        *items,
+        ReportItem("depth_by_group", "PRR by depth and setting", used, table, None, about, 3),
+    ]
+
+
+def _drawn_at_depths(group: RunGroup, methods: Sequence[str]) -> np.ndarray:
+    """(B, D) PRR at every depth; settings over the same questions share their resamples."""
+    scores = {m: group.score(m) for m in methods}
+    drawn = drawn_prr(scores, group.quality, group.clusters, RESAMPLES)[1]
+    return np.column_stack([drawn[m] for m in methods])
+
+
+def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
+    """(B, D) mean over the settings where PRR is defined."""
+    known = [one for one in drawn if np.isfinite(one).any()]
+    return np.nanmean(known, axis=0) if known else np.full((1, 1), np.nan)
+
+
+def _ahead(prr: np.ndarray, drawn: np.ndarray, clusters: int) -> Interval:
+    """The highest minus the next, paired; `drawn` (B, D) as of `_mean`."""
+    first, second = np.argsort(-prr, kind="stable")[:2]
+    if drawn.shape[1] < 2:
+        return Interval(float(prr[first] - prr[second]), float("nan"), float("nan"))
+    return percentile_interval(
+        prr[first] - prr[second], drawn[:, first] - drawn[:, second], clusters
+    )
+
+
+def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:
+    """(2, D) pointwise 95 % band."""
+    ends = [percentile_interval(0.0, column, clusters) for column in drawn.T]
+    return np.array([[end.low for end in ends], [end.high for end in ends]])
+
+
+def _depths_of(
+    group: RunGroup, symbol: str, depths: Sequence[float], prr: np.ndarray, drawn: np.ndarray
+) -> dict[str, Any]:
+    """A variant's PRR at every depth of a setting, and the depths that are best or tied with it."""
+    names = [f"{depth:.0%}" for depth in depths]
+    row: dict[str, Any] = {"setting": group.label, "variant": symbol}
+    row |= dict(zip(names, map(float, prr), strict=True))
+    if np.isnan(prr).any():
+        return row | {"best or tied": []}
+    best = int(prr.argmax())
+    behind = [
+        percentile_interval(prr[best] - own, drawn[:, best] - column, len(set(group.clusters)))
+        for own, column in zip(prr, drawn.T, strict=True)
+    ]
+    tied = [name for name, gap in zip(names, behind, strict=True) if not gap.excludes(0)]
+    return row | {"best or tied": tied}
+
+
+def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
+    """depth -> method, for methods that differ from the operating variant in depth alone."""
+    if symbol not in group.variants:
+        return {}
+    operating = group.methods[group.variants[symbol]]
+    return {
+        config.depth: method
+        for method, config in group.methods.items()
+        if config.same_but(operating, "depth")
+    }
+
+
+def stability(groups: Sequence[RunGroup]) -> Items:
+    """Table "stability" of the paper: redraws of masks and samples on fixed answers."""
+    title = "Stability over redraws of the method's own randomness"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        rows = []
+        for method, drawn in _other_seeds(group).items():
+            found = seed_stability(drawn, group.quality)
+            rows.append(
+                {
+                    "setting": group.label,
+                    "method": method,
+                    "other_seeds": len(drawn),
+                    "mean PRR": found.mean,
+                    "sd": found.sd,
+                    "lowest": found.low,
+                    "highest": found.high,
+                    "rank ρ": found.rank_correlation,
+                }
+            )
+        return rows
+
+    notes = [
+        "PRR over redraws on the same answers, and mean Spearman correlation of pairs of redraws. "
+        "With few redraws the sd is coarse."
+    ]
+    missing = "no answers were scored twice with other masks or samples (see asmi_stability)"
+    return frame("stability", title, groups, compute, notes, digits=3, otherwise=missing)
+
+
+def _other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
+    """Method without its seed -> (R, n) scores, a row per seed of what is random in it."""
+    drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
+    for run in group.runs:
+        seeds = run.recorded("seeds")
+        masks = [used["seed"] for used in run.settings()][:1] or [seeds.get("masks")]
+        for method in run.scores:
+            config = run.methods.get(method)
+            if config is None and method not in SAMPLING:
+                continue
+            own = [] if config and config.method != "adapt" else [seeds.get("samples")]
+            seed = (*(masks if config else []), *own)
+            scores = run.scores[method].to_numpy(dtype=float)[group.rows]
+            if np.isfinite(scores).all():
+                name = method if config is None else str(config.replace(seed=ASMIConfig.seed))
+                drawn.setdefault(name, {}).setdefault(seed, scores)
+    return {n: np.array([*by_seed.values()]) for n, by_seed in drawn.items() if len(by_seed) > 1}

@@ -1,0 +1,226 @@
+"""Where it ends: closed-book recall, and the truncation to K tokens."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.analysis.coverage import coverage_by_band, coverage_intervals
+from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.results.names import COVERAGE_AT
+from lm_polygraph_asmi.results.run_groups import (
+    RunGroup,
+    Unavailable,
+    pairs_of_rows,
+    same_depth,
+)
+
+
+def boundary(groups: Sequence[RunGroup]) -> Items:
+    """Same questions with and without the passage; appendix "Boundary Deconfounds"."""
+    title = "Boundary: open against closed book"
+
+    def draw(table: pd.DataFrame) -> Figure:
+        return figures.forest(
+            {
+                "Sem-ASMI minus MSP": dict(
+                    zip(table["setting"], table["Sem-ASMI Δ MSP"], strict=True)
+                )
+            },
+            "ΔPRR, 95 % over clusters",
+        )
+
+    notes = [
+        "PRR on the questions that both runs asked, clusters of the open-book rows in both. Error "
+        "rates differ between the two, so read the gaps within a row."
+    ]
+    return frame(
+        "boundary", title, twins(groups), _twin_rows, notes, draw, digits=3,
+        signed=("Sem-ASMI Δ MSP",), resamples=10_000,
+        label=lambda twins: f"{twins[0].label} against "
+        f"{twins[1].dataset}",
+        otherwise="no model was asked the same questions with and without context",
+    )  # fmt: skip
+
+
+def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
+    """Closed-book settings, each with the open-book setting that shares the most questions."""
+    for closed in (group for group in groups if group.closed_book and group.ids):
+        source = closed.run.recorded("dataset").get("source")
+        opened = [
+            group
+            for group in groups
+            if not group.closed_book
+            and group.model == closed.model
+            and source is not None
+            and group.run.recorded("dataset").get("source") == source
+            and group.ids
+        ]
+        if opened:
+            yield max(opened, key=lambda c: len(pairs_of_rows(c, closed, False))), closed
+
+
+def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
+    opened, closed = twins
+    pairs = pairs_of_rows(opened, closed, same_answers=False)
+    if not pairs:
+        raise Unavailable("no question is in both runs")
+    # Closed-book prompts have no passage: their rows take the clusters of their twins.
+    clusters = [opened.clusters[i] for i, _ in pairs]
+    rows = []
+    for group, chosen in ((opened, [i for i, _ in pairs]), (closed, [j for _, j in pairs])):
+        sem, msp, difference = _gap_to_msp(group, clusters, chosen)
+        rows.append(
+            {
+                "setting": group.label,
+                "questions": len(pairs),
+                f"mean {group.metric}": float(group.quality[chosen].mean()),
+                "Sem-ASMI": sem,
+                "MSP": msp,
+                "Sem-ASMI Δ MSP": difference,
+            }
+        )
+    return rows
+
+
+def _gap_to_msp(group: RunGroup, clusters: Sequence[str], rows: Sequence[int]) -> list[Interval]:
+    """PRR of Sem-ASMI, of MSP, and the paired difference on some rows of a setting."""
+    sem, msp = group.need("u_sem", "msp")
+    scores = {"sem": sem[rows], "msp": msp[rows]}
+    quality = group.quality[rows]
+    alone, paired = prr_intervals(scores, quality, clusters, [("sem", "msp")])
+    return [alone["sem"], alone["msp"], paired["sem", "msp"]]
+
+
+def truncation(groups: Sequence[RunGroup]) -> Items:
+    """The same masks with another K; appendix "Boundary Deconfounds", enlarged truncation."""
+    title = "Boundary: larger K"
+
+    def compute(pair: PairOfK) -> list[dict[str, Any]]:
+        symbol, small, a, of_small, large, b, of_large = pair
+        same = a is b
+        pairs = [(i, i) for i in range(len(a))] if same else pairs_of_rows(a, b, True)
+        if not pairs:
+            return []
+        ours, theirs = map(list, zip(*pairs, strict=True))
+        scores = {"small": a.score(of_small)[ours], "large": b.score(of_large)[theirs]}
+        wanted = [("large", "small")]
+        if a.msp is not None:
+            scores["msp"] = a.msp[ours]
+            wanted.append(("large", "msp"))
+        clusters = [a.clusters[i] for i in ours]
+        _, paired = prr_intervals(scores, a.quality[ours], clusters, wanted)
+        return [
+            {
+                "setting": a.label,
+                "score": symbol,
+                "K": f"{small} to {large}",
+                "answers": len(ours),
+                "large Δ small K": paired["large", "small"],
+                "large K Δ MSP": paired.get(("large", "msp")),
+                "token ρ of MI": _token_correlation(a, of_small, ours, b, of_large, theirs),
+                "mean coverage, small K": _coverage_at(a, small),
+                "mean coverage, large K": _coverage_at(a, large),
+            }
+        ]
+
+    pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in _pairs_of_k(groups, symbol)]
+    notes = [
+        "The answers that were scored with both K; paired 95 % intervals over clusters. Token ρ: "
+        "Spearman correlation of MI_t between the two K, over all tokens. Coverage: mean over all "
+        "tokens.",
+    ]
+    return frame(
+        "larger_k", title, pairs, compute, notes, digits=3,
+        signed=("large Δ small K", "large K Δ MSP"), resamples=10_000,
+        label=lambda pair: pair[2].label,
+        otherwise="no answers were scored with two K (see asmi_triviaqa_k256)",
+    )  # fmt: skip
+
+
+PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
+
+
+def _pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
+    """Scores of one model on one dataset that differ in K alone: symbol; K, setting, method
+    twice."""
+    alike_but_k: list[tuple[RunGroup, ASMIConfig, dict[int, tuple[RunGroup, str]]]] = []
+    for group in groups:
+        for method, config in group.methods.items():
+            if config.symbol != symbol or not same_depth(config.depth, group.depth):
+                continue
+            for first, other, by_k in alike_but_k:
+                alike = (first.model, first.dataset) == (group.model, group.dataset)
+                if alike and config.same_but(other, "top_k"):
+                    by_k.setdefault(config.top_k, (group, method))
+                    break
+            else:
+                alike_but_k.append((group, config, {config.top_k: (group, method)}))
+    for _, _, by_k in alike_but_k:
+        for small, large in pairwise(sorted(by_k)):
+            yield symbol, small, *by_k[small], large, *by_k[large]
+
+
+def _token_correlation(
+    a: RunGroup,
+    of_small: str,
+    ours: Sequence[int],
+    b: RunGroup,
+    of_large: str,
+    theirs: Sequence[int],
+) -> float | None:
+    """Whether the two K rank tokens alike; None where a run did not save MI_t."""
+    tokens = []
+    for group, method, rows in ((a, of_small, ours), (b, of_large, theirs)):
+        saved = group.mi_of(method)
+        if saved is None:
+            return None
+        tokens.append(np.concatenate([saved[i] for i in rows]))
+    same = len(tokens[0]) == len(tokens[1]) and all(map(np.ptp, tokens))
+    return rank_correlation(*tokens) if same else None
+
+
+def _coverage_at(group: RunGroup, top_k: int) -> float | None:
+    saved = group.saved("asmi_coverage", at_operating_depth=True)
+    if saved is None or top_k not in COVERAGE_AT:
+        return None
+    return float(np.concatenate(saved)[:, COVERAGE_AT.index(top_k)].mean())
+
+
+def coverage(groups: Sequence[RunGroup]) -> Items:
+    """Table "topk-highmi" of the paper, all bands."""
+    title = "Top-K coverage by disagreement"
+    spread = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        saved = group.saved("asmi_coverage", at_operating_depth=True)
+        information = group.saved("asmi_mi", at_operating_depth=True)
+        if not saved or not information:
+            raise Unavailable("asmi_coverage or asmi_mi not saved")
+        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), COVERAGE_AT)
+        spread[group.label] = coverage_intervals(information, saved, group.clusters)
+        return [
+            {"setting": group.label, "tokens": band}
+            | {f"K = {name}" if name in COVERAGE_AT else str(name): v for name, v in row.items()}
+            for band, row in bands.to_dict("index").items()
+        ]
+
+    notes = [
+        "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
+        "by MI_t. Bound: what the mass outside the top 64 adds to an entropy at most as one "
+        "bucket, −m ln m nats."
+    ]
+    return frame(
+        "top_k_coverage", title, groups, compute, notes,
+        lambda table: figures.coverage(table, spread), digits=3,
+        pictured="Figure: pointwise 95 % bands over clusters (200 resamples), tokens banded anew "
+        "in each.",
+    )  # fmt: skip

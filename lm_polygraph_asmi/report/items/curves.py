@@ -1,0 +1,108 @@
+"""Whole curves: what rejection leaves, and whether a probability of error is one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.calibration import (
+    DRAWS,
+    SMALLEST_STEP,
+    held_out_probability,
+    reliability,
+)
+from lm_polygraph_asmi.analysis.prr import normalised_prr, rejection_curve
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+
+SHOWN = (1.0, 0.9, 0.75, 0.5, 0.25)
+"""Shares of answers kept that the table has."""
+
+
+def rejection(groups: Sequence[RunGroup]) -> Items:
+    """The curve behind PRR: mean quality of the answers that are kept."""
+    title = "Rejection curves: what PRR is the area of"
+    panels: dict[str, Any] = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        names = ("u_sem", "MSP", "entropy")
+        scores = dict(zip(names, group.need("u_sem", "msp", "entropy"), strict=True))
+        prr = {name: normalised_prr(score, group.quality) for name, score in scores.items()}
+        if np.isnan(prr["u_sem"]):
+            raise Unavailable("all answers are equally good")
+        curves = {n: rejection_curve(s, group.quality, group.clusters) for n, s in scores.items()}
+        everything = ["" for _ in group.quality]  # the oracle needs no band
+        oracle = rejection_curve(-group.quality, group.quality, everything)
+        panels[f"{group.label}, n = {len(group)}"] = curves, oracle
+        return [
+            {"setting": group.label, "rejected by": name, "PRR": prr.get(name, 1.0)}
+            | {
+                f"{share:.0%} kept": float(np.interp(share, curve.coverages, curve.values))
+                for share in SHOWN
+            }
+            for name, curve in {**curves, "quality (oracle)": oracle}.items()
+        ]
+
+    notes = [
+        "Mean quality of the answers kept when the most uncertain are rejected. Oracle: by "
+        "quality itself."
+    ]
+    pictured = (
+        "Figure: simultaneous 95 % bands over "
+        "clusters (1,000 resamples): each holds its whole curve, so what they say holds at all "
+        "shares together. Overlapping bands are no test of a difference: see the paired intervals."
+    )
+    return frame(
+        "rejection", title, groups, compute, notes, lambda _: figures.rejection(panels), digits=3,
+        pictured=pictured,
+    )  # fmt: skip
+
+
+def reliable(groups: Sequence[RunGroup]) -> Items:
+    """Reliability diagram of the probability of error that a run makes of u_sem, held out."""
+    title = "Reliability of the probability of error"
+    panels: dict[str, Any] = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        (u_sem,) = group.need("u_sem")
+        held_out = held_out_probability(u_sem, group.wrong, group.clusters)
+        if held_out is None:
+            raise Unavailable(
+                f"fewer than two clusters, or than {2 * SMALLEST_STEP} answers beside a fold"
+            )
+        chance, base = held_out
+        found = reliability(chance, group.wrong, group.clusters)
+        panels[f"{group.label}, n = {len(group)}"] = found
+        return [
+            {
+                "setting": group.label,
+                "n": len(group),
+                "error rate": float(group.wrong.mean()),
+                "Brier score": found.brier,
+                "of the error rate": float(np.mean((base - group.wrong) ** 2)),
+                "miscalibration": found.miscalibration,
+                "discrimination": found.discrimination,
+                "uncertainty": found.uncertainty,
+                "p, calibrated": found.p_value,
+            }
+        ]
+
+    notes = [
+        "Probability of error by an isotonic fit of u_sem on the clusters of four folds, held "
+        "against the errors of the fifth (lower Brier score = better). Brier score = "
+        "miscalibration − discrimination + uncertainty; of the error rate: the Brier score of that "
+        "rate alone, held out too. p, calibrated: of a miscalibration as large in "
+        f"{DRAWS:,} draws in which the probabilities are right (signs of whole clusters tossed)."
+    ]
+    pictured = (
+        "Figure: the curve is an isotonic fit of the errors on the probabilities, without bins; on "
+        "the diagonal they are right; shaded: where the curve would lie in 95 % of those draws, "
+        "point by point (consistency band); bars: answers at each probability, "
+        "relative to the most frequent one."
+    )
+    return frame(
+        "reliability", title, groups, compute, notes, lambda _: figures.reliability(panels),
+        digits=3, p_values=("p, calibrated",), pictured=pictured,
+    )  # fmt: skip

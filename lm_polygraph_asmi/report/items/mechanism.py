@@ -1,0 +1,300 @@
+"""Why: masking response, tokens, what the subnetworks answer, and what it costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import pearsonr
+
+from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_seconds
+from lm_polygraph_asmi.analysis.mechanism import (
+    OVER_ROBUST,
+    error_separation,
+    masking_response,
+    votes,
+)
+from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.item import Items, MissingItem, ReportItem, frame
+from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+from lm_polygraph_asmi.results.runs import SYMBOLS
+
+CASES = 5
+WARM_UP = 10
+
+
+def screen(groups: Sequence[RunGroup]) -> Items:
+    """Table "babiqa-mechanism" and figure "error-separation" of the paper."""
+    title = "Masking response and error separation"
+    panels = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        (information,) = group.need("mi_tokens")
+        scores = {s: group.score(group.variants[s]) for s in SYMBOLS if s in group.variants}
+        if group.msp is not None:
+            scores["MSP"] = group.msp
+        response = masking_response(information)
+        found = error_separation(information, dict(scores), group.wrong, group.clusters)
+        shown = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
+        drawn = {name: scores[name] for name in [*shown, "MSP"] if name in scores}
+        panels[group.label] = drawn, group.wrong, found.auroc
+        return [
+            {
+                "setting": group.label,
+                "tokens": response.tokens,
+                "median MI_t": response.median,
+                "mean MI_t": response.mean,
+                "right answers": found.right,
+                "wrong answers": found.wrong,
+                "near zero": response.over_robust,
+            }
+            | {f"AUROC {name}": interval for name, interval in found.auroc.items()}
+        ]
+
+    notes = [
+        "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
+        "95 % intervals over clusters.",
+        f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
+        "label-free screen, as in the paper, which has one such setting (0.002 nats, and the "
+        "signal "
+        "fails) against others from 0.016 nats on. It has not been validated.",
+    ]
+    return frame(
+        "error_separation", title, groups, compute, notes, lambda _: figures.violins(panels),
+        digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
+        pictured="Figure: on a logarithmic axis, values below the first percentile of the positive "
+        "ones at its foot; the first of Adapt-ASMI, Sem-ASMI and ASMI that was run; "
+        f"dot: median; fewer than {figures.SHAPED} answers: a stroke each.",
+    )  # fmt: skip
+
+
+def mechanism(groups: Sequence[RunGroup]) -> Items:
+    """Figure "mechanism" (a) of the paper: disagreement and agreement of tokens."""
+    title = "MI and semantic agreement of tokens"
+    panels = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        mi, agreement = map(np.concatenate, group.need("mi_tokens", "agreement_tokens"))
+        if len(mi) < 3 or not np.ptp(mi) or not np.ptp(agreement):
+            raise Unavailable("MI_t or A_t is the same everywhere")
+        r = float(pearsonr(mi, agreement).statistic)
+        panels[group.label] = mi, agreement, r
+        entropy = group.tokens("asmi_entropy")
+        return [
+            {
+                "setting": group.label,
+                "tokens": len(mi),
+                "Pearson r": r,
+                "Spearman of MI_t and H_t": None
+                if entropy is None
+                else rank_correlation(mi, np.concatenate(entropy)),
+                "mean MI_t": float(mi.mean()),
+                "mean A_t": float(agreement.mean()),
+            }
+        ]
+
+    notes = [
+        "High MI_t with low agreement is flagged; with high agreement it is discounted. Pearson r: "
+        "of A_t and MI_t itself, not its logarithm; H_t: single-pass entropy of the token."
+    ]
+    return frame(
+        "mechanism", title, groups, compute, notes, lambda _: figures.joint(panels), digits=3
+    )
+
+
+def cosines(groups: Sequence[RunGroup]) -> Items:
+    """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
+    title = "Cosines of the top candidates of one token"
+    panels = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        matrices = group.saved("asmi_candidate_cosines", at_operating_depth=True)
+        candidates = group.saved("asmi_candidates", at_operating_depth=True)
+        if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
+            raise Unavailable("not saved (set asmi.details=true)")
+        # Benign instability: where the kernel takes the most away from MI.
+        pairs = zip(group.mi_tokens, group.agreement_tokens, strict=True)
+        removed = [mi * agreement for mi, agreement in pairs]
+        answer = int(np.argmax([tokens.max() for tokens in removed]))
+        position = int(removed[answer].argmax())
+        texts = [_text(group, answer, token) for token in candidates[answer][position]]
+        panels[group.label] = np.asarray(matrices[answer][position]), texts
+        return [{"setting": group.label}]
+
+    notes = [
+        "Rows of the output projection, of the token where the kernel discounts most (largest "
+        "MI_t A_t). Negative cosines count as 0 in A_t.",
+    ]
+    return frame(
+        "candidate_cosines", title, groups, compute, notes, lambda _: figures.cosines(panels),
+        tabulated=False,
+    )  # fmt: skip
+
+
+def _text(group: RunGroup, answer: int, token: int) -> str:
+    """A token as text where the run saved it, else its id."""
+    saved = group.saved("asmi_token_texts")
+    return (saved[answer] if saved else {}).get(int(token), f"token {int(token)}")
+
+
+def case_study(groups: Sequence[RunGroup]) -> Items:
+    """What the subnetworks answer where the model is confident and wrong."""
+    title = "Confident errors: what the subnetworks answer"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        msp, u_sem, information = group.need("msp", "u_sem", "mi_tokens")
+        tops = group.saved("asmi_top_token", at_operating_depth=True)
+        tokens, prompts = group.saved("asmi_tokens"), group.saved("input_texts")
+        answers, references = group.saved("greedy_texts"), group.saved("target_texts")
+        if not tops or not tokens or not prompts or not answers:
+            raise Unavailable("asmi_top_token, asmi_tokens or texts not saved")
+        confident_errors = np.flatnonzero(group.wrong & (msp <= np.median(msp))).tolist()
+        if not confident_errors:
+            raise Unavailable("no confident answer is wrong")
+        changed = []
+        for i in confident_errors:
+            by_token = votes(np.asarray(tops[i]), tokens[i])[: len(information[i])]
+            position = min(range(len(by_token)), key=lambda t: by_token[t].agree)
+            if by_token[position].agree < 1:
+                changed.append((by_token[position].agree, -u_sem[i], i, position, by_token))
+        if not changed:
+            raise Unavailable(
+                f"no mask changed a token of any of the {len(confident_errors)} confident errors"
+            )
+        rows = []
+        for _, _, i, position, by_token in sorted(changed, key=lambda case: case[:2])[:CASES]:
+            vote = by_token[position]
+            other = None if vote.alternative is None else _text(group, i, vote.alternative)
+            rows.append(
+                {
+                    "setting": group.label,
+                    "question": last_question(prompts[i]),
+                    "reference": str(references[i])[:60] if references else None,
+                    "answer": answers[i].strip()[:60],
+                    "token most changed": _text(group, i, tokens[i][position]),
+                    "masks that keep it": vote.agree,
+                    "strongest alternative": other,
+                    "its masks": vote.share,
+                    "u_sem": float(u_sem[i]),
+                    "confident errors": len(confident_errors),
+                    "of these changed": len(changed),
+                }
+            )
+        return rows
+
+    notes = [
+        f"Up to {CASES} wrong answers of each setting from the confident half by MSP in which a "
+        "mask "
+        "changed a token, at the token that most masks change: share of masks whose most likely "
+        "token is the answer's, and the strongest other one; last columns: confident errors, and "
+        "in how many a mask changed any token. Picked: no statistic. Runs that did not save "
+        "asmi_token_texts show token ids.",
+    ]
+    return frame("case_study", title, groups, compute, notes, digits=3)
+
+
+def last_question(prompt: str) -> str:
+    """What stands between the last "Question:" and "Answer:", else the prompt's end."""
+    _, marker, rest = prompt.rpartition("Question:")
+    question = rest.rpartition("Answer:")[0] or rest
+    return (question if marker else prompt[-120:]).strip()[:120]
+
+
+def cost(groups: Sequence[RunGroup]) -> Items:
+    """Table "cost" of the paper."""
+    title = "Measured cost"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        rows = []
+        for run in group.runs:
+            found = phase_seconds(seconds_by_phase(run.stats), WARM_UP)
+            manifest = run.manifest or {}
+            calculator = run.recorded("config").get("asmi", {})
+            peak, used = run.recorded("peak_memory_bytes"), run.settings()
+            if found:
+                rows.append(
+                    {
+                        "setting": group.label,
+                        "scope": used[0]["scope"] if used else "–",
+                        "S": used[0]["num_masks"] if used else "–",
+                        "depths": len({own["depth"] for own in used}),
+                        "n": max(phase.n for phase in found.values()),
+                        **{phase: seconds.median for phase, seconds in found.items()},
+                        "masks": "one at a time" if calculator.get("memory_budget") == 1
+                        else "batched",
+                        "from the result cache": manifest.get("asmi_reused"),
+                        **{f"peak GiB, {where}": size / 2**30 for where, size in peak.items()},
+                        "device": manifest.get("device", "not recorded"),
+                    }
+                )  # fmt: skip
+        if not rows:
+            raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
+        return rows
+
+    notes = [
+        f"Median seconds an answer and phase, the first {WARM_UP} answers left out, all depths of "
+        "a run together. Where results came from a result cache, seconds are those of the run "
+        "that made them. asmi.memory_budget=1 evaluates one mask at a time.",
+    ]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        return figures.seconds(table, [name for name in table if name in PHASES.values()])
+
+    items: list[ReportItem | MissingItem] = [*frame("cost", title, groups, compute, notes, draw)]
+    for item in items:
+        if isinstance(item, ReportItem) and item.table is not None and "samples" in item.table:
+            item.notes = [
+                *item.notes,
+                "Samples are drawn one by one behind a prompt that is run once; the paper draws "
+                "them as one batch.",
+            ]
+    return [*items, *_cost_by_method(groups)]
+
+
+def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
+    """Table "cost" of the paper: a row per method, and what batching the masks saves."""
+    title = "Measured cost by method"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        by_batching: dict[tuple[Any, ...], dict[bool, float]] = {}
+        for run in group.runs:
+            found = method_seconds(seconds_by_phase(run.stats), WARM_UP)
+            calculator = run.recorded("config").get("asmi", {})
+            used = run.settings()
+            if not found or not used:
+                continue
+            sequential = calculator.get("memory_budget") == 1
+            marginal = found.get("ASMI alone, marginal")
+            key = (len(used), *(str(used[0][name]) for name in ("scope", "num_masks", "top_k")))
+            if marginal is not None:
+                by_batching.setdefault(key, {})[sequential] = marginal.median
+            rows.append(
+                {
+                    "setting": group.label,
+                    "scope": used[0]["scope"],
+                    "S": used[0]["num_masks"],
+                    "depths": len({own["depth"] for own in used}),
+                    "masks": "one at a time" if sequential else "batched",
+                    **{m: found[m].median if m in found else None for m in PHASES_OF},
+                    "n": max(phase.n for phase in found.values()),
+                    "key": key,
+                }
+            )
+        for row in rows:
+            both = by_batching.get(row.pop("key"), {})
+            row["one at a time / batched"] = both[True] / both[False] if len(both) == 2 else None
+        if not rows:
+            raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
+        return rows
+
+    notes = [
+        "Median over the answers of the seconds of all phases a method needs: greedy answer; "
+        "samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these but NLI, with "
+        "the embedding of samples (Adapt-ASMI). A dash: a phase was not measured. Last column: "
+        "seconds of masked passes one at a time over those of batched ones, where both were run."
+    ]
+    return frame("cost_by_method", title, groups, compute, notes)

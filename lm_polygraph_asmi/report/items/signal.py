@@ -1,0 +1,523 @@
+"""Is the signal distinct from confidence, and where does it pay."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import t as student
+
+from lm_polygraph_asmi.analysis import comparison, selective
+from lm_polygraph_asmi.analysis.added import (
+    LEVEL,
+    REFITS,
+    AddedInformation,
+    adds_information,
+    stacked_gain,
+)
+from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
+from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.report import figures
+from lm_polygraph_asmi.report.item import (
+    Items,
+    MissingItem,
+    ReportItem,
+    TestedValue,
+    frame,
+    leading,
+)
+from lm_polygraph_asmi.results.run_groups import ENTROPY, RunGroup, Unavailable
+from lm_polygraph_asmi.results.runs import MSP
+
+ABSTAIN = np.linspace(0, 0.9, 19)
+FEWEST = 10
+"""Answers that a rate of errors is drawn of."""
+
+
+def _control_source(groups: Sequence[RunGroup]) -> str:
+    own = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
+    if not own:
+        return "MSP and H (MeanTokenEntropy) are LM-Polygraph's."
+    return f"MSP or H from ASMI's own unmasked pass: {', '.join(own)}; else LM-Polygraph's."
+
+
+def _with_length(group: RunGroup, controls: np.ndarray) -> np.ndarray:
+    return controls if group.lengths is None else np.column_stack([controls, group.lengths])
+
+
+@cache
+def added_of(group: RunGroup) -> AddedInformation:
+    """Whether u_sem adds to MSP, H and length on a setting.
+
+    Raises:
+        ValueError: what it needs was not saved, or there are too few errors or clusters.
+    """
+    group.need_errors()
+    u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
+    controls = _with_length(group, np.column_stack([msp, entropy]))
+    return adds_information(u_sem, controls, group.wrong, group.clusters)
+
+
+def verdicts_of(groups: Sequence[RunGroup]) -> dict[RunGroup, str]:
+    """ "yes", "no" or "wrong way round" by setting: does u_sem add, Holm-adjusted over the
+    settings."""
+    found = {}
+    for group in groups:
+        with suppress(ValueError):
+            found[group] = added_of(group)
+    adjusted = holm([one.p_value for one in found.values()])
+    pairs = zip(found.items(), adjusted, strict=True)
+    return {group: verdict(float(p), one.direction) for (group, one), p in pairs}
+
+
+def verdict(p_value: float, direction: int) -> str:
+    """What a test of added information says, its p-value adjusted for the number of tests."""
+    if not p_value < LEVEL:
+        return "no"
+    return "yes" if direction > 0 else "wrong way round"
+
+
+def distinct(groups: Sequence[RunGroup]) -> Items:
+    """Table "app-distinct" of the paper, other aggregations, raw MI, and the kernel's share."""
+    title = "A distinct signal: error detection beyond confidence"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        rows = []
+        tests = _tests(group)
+        if np.ptp(tests[0][2]) == 0:
+            raise Unavailable("u_sem is the same for all answers")
+        for signal, over, values, controls in tests:
+            if np.ptp(values) == 0:
+                continue
+            beyond = _with_length(group, controls)
+            added = adds_information(values, beyond, group.wrong, group.clusters)
+            found = distinct_signal(values, controls, group.wrong, group.clusters)
+            rows.append(
+                {
+                    "setting": group.label,
+                    "signal": signal,
+                    "controls": over,
+                    "z": added.statistic,
+                    "p": added.p_value,
+                    "direction": added.direction,
+                    "residual AUROC": found.residual_auroc,
+                    "incremental AUROC": found.incremental_auroc,
+                    "LR": found.likelihood_ratio,
+                    "p (nominal)": found.p_value,
+                    "paper's criterion": _papers_verdict(found),
+                    "errors": found.errors,
+                }
+            )
+        return rows
+
+    def finish(table: pd.DataFrame) -> pd.DataFrame:
+        adjusted = table.groupby(["signal", "controls"])["p"].transform(holm)
+        pairs = zip(adjusted, table["direction"], strict=True)
+        said = [verdict(p, strategy) for p, strategy in pairs]
+        place = list(table).index("direction")
+        table.insert(place, "p, Holm", adjusted)
+        table.insert(place + 1, "adds", said)
+        return table.drop(columns="direction")
+
+    def draw(table: pd.DataFrame) -> Figure:
+        main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
+        clusters = {group.label: len(set(group.clusters)) for group in groups}
+        own = {}
+        for _, row in main.iterrows():
+            reach = student.isf(0.025, clusters[row["setting"]] - 1)
+            span = Interval(row["z"], row["z"] - reach, row["z"] + reach)
+            own[row["setting"]] = TestedValue(span, row["adds"] != "no")
+        return figures.forest(
+            {"u_sem beyond MSP, H and length": own}, "z; > 0: wrong answers score higher"
+        )
+
+    def notes(item: ReportItem) -> list[str]:
+        without = [group.label for group in item.groups if group.lengths is None]
+        lengths = " and of the answer's length"
+        if without:
+            lengths += f" (not saved: {', '.join(without)})"
+        return [
+            "Adds: generalised covariance of the signal's rank and of errors, given smooth "
+            f"functions of the ranks of the controls{lengths}, cross-fitted by cluster; z is about "
+            "standard normal where the controls know all that the signal knows of errors. p is "
+            "two-sided, Holm over the settings of a signal; the verdict is by the latter at 0.05.",
+            "The paper's columns, for comparison: they are no test, since a skewed signal, or one "
+            "whose spread grows with the controls, is detected without knowing of anything else. "
+            "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
+            "controls leaves of the signal; yes: its interval excludes 0.5; wrong way round: it "
+            "lies below, so the residual is higher for right answers. Incremental: logistic model "
+            "with the signal minus without. The likelihood ratio takes answers as independent: "
+            "nominal. None of these is corrected for their number.",
+            "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's "
+            "share. " + _control_source(item.groups),
+        ]
+
+    return frame(
+        "distinct_signal", title, groups, compute, notes, draw,
+        digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
+        finish=finish,
+        pictured="Figure: z of u_sem; its bar excludes zero where p, adjusted for nothing, is "
+        "below 0.05 (Student's t by clusters); filled where the verdict is that it adds, or the "
+        "wrong way round.",
+    )  # fmt: skip
+
+
+def _papers_verdict(found: DistinctSignal) -> str:
+    if not found.detected:
+        return "no"
+    return "yes" if found.residual_auroc.value > 0.5 else "wrong way round"
+
+
+def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
+    """(signal, controls by name, values, controls) to be tested on a setting."""
+    u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
+    controls = np.column_stack([msp, entropy])
+    over = "MSP, H"
+    found: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    for name, mean, tokens in (
+        ("u_sem", u_sem, group.u_tokens),
+        ("MI", group.mi, group.mi_tokens),
+    ):
+        if mean is not None:
+            found.append((f"{name}, mean", over, mean, controls))
+        for strategy, aggregate in AGGREGATIONS.items():
+            if strategy != "mean" and tokens is not None:
+                values = np.array([aggregate(answer) for answer in tokens])
+                found.append((f"{name}, {strategy}", over, values, controls))
+    operating = group.variants.values()
+    for method, config in group.methods.items():
+        if config.method == "sem" and method not in operating:
+            found.append((method, over, group.score(method), controls))
+    if group.entropy_of_mean is not None and group.mean_entropy is not None:
+        inside = np.column_stack([group.entropy_of_mean, group.mean_entropy])
+        found.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
+    return found
+
+
+def stacked(groups: Sequence[RunGroup]) -> Items:
+    """What a user gains who has MSP, H and length anyway: nested models of errors."""
+    title = "What u_sem adds to a model of errors"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
+        controls = _with_length(group, np.column_stack([msp, entropy]))
+        found = stacked_gain(u_sem, controls, group.wrong, group.clusters, group.quality)
+        return [
+            {
+                "setting": group.label,
+                "Δ log-loss": found.log_loss,
+                "Δ AUROC": found.auroc,
+                "Δ PRR": found.prr,
+            }
+        ]
+
+    notes = [
+        "Logistic models of errors on smooth functions of MSP, H and the answer's length (where "
+        "saved), with u_sem minus without; out of fold, 95 % over clusters, both models fitted "
+        f"anew in each of {REFITS} resamples. Negative log-loss, positive AUROC and PRR: better "
+        "with u_sem. A signal that adds nothing costs a little."
+    ]
+    signed = ("Δ log-loss", "Δ AUROC", "Δ PRR")
+    return frame(
+        "stacked_gain",
+        title,
+        groups,
+        compute,
+        notes,
+        digits=3,
+        signed=signed,
+        resamples=REFITS,
+    )
+
+
+FOUR = {"H": "entropy", "H(p̄)": "mean", "MI": "mi", "u_sem": "u"}
+
+
+def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
+    """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain."""
+    title = "Ensemble-mean entropy alone"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
+        scores = {"entropy": entropy, "mean": average, "u": u_sem, "mi": mi}
+        pairs = [("u", "mean"), ("mi", "mean")]
+        alone, paired = comparison.prr_intervals(scores, group.quality, group.clusters, pairs)
+        return [
+            {
+                "setting": group.label,
+                "Spearman with H": rank_correlation(average, entropy),
+                "PRR of H": alone["entropy"],
+                "PRR of H(p̄)": alone["mean"],
+                "PRR of MI": alone["mi"],
+                "PRR of u_sem": alone["u"],
+                "highest": max(FOUR, key=lambda name: alone[FOUR[name]].value),
+                "u_sem Δ H(p̄)": paired["u", "mean"],
+                "MI Δ H(p̄)": paired["mi", "mean"],
+            }
+        ]
+
+    def notes(item: ReportItem) -> list[str]:
+        about = "Differences of PRR with paired 95 % intervals over clusters. "
+        return [about + _control_source(item.groups)]
+
+    signed = ("u_sem Δ H(p̄)", "MI Δ H(p̄)")
+    return frame(
+        "ensemble_mean", title, groups, compute, notes, digits=3, signed=signed, resamples=10_000
+    )
+
+
+def flags(groups: Sequence[RunGroup]) -> Items:
+    """McNemar's test at a matched flag rate; appendix "The Distinct-Signal Analysis"."""
+    title = "Errors flagged by u_sem and by entropy at a matched rate"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        u_sem, entropy = group.need("u_sem", "entropy")
+        found = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
+        return [
+            {
+                "setting": group.label,
+                "flagged by each": found.flagged,
+                "errors by both": _count(found.both),
+                "only by u_sem": _count(found.only_first),
+                "only by entropy": _count(found.only_second),
+                "McNemar p": found.p_value,
+            }
+        ]
+
+    notes = [
+        "Each score flags as many answers as there are errors; where equal scores leave a choice, "
+        "counts are means over all choices. Exact test; it takes answers as independent."
+    ]
+    p_values = ("McNemar p",)
+    return frame("matched_flags", title, groups, compute, notes, digits=3, p_values=p_values)
+
+
+def _count(mean: float) -> float | int:
+    """Of answers: whole where ties left no choice to average over."""
+    return int(mean) if float(mean).is_integer() else mean
+
+
+def confident_fragile(groups: Sequence[RunGroup]) -> Items:
+    """Figure "confident-fragile" of the paper, and the same among tokens."""
+    title = "Confident but fragile"
+    grids = {}
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        msp, u_sem = group.need("msp", "u_sem")
+        found = selective.confident_but_fragile(msp, u_sem, group.wrong, group.clusters)
+        grids[group.label] = found
+        rates = found.error_rate
+        row = {
+            "setting": group.label,
+            "confident share": float(found.count[0].sum() / len(group)),
+            "confident, robust": float(rates[0, 0]),
+            "confident, fragile": float(rates[0, 1]),
+            "unconfident, robust": float(rates[1, 0]),
+            "unconfident, fragile": float(rates[1, 1]),
+            "gap": found.gap,
+        }
+        if group.u_tokens is not None:
+            null = selective.token_null(msp, group.u_tokens, group.wrong, group.clusters)
+            row |= {"token gap": null.gap, "token AUROC": null.auroc}
+        return [row]
+
+    notes = [
+        "Error rates after splitting answers at the medians of MSP and u_sem. Gap: "
+        "confident-fragile minus confident-robust, 95 % over clusters. A gap may be explained by "
+        "confidence within the halves: see the residual AUROC. Tokens: those of confident answers, "
+        "labelled by their answer; the paper finds no effect there."
+    ]
+    items = frame(
+        "confident_fragile", title, groups, compute, notes, lambda _: figures.quadrants(grids),
+        signed=("gap", "token gap"),
+    )  # fmt: skip
+    return items if isinstance(items[0], MissingItem) else [*items, *_by_regime(groups, grids)]
+
+
+REGIMES = {True: "context", False: "memory", None: "not recorded"}
+
+
+def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadrants]) -> Items:
+    """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
+    title = "Confident but fragile, by regime"
+    untested: list[str] = []
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        if group.label not in grids:
+            return []
+        row = {
+            "answers expected from": REGIMES[group.grounded],
+            "setting": group.label,
+            "gap": grids[group.label].gap,
+        }
+        try:
+            added = added_of(group)
+        except ValueError as error:  # too few errors or right answers: the gap stands
+            untested.append(f"{group.label}: {error}")
+            return [row | {"z": None, "p": None}]
+        return [row | {"z": added.statistic, "p": added.p_value}]
+
+    def draw(table: pd.DataFrame) -> Figure:
+        panels = {
+            f"answers from {regime}": dict(zip(own["setting"], own["gap"], strict=True))
+            for regime, own in table.groupby("answers expected from", sort=False)
+        }
+        return figures.forest(
+            panels, "error rate, confident-fragile minus confident-robust, 95 % over clusters"
+        )
+
+    def notes(_: ReportItem) -> list[str]:
+        said = [
+            "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over "
+            "clusters; a high error rate inflates it. z and p: whether u_sem adds to MSP, H and "
+            "length on all answers of the setting (generalised covariance, not adjusted): what "
+            "tells "
+            "regimes apart."
+        ]
+        return [*said, f"Without z: {'; '.join(untested)}."] if untested else said
+
+    return frame(
+        "confident_fragile_by_regime", title, groups, compute, notes, draw, digits=3,
+        signed=("gap",), p_values=("p",), finish=_by_group,
+    )  # fmt: skip
+
+
+def _by_group(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("answers expected from", kind="stable", ignore_index=True)
+
+
+def payoff(groups: Sequence[RunGroup]) -> Items:
+    """Tables "payoff" and "payoff-aurc" and figure "payoff" of the paper."""
+    kept, risks = {}, {}
+
+    def areas(group: RunGroup) -> list[dict[str, Any]]:
+        signals = _signals(group)
+        value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
+        lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
+
+        def minus(first: str, second: str) -> Interval:
+            one, other = signals[first], signals[second]
+            return selective.aurc_difference(one, other, group.wrong, group.clusters)
+
+        difference = ahead = minus("u_sem", "MSP")
+        if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same, either way round
+            ahead = minus(lowest, next_lowest)
+        risks[f"{group.label}, n = {len(group)}"] = {
+            name: _risk_curve(group, score) for name, score in signals.items()
+        }
+        return [
+            {"setting": group.label}
+            | {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
+            | {"u_sem − MSP": difference}
+        ]
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        msp, entropy, u_sem = _signals(group).values()
+        found = selective.confident_filter(msp, u_sem, entropy, group.wrong, group.clusters)
+        confident = round(found.confident * len(group))
+        steady = confident * (1 - ABSTAIN) >= FEWEST
+        kept[f"{group.label}, {confident} confident of {len(group)}"] = {
+            name: _filter_curve(group, msp, score, steady)
+            for name, score in (("entropy", entropy), ("u_sem", u_sem))
+        }
+        return [
+            {
+                "setting": group.label,
+                "confident share": found.confident,
+                "coverage": found.coverage,
+                "confident error": found.confident_error,
+                "filter by u_sem": found.by_fragility,
+                "filter by entropy": found.by_other,
+                "u_sem − entropy": found.difference,
+            }
+        ]
+
+    filter_notes = [
+        "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
+        "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
+        "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
+    ]
+    bands = (
+        "Figure: pointwise 95 % bands over clusters (200 resamples). The axis ends where curves "
+        "are steady: among the first few answers they may lie above it."
+    )
+    ends = f" Curves end where fewer than {FEWEST} answers are left."
+    area_notes = [
+        "AURC, lower is better. Bold: the lowest, where its paired 95 % interval over clusters "
+        "excludes the next; underlined: the lowest, where it does not. Negative difference: u_sem "
+        "has the lower area."
+    ]
+    filtered = frame(
+        "payoff", "Deployment payoff: filtering confident answers", groups, compute, filter_notes,
+        lambda _: figures.payoff(kept, ABSTAIN), digits=3, signed=("u_sem − entropy",),
+        pictured=bands + ends,
+    )  # fmt: skip
+    if isinstance(filtered[0], MissingItem):
+        return filtered
+    return filtered + frame(
+        "aurc", "Area under the risk-coverage curve", groups, areas, area_notes,
+        lambda _: figures.risk_coverage(risks), digits=3, signed=("u_sem − MSP",),
+        pictured=bands,
+    )  # fmt: skip
+
+
+def _risk_curve(group: RunGroup, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def curve(rows: np.ndarray) -> np.ndarray:
+        return selective.risk_coverage(score[rows], group.wrong[rows])
+
+    return curve(np.arange(len(group))), cluster_band(curve, group.clusters)
+
+
+def _filter_curve(
+    group: RunGroup, msp: np.ndarray, score: np.ndarray, steady: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A curve and its band, where it is `steady`; NaN elsewhere."""
+
+    def curve(rows: np.ndarray) -> np.ndarray:
+        return selective.filter_curve(msp[rows], score[rows], group.wrong[rows], ABSTAIN)
+
+    band = cluster_band(curve, group.clusters, len(ABSTAIN))
+    return np.where(steady, curve(np.arange(len(group))), np.nan), np.where(steady, band, np.nan)
+
+
+def _signals(group: RunGroup) -> dict[str, np.ndarray]:
+    """What a user could abstain by; raises Unavailable without one of them, or without errors."""
+    group.need_errors()
+    return dict(
+        zip(("MSP", "entropy", "u_sem"), group.need("msp", "entropy", "u_sem"), strict=True)
+    )
+
+
+def selector(groups: Sequence[RunGroup]) -> Items:
+    """Appendix "A trained global selector"."""
+    title = "A trained global selector"
+
+    def compute(group: RunGroup) -> list[dict[str, Any]]:
+        group.need_errors()
+        msp, entropy, u_sem = group.need("msp", "entropy", "u_sem")
+        controls = np.column_stack([msp, entropy])
+        found = selective.global_selector(controls, u_sem, group.wrong, group.clusters)
+        return [
+            {
+                "setting": group.label,
+                "coverage": coverage,
+                "error, MSP and H": base,
+                "error, with u_sem": full,
+                "with − without": difference,
+            }
+            for coverage, (base, full, difference) in found.items()
+        ]
+
+    notes = ["Error rate kept by a logistic selector fitted out of fold; negative: u_sem helps."]
+    signed = ("with − without",)
+    return frame("global_selector", title, groups, compute, notes, digits=3, signed=signed)

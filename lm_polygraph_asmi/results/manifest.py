@@ -1,0 +1,167 @@
+"""The manifest of a run: what LM-Polygraph's manager file does not say about it.
+
+Written beside `ue_manager_seed1` as `asmi_manifest_seed1.json`, at the start of a run and again at
+its end, so that a run that was killed is known too.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm_polygraph_asmi.results.names import SECONDS
+
+FORMAT = 1
+SECRETS = {"hf_token", "token", "use_auth_token", "api_key"}
+"""Names of settings that do not go into a manifest."""
+PACKAGES = (
+    "lm-polygraph-asmi", "lm-polygraph", "torch", "transformers", "tokenizers", "accelerate",
+    "datasets", "sentence-transformers", "hydra-core", "numpy", "scipy", "scikit-learn",
+)  # fmt: skip
+PHASES = {**{name: name.removeprefix("seconds_") for name in SECONDS}, "asmi_seconds": "asmi",
+          "asmi_diversity_seconds": "diversity"}  # fmt: skip
+"""Saved statistic -> name of the phase in the manifest."""
+
+
+def manifest_path(manager: str | Path) -> Path:
+    """Manifest of a manager file: `ue_manager_seed1` -> `asmi_manifest_seed1.json`."""
+    manager = Path(manager)
+    return manager.with_name(f"{manager.name.replace('ue_manager', 'asmi_manifest')}.json")
+
+
+def read_manifest(manager: str | Path) -> dict[str, Any]:
+    """The manifest beside a manager file.
+
+    Raises:
+        FileNotFoundError: none there; runs with the callback `runs.callback.RunRecord` write one.
+        ValueError: a damaged one.
+    """
+    path = manifest_path(manager)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} is missing: only runs with the callback RunRecord write a manifest"
+        ) from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    return manifest
+
+
+def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
+    """Replace the manifest of a manager file, whole or not at all."""
+    path = manifest_path(manager)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def packages() -> dict[str, str]:
+    """Releases of what a number can depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def model_revision(path: str, revision: str | None) -> str:
+    """Commit of a model of the hub, from the cache it was loaded from; of a folder, a digest.
+
+    The digest covers the small files and the names and sizes of the large ones.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(f for f in folder.iterdir() if f.is_file()):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode())
+            if size < 2**20:
+                digest.update(file.read_bytes())
+        return f"sha256:{digest.hexdigest()[:16]}"
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
+    except HFValidationError:  # a folder that is not there
+        return "unknown"
+    return Path(cached).parent.name if isinstance(cached, str) else "unknown"
+
+
+def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Which model a config's node `model` names: path and revision."""
+    asked = (node.get("load_model_args") or {}).get("revision")  # of a hub; None for the newest
+    path = node.get("path")
+    return {"path": path, "revision": model_revision(str(path), asked)}
+
+
+def without_secrets(node: Any) -> Any:
+    """A config without tokens and keys, since manifests are passed on."""
+    if isinstance(node, dict):
+        return {name: without_secrets(value) for name, value in node.items() if name not in SECRETS}
+    return [without_secrets(value) for value in node] if isinstance(node, list) else node
+
+
+def reset_peak_memory() -> None:
+    """Let `peak_memory` start anew: the jobs of a sweep may share a process."""
+    import torch
+
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # Linux; elsewhere the figure is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> dict[str, int]:
+    """Bytes: the most this process has held in main memory, and on each GPU, since the reset."""
+    import torch
+
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    for device in range(torch.cuda.device_count()):
+        peak[f"cuda:{device}"] = torch.cuda.max_memory_allocated(device)
+    return peak
+
+
+def device_name() -> str:
+    """The accelerator, or the processor."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def seconds_by_phase(stats: Mapping[str, list[Any]]) -> dict[str, list[float]]:
+    """Seconds of every example, by name of the phase, for every phase that was saved."""
+    return {phase: stats[name] for name, phase in PHASES.items() if stats.get(name)}
+
+
+def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, float]]:
+    """Median and total seconds over the examples, for every phase that was saved."""
+    return {
+        phase: {"median": float(np.median(seconds)), "total": float(np.sum(seconds))}
+        for phase, seconds in seconds_by_phase(stats).items()
+    }
+
+
+def asmi_settings(stats: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Layer, p, S, K and the rest as they were in force, one dictionary per depth."""
+    names = sorted(name for name in stats if name.startswith("asmi_settings") and stats[name])
+    return [dict(stats[name][0]) for name in names]

@@ -1,0 +1,185 @@
+"""Names of the statistics the plugin adds to LM-Polygraph, and the settings behind them.
+
+A statistic that depends on the masked layer ends in its depth, `asmi_mi_d60`, so that several
+depths stand side by side in one run; where masks took from heads only what comes from a source, in
+that too: `asmi_mi_d60_context`. Each is a list with one entry per example; entries are short
+NumPy arrays, numbers or (the settings) a dictionary of plain values, fit for `save_stats`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lm_polygraph_asmi.config import ASMIConfig
+
+COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
+"""The K at which `asmi_coverage` reports the mass of a subnetwork's K most likely tokens."""
+
+CANDIDATES = 8
+"""Tokens per position in `asmi_candidates`."""
+
+DEPTH_FREE = {
+    "asmi_entropy": "(T,) entropy of the unmasked model over the full vocabulary, nats",
+    "asmi_log_likelihood": "(T,) log-likelihood of each token under the unmasked model, nats",
+    "asmi_tokens": "(T,) the scored token ids",
+    "asmi_token_texts": "text of each token id in the example's statistics, a dictionary",
+    "asmi_closing": "whether the last token closes the answer (end token or stop string)",
+    "asmi_prompt_length": "tokens in the prompt, padding not counted",
+    "asmi_seconds": "seconds spent on the example when it was scored, all depths together",
+    "asmi_reused_depths": "depths of the example taken from the result cache",
+}
+
+PER_DEPTH = {
+    "asmi_mi": "(T,) MI_t, nats, higher = more uncertain",
+    "asmi_agreement": "(T,) A_t, in [0, 1]",
+    "asmi_entropy_of_mean": "(T,) H(p_bar_t) on the union of the top-K sets plus tail, nats",
+    "asmi_mean_entropy": "(T,) mean over masks of H(p_t), on the same support, nats",
+    "asmi_tail_mass": "(T,) mean over masks of the mass outside the union",
+    "asmi_coverage": "(T, 7) mean over masks of the mass of the top 1, 8, 16, 32, 64, 128, 256",
+    "asmi_top_token": "(S, T) most likely token of each subnetwork",
+    "asmi_mask_seed": "seed of the example's mask generator",
+    "asmi_settings": "settings in force, a dictionary; see `Settings`",
+}
+
+PER_SOURCE = {
+    "asmi_source_attention": "(T,) attention on the source's tokens, mean over heads, in [0, 1]",
+    "asmi_source_kl": "(T,) KL to the unmasked output of that without the source's part in any "
+    "head, nats",
+}
+"""Besides `PER_DEPTH`, where masks take from heads what comes from a source."""
+
+WITHOUT_CONTEXT = {
+    "asmi_without_context_kl": "(T,) KL to the unmasked output of that to a prompt without the "
+    "context's tokens, nats",
+    "asmi_without_context_seconds": "seconds spent on it",
+}
+"""On request, where there is a context; no depth, and no mask."""
+
+SHARE = {"asmi_source_share": "(T,) MI_t of the source over MI_t of all; 0 where there is no MI_t"}
+"""Besides, where both were scored. Shares of several sources need not add up to one."""
+
+ON_REQUEST = {
+    "asmi_masks": "(S, H) head masks, 1 = kept",
+    "asmi_kl": "(S, T) KL of each subnetwork to the mean, nats",
+    "asmi_candidates": "(T, 8) most likely tokens of the averaged distribution",
+    "asmi_candidate_cosines": "(T, 8, 8) cosines of their output-projection rows, not clipped",
+}
+
+DIVERSITY = {
+    "asmi_diversity": "div(x) of the sampled responses, higher = more diverse",
+    "asmi_num_responses": "sampled responses with at least one token",
+    "asmi_diversity_seconds": "seconds spent on embedding them; drawing them is the host's time",
+}
+
+SECONDS = {
+    "seconds_greedy": "seconds per example: greedy answer",
+    "seconds_samples": "seconds per example: sampled answers, drawn one by one",
+    "seconds_nli": "seconds per example: NLI of all pairs of sampled answers",
+    "seconds_cross_encoder": "seconds per example: cross-encoder similarities",
+}
+
+
+def depth_label(depth: float) -> str:
+    """0.6 -> "d60", 0.625 -> "d62.5"."""
+    return f"d{round(100 * depth, 6):g}"
+
+
+def at_depth(name: str, depth: float, source: str = "all") -> str:
+    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60".
+
+    Of a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" adds nothing.
+    """
+    found = f"{name}_{depth_label(depth)}"
+    return found if source == "all" else f"{found}_{source}"
+
+
+def passage(number: int) -> str:
+    """Name of the source that is one passage of the context, from 0."""
+    return f"passage{number}"
+
+
+def masked_head_stats(
+    depths: Iterable[float] = (ASMIConfig.depth,),
+    details: bool = False,
+    sources: Iterable[str] = (ASMIConfig.source,),
+    without_context: bool = False,
+) -> list[str]:
+    """Every statistic the masked-heads calculator writes, for `stats:` and `save_stats:`."""
+    names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
+    found = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
+    sources = tuple(sources)
+    for depth in depths:
+        for own in sources:
+            more = {} if own == "all" else {**PER_SOURCE, **(SHARE if "all" in sources else {})}
+            found += [at_depth(name, depth, own) for name in [*names, *more]]
+    return found
+
+
+def saved_stats(*which: Any, **named: Any) -> list[str]:
+    """What a run should save for later analysis, arguments as of `masked_head_stats`.
+
+    LM-Polygraph skips what a run does not compute.
+    """
+    ours = masked_head_stats(*which, **named)
+    return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What produced statistics: a config, and what it comes to on a model.
+
+    Saved with every example as `asmi_settings_d60`, as plain values beside one another.
+
+    Attributes:
+        config: with S, p and the attention implementation that were used.
+        source: where what a mask takes comes from; of several passages, "passage0" and so on.
+        layer: index of the masked layer, from 0.
+        num_layers: L.
+        num_heads: H, query heads.
+        requested_layer: the layer at `depth`, where it has no heads and another is masked.
+    """
+
+    config: ASMIConfig
+    source: str
+    layer: int
+    num_layers: int
+    num_heads: int
+    requested_layer: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """By name, what is behind a statistic: of the config the masks' settings."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "config"}
+        return self.config.to_dict("masks") | {"attention": self.config.attention} | own
+
+
+def masked_layer(used: Mapping[str, Any]) -> str:
+    """The masked layer of saved settings in words, and the one asked for where it has no heads."""
+    said = f"layer {used['layer']} of {used['num_layers']}"
+    asked = used["requested_layer"]
+    return said if asked is None else f"{said} (layer {asked} has no heads)"
+
+
+def masked_where(used: Mapping[str, Any]) -> str:
+    """Where heads are masked by saved settings, and what they lose there, in words."""
+    source = used["source"]
+    return str(used["scope"]) if source == "all" else f"{used['scope']}, source {source}"
+
+
+def perturbed_by(used: Mapping[str, Any]) -> list[str]:
+    """What settings change that is not the method's own, in words: `["mlp",
+    "perturbation_scale=0.83"]`.
+
+    Of the method's own, heads without a scale, an empty list.
+    """
+    return ASMIConfig.from_dict(used).said("perturbation", "perturbation_scale")
+
+
+def require(stats: Mapping[str, Any], name: str) -> Any:
+    """The statistic `name`, or an error that says how to have it computed."""
+    if name not in stats:
+        raise KeyError(
+            f"statistic {name!r} is missing. Its calculator must stand in `stat_calculators` of "
+            "the run, with this name among its `stats` and its depth among `cfg.depths`; see the "
+            "entries in docs/configs.md, or `- /stat_calculators: asmi` in the defaults list"
+        )
+    return stats[name]

@@ -1,0 +1,696 @@
+"""Finished runs as settings of a benchmark: a model on a dataset, all methods on the same rows."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.runs import (
+    MSP,
+    RIGHT,
+    Run,
+    load_run,
+    manager_files,
+    same_quality,
+    says_nothing,
+    together,
+)
+
+PREFERRED_METRIC = "AlignScore"
+SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
+
+
+class ConditionRun(NamedTuple):
+    """A run of the perturbation controls over a setting's answers; never one of the setting's own
+    methods.
+
+    Attributes:
+        condition: what was perturbed, one of `config.PERTURBATIONS`.
+        perturbation_scale: what multiplied the change; None = as it was.
+        matching: by what the scale was found, "effect" or "norm"; None where it was given.
+        times: what the matched scale was multiplied with.
+        run: the run.
+    """
+
+    condition: str
+    perturbation_scale: float | None
+    matching: str | None
+    times: float
+    run: Run
+
+    def method(self, symbol: str, depth: float) -> str:
+        """Name of a score in this run.
+
+        Raises:
+            Unavailable: it has none of that symbol at that depth.
+        """
+        for name, config in self.run.methods.items():
+            if config.symbol == symbol and same_depth(config.depth, depth):
+                return name
+        raise Unavailable(f"the run of {self.condition} has no {symbol} at {depth:.1%}")
+
+
+class Unavailable(ValueError):
+    """A setting has not got what an item of the report needs; the text says what."""
+
+
+def of_config(group: "RunGroup", config: ASMIConfig) -> "RunGroup":
+    """The same setting, its variants those with these settings but for the method."""
+    return replace(group, operating=config, depth=config.depth)
+
+
+FEW_CLUSTERS, FEW_ERRORS = 50, 20
+FEW = (
+    f"Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % intervals may "
+    "hold the truth less often than they say."
+)
+
+
+def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:
+    """Whether there are too few answers, of either kind, to trust intervals; see `FEW`."""
+    errors = int(wrong.sum())
+    return len(set(clusters)) < FEW_CLUSTERS or min(errors, len(wrong) - errors) < FEW_ERRORS
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """One model's answers to one dataset, and all that was measured on them.
+
+    Attributes:
+        model, dataset: names, as in tables.
+        suffix: tells apart settings of one model and dataset; empty for most.
+        runs: the runs over these answers; `source` is the one token statistics are read from.
+        conditions: those of the perturbation controls, whose scores are in no table of methods.
+        parts: runs over some of these answers that kept their masks, for the analysis of heads.
+        condition_parts: the same of conditions, for their probes alone.
+        run: their methods together.
+        metric: the quality metric in use.
+        depth: the operating depth.
+        operating: settings of the operating variants; None for whichever comes first.
+        rows: (n,) rows in use: those where quality and the scores of all methods are finite.
+        notes: what was left out, and why.
+    """
+
+    model: str
+    dataset: str
+    suffix: str
+    runs: tuple[Run, ...]
+    run: Run
+    metric: str
+    depth: float
+    rows: np.ndarray
+    notes: tuple[str, ...]
+    conditions: tuple[ConditionRun, ...] = ()
+    operating: ASMIConfig | None = None
+    parts: tuple[Run, ...] = ()
+    condition_parts: tuple[ConditionRun, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}, {self.dataset}{self.suffix}"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """(n, methods); higher = more uncertain."""
+        return self.run.scores.iloc[self.rows].reset_index(drop=True)
+
+    @cached_property
+    def quality(self) -> np.ndarray:
+        return self.run.quality[self.metric].to_numpy(dtype=float)[self.rows]
+
+    @cached_property
+    def wrong(self) -> np.ndarray:
+        return self.quality < RIGHT
+
+    @cached_property
+    def clusters(self) -> list[str]:
+        """Keys from the manifest, else from the prompts, else every row its own."""
+        return [self._clusters[i] for i in self.rows]
+
+    @cached_property
+    def _clusters(self) -> list[str]:
+        return clusters_of(self.run)
+
+    @cached_property
+    def ids(self) -> list[str] | None:
+        """Ids of the rows in use, None where no manifest names them."""
+        ids = self.run.recorded("rows").get("ids", [])
+        return [ids[i] for i in self.rows] if len(ids) == len(self.run.scores) else None
+
+    @property
+    def closed_book(self) -> bool:
+        return bool(self.run.recorded("dataset").get("closed_book"))
+
+    @cached_property
+    def grounded(self) -> bool | None:
+        """Whether answers should come from a given context; None where that is not known."""
+        return False if self.closed_book else self.run.recorded("dataset").get("grounded")
+
+    @cached_property
+    def methods(self) -> dict[str, ASMIConfig]:
+        """Settings of ASMI's scores, by their names, in the order of the scores."""
+        known = self.run.methods
+        return {name: known[name] for name in self.scores if name in known}
+
+    @cached_property
+    def variants(self) -> dict[str, str]:
+        """Symbol -> method, at the operating depth, with the settings of the first such method."""
+        found: dict[str, str] = {}
+        wanted = self.operating
+        for method, config in self.methods.items():
+            if same_depth(config.depth, self.depth):
+                wanted = wanted or config
+                if config.same_but(wanted, "method"):
+                    found.setdefault(config.symbol, method)
+        return found
+
+    @cached_property
+    def _operating(self) -> ASMIConfig | None:
+        first = next(iter(self.variants.values()), None)
+        return self.operating if first is None else self.methods[first]
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """Methods that are none of ASMI's three: the host's, and this package's other estimators,
+        such as Source-KL, too."""
+        return [method for method in self.scores if method not in self.methods]
+
+    def need(self, *names: str) -> list[Any]:
+        """Columns or lists of tokens by attribute, such as "msp" or "mi_tokens".
+
+        Raises:
+            Unavailable: one of them was not saved.
+        """
+        missing = [name for name in names if getattr(self, name) is None]
+        if missing:
+            raise Unavailable(f"{', '.join(missing)} not saved, or not finite for every row")
+        return [getattr(self, name) for name in names]
+
+    def need_errors(self) -> None:
+        """Raises Unavailable unless there are right and wrong answers."""
+        if self.wrong.all() or not self.wrong.any():
+            raise Unavailable(f"all answers are {'wrong' if self.wrong.all() else 'right'}")
+
+    def score(self, method: str) -> np.ndarray:
+        return self.scores[method].to_numpy(dtype=float)
+
+    @cached_property
+    def msp(self) -> np.ndarray | None:
+        """Negative log-likelihood of the answer, nats: the host's MSP, else ASMI's own pass."""
+        if MSP in self.scores:
+            return self.score(MSP)
+        tokens = self.tokens("asmi_log_likelihood")
+        return None if tokens is None else np.array([-answer.sum() for answer in tokens])
+
+    @cached_property
+    def entropy(self) -> np.ndarray | None:
+        """Mean single-pass entropy of the answer's tokens, nats: the host's, else ASMI's own."""
+        if ENTROPY in self.scores:
+            return self.score(ENTROPY)
+        return self._mean("asmi_entropy")
+
+    @cached_property
+    def lengths(self) -> np.ndarray | None:
+        """Tokens of each answer, the closing one counted; None where no run saved them."""
+        for name in ("greedy_tokens", "asmi_tokens"):
+            saved = self.saved(name)
+            if saved is not None:
+                return np.array([float(len(tokens)) for tokens in saved])
+        return None
+
+    @cached_property
+    def empty(self) -> np.ndarray | None:
+        """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+        return says_nothing(self.saved("greedy_texts"))
+
+    @cached_property
+    def u_sem(self) -> np.ndarray | None:
+        """Sem-ASMI, nats: the estimator's, else from saved tokens."""
+        if "Sem-ASMI" in self.variants:
+            return self.score(self.variants["Sem-ASMI"])
+        return _aggregated(self.u_tokens, self.aggregation)
+
+    @cached_property
+    def mi(self) -> np.ndarray | None:
+        """ASMI, nats: the estimator's, else from saved tokens."""
+        if "ASMI" in self.variants:
+            return self.score(self.variants["ASMI"])
+        return _aggregated(self.mi_tokens, self.aggregation)
+
+    @cached_property
+    def entropy_of_mean(self) -> np.ndarray | None:
+        """Mean over tokens of H(p_bar_t), nats."""
+        return self._mean("asmi_entropy_of_mean", at_operating_depth=True)
+
+    @cached_property
+    def mean_entropy(self) -> np.ndarray | None:
+        """Mean over tokens and masks of H(p_t), nats."""
+        return self._mean("asmi_mean_entropy", at_operating_depth=True)
+
+    @cached_property
+    def agreement_tokens(self) -> list[np.ndarray] | None:
+        return self.tokens("asmi_agreement", at_operating_depth=True)
+
+    @cached_property
+    def mi_tokens(self) -> list[np.ndarray] | None:
+        return self.tokens("asmi_mi", at_operating_depth=True)
+
+    @cached_property
+    def u_tokens(self) -> list[np.ndarray] | None:
+        """MI_t (1 - A_t) of every token, nats."""
+        if self.mi_tokens is None or self.agreement_tokens is None:
+            return None
+        pairs = zip(self.mi_tokens, self.agreement_tokens, strict=True)
+        return [mi * (1 - a) for mi, a in pairs]
+
+    def _mean(self, name: str, at_operating_depth: bool = False) -> np.ndarray | None:
+        return _aggregated(self.tokens(name, at_operating_depth))
+
+    @cached_property
+    def source(self) -> Run | None:
+        """The run whose masks made the operating variants: token statistics are read from it."""
+        settings = at_depth("asmi_settings", self.depth, self.mask_source)
+        wanted = next(iter(self.variants.values()), None)
+        for run in self.runs:
+            if (wanted in run.scores) if wanted else bool(run.stats.get(settings)):
+                return run
+        return None
+
+    @cached_property
+    def mask_source(self) -> str:
+        """Where what the masks of the operating variants take from heads comes from."""
+        return ASMIConfig.source if self._operating is None else self._operating.source
+
+    @cached_property
+    def aggregation(self) -> str:
+        """How the operating variants come of the scores of tokens."""
+        return ASMIConfig.aggregation if self._operating is None else self._operating.aggregation
+
+    def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
+        """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
+        if at_operating_depth:
+            name = at_depth(name, self.depth, self.mask_source)
+        runs = [self.source] if at_operating_depth else self.runs
+        for run in runs:
+            values = run.stats.get(name, []) if run else []
+            if run and len(values) == len(run.scores):
+                return [values[i] for i in self.rows]
+        return None
+
+    def dissected(self, depth: float) -> Run | None:
+        """The run that kept masks and divergences at a depth; of several, that with most masks."""
+        wanted = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
+        runs = [
+            run
+            for run in (*self.runs, *self.parts)
+            if all(len(run.stats.get(name, [])) == len(run.scores) for name in wanted)
+        ]
+        return max(runs, key=lambda run: len(run.stats[wanted[0]][0]), default=None)
+
+    @cached_property
+    def dissected_depths(self) -> list[float]:
+        """Depths at which a run kept masks and divergences."""
+        runs = (*self.runs, *self.parts)
+        depths = {used["depth"] for run in runs for used in run.settings()}
+        return sorted(depth for depth in depths if self.dissected(depth))
+
+    def places(self, run: Run) -> list[tuple[int, int]]:
+        """Rows in use that a run of this setting or a part of it holds, and where it holds them."""
+        if not any(run is part for part in self.parts):
+            return list(enumerate(self.rows.tolist()))
+        ours, theirs = _keys(self.run, run)
+        place = {key: row for row, key in enumerate(theirs)}
+        pairs = ((i, place.get(ours[row])) for i, row in enumerate(self.rows))
+        return [(i, row) for i, row in pairs if row is not None]
+
+    def condition_score(self, condition: ConditionRun, symbol: str) -> np.ndarray:
+        """(n,) a score of a condition of the perturbation controls, at the operating depth.
+
+        Raises:
+            Unavailable: the run has not got it, or not finite for every row.
+        """
+        method = condition.method(symbol, self.depth)
+        found = condition.run.scores[method].to_numpy(dtype=float)[self.rows]
+        if not np.isfinite(found).all():
+            raise Unavailable(f"{method} is not finite for every row")
+        return found
+
+    def counterpart(self, condition: ConditionRun, symbol: str) -> str:
+        """The method of heads that a condition is held against: the same masks and settings.
+
+        Raises:
+            Unavailable: no run has it.
+        """
+        theirs = condition.run.methods[condition.method(symbol, self.depth)]
+        for name, config in self.methods.items():
+            if config.same_but(theirs, "perturbation", "perturbation_scale"):
+                return name
+        raise Unavailable(f"no run of heads has the settings of the run of {condition.condition}")
+
+    def mi_of(self, method: str) -> list[np.ndarray] | None:
+        """MI_t behind a score at the operating depth, from the run that made it; None if unsaved.
+
+        All tokens, the closing one too.
+        """
+        config = self.methods.get(method, ASMIConfig())
+        name = at_depth("asmi_mi", self.depth, config.source)
+        for run in self.runs:
+            values = run.stats.get(name, [])
+            if method in run.scores and len(values) == len(run.scores):
+                return [np.asarray(values[i], dtype=float) for i in self.rows]
+        return None
+
+    def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
+        """A token-level statistic of the rows in use; without closing tokens if scores are.
+
+        None where it was not saved, or not for every row, or is not finite.
+        """
+        values = self.saved(name, at_operating_depth)
+        if values is None:
+            return None
+        arrays = [np.asarray(value, dtype=float) for value in values]
+        if not all(len(value) and np.isfinite(value).all() for value in arrays):
+            return None
+        closing = self.saved("asmi_closing")
+        if closing and not all(self.methods[m].closing_token for m in self.variants.values()):
+            arrays = [
+                value[:-1] if closes and len(value) > 1 else value
+                for value, closes in zip(arrays, closing, strict=True)
+            ]
+        return arrays
+
+    def settings(self) -> dict[str, Any] | None:
+        """ASMI's settings at the operating depth."""
+        found = self.saved("asmi_settings", at_operating_depth=True)
+        return dict(found[0]) if found else None
+
+    @property
+    def too_small(self) -> bool:
+        """Whether 95 % intervals on it may hold the truth less often than they say."""
+        return too_few(self.wrong, self.clusters)
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from, as plain values; files by the ends of their paths."""
+        model, data = self.run.recorded("model"), self.run.recorded("dataset")
+        return {
+            "setting": self.label,
+            "model": _named(model.get("path")) or "not recorded",
+            "revision": model.get("revision", "not recorded"),
+            "dataset": _named(data.get("source")) or data.get("name") or "not recorded",
+            "quality": self.metric,
+            "n": len(self),
+            "clusters": len(set(self.clusters)),
+            "runs": [
+                {
+                    "file": _named(str(run.path)),
+                    "seeds": run.recorded("seeds"),
+                    "asmi": run.settings(),
+                }
+                for run in (
+                    *self.runs,
+                    *self.parts,
+                    *(condition.run for condition in self.conditions),
+                )
+            ],
+            "packages": self.run.recorded("packages"),
+            "device": (self.run.manifest or {}).get("device", "not recorded"),
+            "notes": list(self.notes),
+        }
+
+
+def _named(path: str | None) -> str | None:
+    """The end of an absolute path: where a file lies is nobody's business but its owner's."""
+    if path is None or not Path(path).is_absolute():
+        return path
+    return "/".join(Path(path).parts[-2:])
+
+
+def _aggregated(
+    tokens: list[np.ndarray] | None, aggregation: str = ASMIConfig.aggregation
+) -> np.ndarray | None:
+    return None if tokens is None else np.array([aggregate(own, aggregation) for own in tokens])
+
+
+def clusters_of(run: Run) -> list[str]:
+    """Keys of a run's rows: the manifest's, else by prompt, else every row its own."""
+    if run.clusters is not None:
+        return run.clusters
+    texts = run.stats.get("input_texts")
+    shared = text_clusters(texts) if texts else range(len(run.scores))
+    # Numbers in place of passages: they are compared in every resample.
+    return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
+
+
+def _keys(one: Run, other: Run) -> tuple[list[str], list[str]]:
+    """What tells the rows of two runs apart: ids where both have them, else prompts."""
+    ids = [run.recorded("rows").get("ids", []) for run in (one, other)]
+    if all(len(own) == len(run.scores) for own, run in zip(ids, (one, other), strict=True)):
+        return ids[0], ids[1]
+    return one.stats.get("input_texts", []), other.stats.get("input_texts", [])
+
+
+def same_depth(one: float, other: float) -> bool:
+    """Whether two depths are one, but for rounding."""
+    return math.isclose(one, other, abs_tol=1e-4)
+
+
+def pairs_of_rows(one: RunGroup, other: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
+    """Rows of two settings that ask the same: by id, else by prompt.
+
+    Args:
+        same_answers: leave out those that were answered otherwise.
+    """
+    by_id = bool(one.ids and other.ids)
+    first, second = (
+        (group.ids if by_id else group.saved("input_texts")) or [] for group in (one, other)
+    )
+    place = {row: j for j, row in enumerate(second)}
+    pairs = [(i, place[row]) for i, row in enumerate(first) if row in place]
+    if same_answers:
+        ours, theirs = (group.saved("greedy_texts") or [] for group in (one, other))
+        pairs = [(i, j) for i, j in pairs if ours and theirs and ours[i] == theirs[j]]
+    return pairs
+
+
+def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
+    """Of the settings that ask one model the same dataset, the largest; and which others there
+    are."""
+    chosen: dict[tuple[str, str], RunGroup] = {}
+    for group in groups:
+        key = group.model, group.dataset
+        if key not in chosen or len(group) > len(chosen[key]):
+            chosen[key] = group
+    kept = [group for group in groups if chosen[group.model, group.dataset] is group]
+    return kept, [group.label for group in groups if group not in kept]
+
+
+def load_run_groups(
+    paths: Iterable[str | Path], metric: str | None = None, depth: float = ASMIConfig.depth
+) -> list[RunGroup]:
+    """Read runs (manager files or folders); those over the same answers become one setting.
+
+    Args:
+        paths: manager files, or run folders. Only files you trust: they are pickles. A run
+            that kept its masks on some of the answers of another is no setting but a part of its.
+        metric: quality metric; None is AlignScore, or the first one a run has.
+        depth: operating depth; a run that has not got it is read at its nearest.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_run`; or a metric that a run has not got.
+    """
+    same_answers: list[list[Run]] = []
+    for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
+        run = load_run(file)
+        for runs in same_answers:
+            if _same_answers(runs[0], run):
+                runs.append(run)
+                break
+        else:
+            same_answers.append([run])
+    wholes = {
+        i: whole for i, runs in enumerate(same_answers) if (whole := _whole(runs, same_answers))
+    }
+    groups = []
+    for i, runs in enumerate(same_answers):
+        if i in wholes:
+            continue
+        parts = [(r, _condition(r)) for j in wholes if wholes[j] is runs for r in same_answers[j]]
+        group = _group(runs, metric, depth)
+        groups.append(
+            replace(
+                group,
+                parts=(*group.parts, *(run for run, condition in parts if condition is None)),
+                condition_parts=tuple(condition for _, condition in parts if condition is not None),
+            )
+        )
+    times = Counter(group.label for group in groups)
+    doubled = [group for group in groups if times[group.label] > 1]
+    named = dict(zip(doubled, _apart([group.run.path for group in doubled]), strict=True))
+    return [
+        replace(group, suffix=f" ({named[group]})") if group in named else group for group in groups
+    ]
+
+
+def _apart(files: Sequence[Path]) -> list[str]:
+    """What tells files from one another: their folders where these do, below what all share."""
+    if not files:
+        return []
+    folders = [file.parent for file in files]
+    shared = os.path.commonpath(folders)
+    names = [os.path.relpath(folder, shared) for folder in folders]
+    if len(set(names)) == len(names) and os.curdir not in names:
+        return names
+    return [os.path.relpath(file, shared) for file in files]
+
+
+def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
+    """The runs that some runs with masks were made of, by answering more rows alike; None: none."""
+    if not all(map(_keeps_masks, group)):
+        return None
+    own = _answers(group[0])
+    for other in groups:
+        same = _names(group[0]) == _names(other[0])
+        if same and len(other[0].scores) > len(group[0].scores) and own <= _answers(other[0]):
+            return other
+    return None
+
+
+def _keeps_masks(run: Run) -> bool:
+    return any(name.startswith("asmi_masks") for name in run.stats)
+
+
+def _answers(run: Run) -> set[tuple[str, str]]:
+    texts = (run.stats.get(name, []) for name in ("input_texts", "greedy_texts"))
+    return set(zip(*texts, strict=False))
+
+
+def _same_answers(one: Run, other: Run) -> bool:
+    texts = ("input_texts", "greedy_texts")
+    return (
+        _names(one) == _names(other)
+        and all(one.stats.get(t) and one.stats.get(t) == other.stats.get(t) for t in texts)
+        and same_quality(one.quality, other.quality)
+    )
+
+
+def _names(run: Run) -> tuple[str, str]:
+    """Model and dataset; from the manifest, else the folder."""
+    model, data = run.recorded("model"), run.recorded("dataset")
+    path = Path(model.get("path") or "unknown model").name
+    name = (model.get("name") or path).removeprefix("asmi_")
+    folder = run.path.resolve().parent.name
+    known = data.get("name") or Path(str(data.get("source") or "")).stem
+    dataset = known or (run.manifest or {}).get("config_name") or folder
+    dataset = dataset.removeprefix("asmi_").replace("_", " ")
+    return (path if name == "local" else name).replace("_", " "), dataset
+
+
+def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
+    conditions, own = [], []
+    for one in group:
+        condition = _condition(one)
+        if condition is None:
+            own.append(one)
+        else:
+            conditions.append(condition)
+    if not own:
+        raise ValueError(
+            f"{group[0].path} is a run of {conditions[0].condition}, a condition of the "
+            "perturbation controls: give the run of "
+            "heads over these answers as well"
+        )
+    # More masks than a score has, kept, serve the analysis of heads and are no other method.
+    fewest = min(map(_most_masks, own))
+    parts = [run for run in own if _keeps_masks(run) and _most_masks(run) > fewest]
+    parts = [run for run in parts if set(run.scores) == set(run.methods)]
+    own = [run for run in own if not any(run is part for part in parts)]
+    # The run with the most methods first: the others only add theirs, those of the perturbation
+    # controls what was no condition of it.
+    runs = sorted(own, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    plain = [
+        replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
+    ]
+    run, notes = together([*runs, *plain]), []
+    names = list(run.quality)
+    if metric is not None and metric not in names:
+        raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
+    if not names or not len(run.scores.columns):
+        raise ValueError(f"{run.path} has no quality metric or no method: there is nothing to rank")
+    preferred = [name for name in names if name == PREFERRED_METRIC]
+    metric = metric or [*preferred, *names][0]
+    empty = [name for name in run.scores if not np.isfinite(run.scores[name]).any()]
+    if empty:
+        notes.append(f"left out, without one finite score: {', '.join(empty)}")
+        run = replace(run, scores=run.scores.drop(columns=empty))
+    finite = run.finite(metric)
+    lost = int((~finite).sum())
+    if lost:
+        guilty = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
+        notes.append(
+            f"{lost} of {len(finite)} rows without a finite "
+            f"{' or '.join(guilty) or metric} left out for all methods"
+        )
+    if not finite.any():
+        raise ValueError(f"{run.path} has no row where all methods and {metric} are finite")
+    named = [config.depth for config in run.methods.values()]
+    known = [*named, *(used["depth"] for used in run.settings())]
+    if known:
+        nearest = min(known, key=lambda other: abs(other - depth))
+        if not same_depth(nearest, depth):
+            notes.append(f"read at depth {nearest:.1%}: the run has not got {depth:.1%}")
+        depth = nearest
+    else:
+        notes.append("no ASMI score")
+    model, dataset = _names(run)
+    rows = np.flatnonzero(finite)
+    return RunGroup(
+        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes), tuple(conditions),
+        parts=tuple(parts),
+    )  # fmt: skip
+
+
+def _condition(run: Run) -> ConditionRun | None:
+    """What makes a run one of the perturbation controls's; None for heads as they are."""
+    used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
+    if not used or not used[0].is_control:
+        return None
+    condition, perturbation_scale = used[0].perturbation, used[0].perturbation_scale
+    assert not isinstance(perturbation_scale, str)  # a file, which estimators have read
+    config = run.recorded("config")
+    asked = config.get("controls") or {}
+    given = (config.get("asmi") or {}).get("perturbation_scale")
+    if asked.get("scales"):
+        return ConditionRun(
+            condition,
+            perturbation_scale,
+            asked.get("matching"),
+            float(asked.get("times") or 1),
+            run,
+        )
+    # A file as the scale itself: what the calculator takes from it is the one by effect.
+    matching = "effect" if isinstance(given, str) and condition != "heads" else None
+    return ConditionRun(
+        condition,
+        perturbation_scale,
+        matching,
+        1.0 if matching else float(asked.get("times") or 1),
+        run,
+    )
+
+
+def _most_masks(run: Run) -> int:
+    return max((used["num_masks"] for used in run.settings()), default=0)

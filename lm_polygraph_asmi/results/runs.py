@@ -1,0 +1,227 @@
+"""A saved LM-Polygraph run as plain tables."""
+
+import io
+import pickle
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lm_polygraph_asmi.config import METHODS, ASMIConfig
+from lm_polygraph_asmi.results.manifest import asmi_settings, read_manifest
+
+RIGHT = 0.5
+"""Quality from which an answer counts as right, as in the paper."""
+SYMBOLS = tuple(METHODS.values())
+MSP = "MaximumSequenceProbability"
+"""The baseline that costs nothing: what differences are taken from."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sequence-level results of one manager file.
+
+    Attributes:
+        path: the manager file.
+        scores: a row per example, a column per estimator; higher = more uncertain.
+        quality: a row per example, a column per quality metric; higher = better.
+        stats: saved statistics, a list with one entry per example each.
+        manifest: what stands beside it (`results.manifest`), None where nothing does.
+        described: settings of the estimators of this package, by their names among the scores, and
+            the symbol of each; empty where no manifest says them.
+    """
+
+    path: Path
+    scores: pd.DataFrame
+    quality: pd.DataFrame
+    stats: dict[str, list[Any]]
+    manifest: dict[str, Any] | None = None
+    described: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> dict[str, ASMIConfig]:
+        """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by their names."""
+        own = {n: of for n, of in self.described.items() if n in self.scores}
+        return {n: ASMIConfig.from_dict(of) for n, of in own.items() if of["symbol"] in SYMBOLS}
+
+    def recorded(self, part: str) -> dict[str, Any]:
+        """A part of the manifest, such as "model"; empty where it was not recorded."""
+        found = (self.manifest or {}).get(part)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def clusters(self) -> list[str] | None:
+        """Key of each example, equal where examples are not independent; None if not known."""
+        clusters = self.recorded("rows").get("clusters", [])
+        return clusters if len(clusters) == len(self.scores) else None
+
+    def finite(self, metric: str) -> np.ndarray:
+        """(n,) rows where quality and every score are finite: one mask for all methods."""
+        return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
+
+    def check_scored(self) -> None:
+        """Raise ValueError unless there are scores and their quality to compare them with."""
+        if not (self.scores.size and self.quality.size):
+            lacking = "scores" if not self.scores.size else "quality metrics"
+            raise ValueError(
+                f"{self.path} holds no {lacking}: the run ended in an error or was stopped. "
+                "Its log says why; start it again"
+            )
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Settings of ASMI in force, one dictionary per depth."""
+        return asmi_settings(self.stats)
+
+    def seconds(self) -> float | None:
+        """Median seconds of ASMI per example, all depths together; None if not saved."""
+        seconds = self.stats.get("asmi_seconds")
+        return float(np.median(seconds)) if seconds else None
+
+
+def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
+    """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+    return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
+
+
+def manager_files(path: str | Path) -> list[Path]:
+    """The manager file itself, or all inside a run folder, one per seed.
+
+    Raises:
+        FileNotFoundError: no such file, or none in the folder.
+    """
+    path = Path(path)
+    found = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
+    if not found:
+        why = (
+            "LM-Polygraph writes ue_manager_seed1 there when a run ends"
+            if path.exists()
+            else "there is nothing of that name"
+        )
+        raise FileNotFoundError(
+            f"{path} is neither a manager file nor a folder that holds one: {why}"
+        )
+    return found
+
+
+class _HoldsTensors(Exception):
+    """A manager file with tensors in it, which torch alone can read."""
+
+
+class _WithoutTensors(pickle.Unpickler):
+    def persistent_load(self, _: Any) -> Any:
+        raise _HoldsTensors
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """What LM-Polygraph saved with `torch.save`.
+
+    That is a pickle in a zip file. Read as such it needs no torch, which takes seconds to import,
+    unless there are tensors in it; and its checksum counts, which torch passes over.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if len(names) != 1:
+                raise ValueError("it holds no data.pkl")
+            pickled = archive.read(names[0])
+        with suppress(_HoldsTensors):
+            return _WithoutTensors(io.BytesIO(pickled)).load()
+    else:
+        with file.open("rb") as opened:
+            if opened.read(1) != pickle.PROTO:
+                raise ValueError("it is neither a zip file nor a pickle")
+    import torch  # for tensors, and what its older releases wrote
+
+    return torch.load(file, weights_only=False)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
+
+    Raises:
+        FileNotFoundError: no such file, or none in the folder.
+        ValueError: a folder with several seeds, a file of another kind, or an unfinished run,
+            whose estimators and quality metrics do not cover the same examples; a damaged manifest.
+    """
+    file, *others = manager_files(path)
+    if others:
+        raise ValueError(f"{path} holds several seeds; name one of the files in it")
+    try:
+        content = _content(file)
+        tables = {
+            part: {
+                str(name): np.asarray(values, dtype=float)  # None becomes NaN
+                for (level, name), values in content[part].items()
+                if level == "sequence"
+            }
+            for part in ("estimations", "gen_metrics")
+        }
+        stats = dict(content["stats"])
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (
+        pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError,
+        LookupError, TypeError, ValueError, AttributeError, ImportError,
+    ) as error:  # fmt: skip
+        raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
+    lengths = {len(values) for table in tables.values() for values in table.values()}
+    if "input_texts" in stats:
+        lengths.add(len(stats["input_texts"]))
+    if len(lengths) != 1:
+        raise ValueError(
+            f"{file} is incomplete: its columns have {sorted(lengths)} rows. The run stopped "
+            "early; start it again"
+        )
+    scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
+    try:
+        manifest = read_manifest(file)
+    except FileNotFoundError:
+        manifest = None
+    described = (manifest or {}).get("methods") or {}
+    return Run(file, scores, quality, stats, manifest, described)
+
+
+def same_quality(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether answers were judged alike by the metrics both have, but for rounding errors."""
+    shared = [name for name in one if name in other]
+    return bool(shared) and np.allclose(one[shared], other[shared], rtol=1e-4, equal_nan=True)
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """Runs that scored the same answers with different methods, as one.
+
+    A method that several runs have counts once, from the first of them.
+
+    Raises:
+        ValueError: other questions, other answers, or other quality; or one name for scores with
+            other settings.
+    """
+    first, *others = runs
+    scores, methods = first.scores, first.methods
+    for run in others:
+        for name, config in run.methods.items():
+            own, other = config.score_key(), methods.setdefault(name, config).score_key()
+            if own != other:
+                different = {n: value for n, value in own.items() if value != other.get(n)}
+                raise ValueError(
+                    f"{name} of {run.path} has other settings than in a run beside it "
+                    f"({different}): show them apart"
+                )
+        for name in ("input_texts", "greedy_texts"):
+            if run.stats[name] != first.stats[name]:
+                raise ValueError(
+                    f"{run.path} has other {name} than {first.path}: only runs over the same rows, "
+                    "in the same order, with the same answers can be shown together"
+                )
+        if not same_quality(run.quality, first.quality):
+            raise ValueError(f"{run.path} judged its answers otherwise than {first.path}")
+        scores = scores.join(run.scores[[name for name in run.scores if name not in scores]])
+    described = {name: of for run in reversed(runs) for name, of in run.described.items()}
+    return replace(first, scores=scores, described=described)

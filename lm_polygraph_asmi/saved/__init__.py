@@ -1,1 +1,0 @@
-"""What stands on disk and how it is read: statistics by name, journal, manifest, runs, cells."""

@@ -1,0 +1,158 @@
+"""What is kept on disk as it is made: found again, never trusted when damaged, never fatal."""
+
+import errno
+import logging
+import sqlite3
+
+import diskcache
+import numpy as np
+import pytest
+import torch
+from accelerate import cpu_offload
+
+from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
+from tests.families import tiny_model
+from tests.tiny_lm import tokenizer
+
+KEY = {"model": "tiny", "input_ids": [1, 2, 3], "depth": 0.6}
+RESULT = {"asmi_mi": np.array([0.1, 0.2]), "asmi_settings": {"layer": 2}}
+
+
+def same(found) -> bool:
+    return (
+        np.array_equal(found["asmi_mi"], RESULT["asmi_mi"])
+        and found["asmi_settings"] == RESULT["asmi_settings"]
+    )
+
+
+def test_what_was_put_is_found_by_another_process_start(tmp_path):
+    ResultCache(tmp_path).put(KEY, RESULT)
+    assert same(ResultCache(tmp_path).get(dict(reversed(KEY.items()))))
+    assert ResultCache(tmp_path).get(KEY | {"depth": 0.7}) is None
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result_cache = ResultCache(None)
+    result_cache.put(KEY, RESULT)
+    assert result_cache.get(KEY) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_ever_thrown_away(tmp_path):
+    with diskcache.Cache(str(tmp_path), size_limit=1000) as small:
+        small.reset("size_limit", 1000)
+    result_cache = ResultCache(tmp_path)
+    for number in range(20):
+        result_cache.put(KEY | {"number": number}, np.zeros(1000))
+    assert all(result_cache.get(KEY | {"number": number}) is not None for number in range(20))
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1] + b"x", lambda b: b[:40], lambda _: b""])
+def test_a_damaged_entry_is_computed_again(tmp_path, caplog, damage):
+    ResultCache(tmp_path).put(KEY, RESULT)
+    with diskcache.Cache(str(tmp_path)) as entries:
+        (digest,) = entries
+        entries[digest] = damage(entries[digest])
+    result_cache = ResultCache(tmp_path)
+    with caplog.at_level(logging.WARNING, "lm_polygraph"):
+        assert result_cache.get(KEY) is None
+    assert "damaged" in caplog.text
+    assert "computed again" in caplog.text
+    result_cache.put(KEY, RESULT)
+    assert same(ResultCache(tmp_path).get(KEY))
+
+
+def test_an_entry_of_another_kind(tmp_path, caplog):
+    ResultCache(tmp_path).put(KEY, RESULT)
+    with diskcache.Cache(str(tmp_path)) as entries:
+        (digest,) = entries
+        entries[digest] = 3.0
+    assert ResultCache(tmp_path).get(KEY) is None
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), sqlite3.OperationalError("disk is full")],
+)
+def test_a_full_disk_does_not_stop_the_run(tmp_path, caplog, monkeypatch, error):
+    result_cache = ResultCache(tmp_path)
+    result_cache.put(KEY, RESULT)
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(diskcache.Cache, "set", full)
+    with caplog.at_level(logging.WARNING, "lm_polygraph"):
+        result_cache.put(KEY | {"depth": 0.7}, RESULT)
+        result_cache.put(KEY | {"depth": 0.8}, RESULT)
+    assert caplog.text.count("The run goes on") == 1
+    assert "Is the disk full" in caplog.text
+    assert same(result_cache.get(KEY))  # what was kept before is still there
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    result_cache = ResultCache(tmp_path / "file" / "result_cache")
+    result_cache.put(KEY, RESULT)
+    assert result_cache.get(KEY) is None
+    assert "cannot be opened" in caplog.text
+
+
+def test_a_damaged_database(tmp_path, caplog):
+    ResultCache(tmp_path).put(KEY, RESULT)
+    (tmp_path / "cache.db").write_bytes(b"not a database" * 100)
+    for leftover in ("cache.db-wal", "cache.db-shm"):
+        (tmp_path / leftover).unlink(missing_ok=True)
+    assert ResultCache(tmp_path).get(KEY) is None
+    assert "cannot be opened" in caplog.text
+
+
+def test_model_key_tells_models_apart():
+    model = tiny_model("llama")
+    key = model_key(model)
+    assert model_key(tiny_model("llama")) == key
+    others = [tiny_model("llama-tied"), tiny_model("llama").to(torch.bfloat16)]
+    for edit in (
+        lambda m: m.model.layers[3].self_attn.o_proj.weight[:, 8:16].zero_(),  # a head
+        lambda m: m.model.embed_tokens.weight[7].mul_(1.01),
+        lambda m: m.lm_head.weight[3:5].copy_(m.lm_head.weight[[4, 3]]),
+        lambda m: m.model.layers[0].register_buffer("scales", torch.ones(3)),
+    ):
+        others.append(tiny_model("llama"))
+        with torch.no_grad():
+            edit(others[-1])
+    others.append(tiny_model("llama", rope_theta=99.0))
+    keys = {model_key(other)["model"] for other in others}
+    assert len(keys | {key["model"]}) == len(others) + 1
+
+
+def test_the_chunks_of_a_large_tensor_make_one_checksum(monkeypatch):
+    key = model_key(tiny_model("llama"))
+    monkeypatch.setattr("lm_polygraph_asmi.results.cache._CHUNK", 7)
+    assert model_key(tiny_model("llama")) == key
+
+
+def test_offloaded_weights_count():
+    keys = []
+    for factor in (1.0, 1.5):
+        model = tiny_model("llama")
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight.mul_(factor)
+        keys.append(model_key(cpu_offload(model, torch.device("cpu")))["model"])
+    assert keys[0] != keys[1]
+
+
+def test_tokenizer_key_tells_end_tokens_apart():
+    assert tokenizer_key(tokenizer()) == tokenizer_key(tokenizer())
+    assert tokenizer_key(tokenizer()) != tokenizer_key(tokenizer(pad_is_eos=True))
+
+
+def test_model_key_ignores_where_and_how_a_model_was_loaded(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert model_key(loaded) == model_key(model)

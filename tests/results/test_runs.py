@@ -1,0 +1,272 @@
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.analysis import cluster_interval, normalised_prr
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.results.manifest import manifest_path, write_manifest
+from lm_polygraph_asmi.results.runs import _content, load_run
+
+SETTINGS = {
+    "depth": 0.6,
+    "layer": 18,
+    "num_layers": 30,
+    "num_heads": 9,
+    "num_masks": 56,
+    "mask_rate": 0.09,
+    "top_k": 64,
+    "mask_sampler": "bernoulli",
+    "scope": "all",
+    "seed": 0,
+    "attention": "sdpa",
+    "requested_layer": None,
+    "source": "all",
+}
+
+
+def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.3)):
+    file = folder / f"ue_manager_seed{seed}"
+    content = {
+        "state": "Initialized",
+        "metrics": {},
+        "gen_metrics": {("sequence", "Rouge_rougeL"): list(quality)},
+        "estimations": {
+            ("sequence", "ASMI (60%, K=64)"): list(scores),
+            ("sequence", "Perplexity"): [3.0, 1.0, 2.0, 4.0],
+            ("token", "TokenEntropy"): [np.array([1.0, 2.0])],
+        },
+        "stats": {
+            "asmi_settings_d60": [SETTINGS] * 4,
+            "asmi_seconds": [9.0, 1.0, 2.0, 1.0],
+            "asmi_mi_d60": [
+                np.array([0.1]),
+                np.array([0.2, 0.9]),
+                np.array([0.0]),
+                np.array([0.2]),
+            ],
+        },
+    }
+    torch.save(content, file)
+    return file
+
+
+def test_a_run_as_tables(tmp_path):
+    save(tmp_path)
+    run = load_run(tmp_path)
+    assert list(run.scores) == ["ASMI (60%, K=64)", "Perplexity"]
+    assert run.quality["Rouge_rougeL"].tolist() == [1.0, 0.0, 1.0, 0.4]
+    assert run.settings() == [SETTINGS]
+    assert run.seconds() == 1.5
+
+
+def show(*paths):
+    result = CliRunner().invoke(main, ["results", *map(str, paths)], env={"COLUMNS": "120"})
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_table_in_the_terminal(tmp_path):
+    code, text = show(save(tmp_path))
+    assert code == 0
+    assert "PRR over 4 answers" in text
+    # Best first, the oracle's order at +1.
+    assert text.index("ASMI (60%, K=64)") < text.index("Perplexity")
+    assert "ASMI (60%, K=64) │ +1.00" in text
+    assert "Right answers (Rouge_rougeL at least 0.5): 50%" in text
+    assert "never compare with AlignScore" in text
+    assert "MI_t of a token 0.2800 nats on average, 0.2000 in the median" in text
+    assert "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64" in text
+
+
+def test_one_finite_mask_for_all_methods(tmp_path):
+    code, text = show(save(tmp_path, quality=(1.0, np.nan, 1.0, 0.4)))
+    assert code == 0
+    assert "PRR over 3 answers" in text
+    assert "1 answers without a finite score or quality left out" in text
+
+
+def test_all_answers_equally_good(tmp_path):
+    code, text = show(save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0)))
+    assert code == 0
+    assert "undefined" in text
+    assert "there are no errors to rank" in text
+
+
+def test_unfinished_run(tmp_path):
+    code, text = show(save(tmp_path, scores=(0.1, 0.2)))
+    assert code == 1
+    assert "is incomplete" in text
+
+
+@pytest.mark.parametrize(
+    ("emptied", "lacking"),
+    [(("estimations", "gen_metrics"), "scores"), (("gen_metrics",), "quality metrics")],
+)
+def test_a_run_that_crashed(tmp_path, emptied, lacking):
+    """LM-Polygraph saves what it has when it dies: a file without a score."""
+    file = save(tmp_path)
+    content = torch.load(file, weights_only=False)
+    content |= {part: {} for part in emptied} | {"stats": {"input_texts": list("abcd")}}
+    torch.save(content, file)
+    code, text = show(file)
+    assert code == 1
+    assert f"holds no {lacking}" in text
+
+
+def test_as_json(tmp_path):
+    file = save(tmp_path)
+    shown = CliRunner().invoke(main, ["results", "--json", str(file)])
+    assert shown.exit_code == 0
+    (run,) = json.loads(shown.stdout)["runs"]
+    assert run["run"] == str(file)
+    ((metric, rows),) = run["metrics"].items()
+    assert metric == "Rouge_rougeL"
+    assert [row["method"] for row in rows] == ["ASMI (60%, K=64)", "Perplexity"]
+    assert rows[0]["prr"] == pytest.approx(1)
+    assert 0 <= rows[1]["standard_error"] < 2
+    undefined = save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0))
+    shown = CliRunner().invoke(main, ["results", "--json", str(undefined)])
+    (run,) = json.loads(shown.stdout)["runs"]
+    assert {row["prr"] for row in run["metrics"]["Rouge_rougeL"]} == {None}
+
+
+def test_a_run_that_stopped_between_two_rows(tmp_path):
+    """A row was begun, and none of its scores was made."""
+    file = save(tmp_path)
+    content = torch.load(file, weights_only=False)
+    content["stats"]["input_texts"] = list("abcde")
+    torch.save(content, file)
+    code, text = show(file)
+    assert code == 1
+    assert "its columns have [4, 5] rows" in text
+
+
+def test_no_run_in_the_folder(tmp_path):
+    code, text = show(tmp_path)
+    assert code == 1
+    assert "neither a manager file nor a folder that holds one" in text
+
+
+def test_several_seeds_in_the_folder(tmp_path):
+    save(tmp_path, 1), save(tmp_path, 2)
+    code, text = show(tmp_path)
+    assert code == 0
+    assert "ue_manager_seed1" in text
+    assert "ue_manager_seed2" in text
+    with pytest.raises(ValueError, match="holds several seeds"):
+        load_run(tmp_path)
+
+
+def test_a_file_that_is_no_run(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    code, text = show(file)
+    assert code == 1
+    assert "not a run saved by LM-Polygraph" in text
+
+
+def finished(folder, methods: dict, clusters=("a", "a", "b", "c", "d", "e"), **stats):
+    """A run with a manifest, six answers."""
+    folder.mkdir()
+    file = folder / "ue_manager_seed1"
+    texts = {"input_texts": list("uvwxyz"), "greedy_texts": list("UVWXYZ")}
+    content = {
+        "gen_metrics": {("sequence", "AlignScore"): [0.9, 0.2, 0.8, 0.1, 0.7, 0.4]},
+        "estimations": {("sequence", name): scores for name, scores in methods.items()},
+        "stats": texts | stats,
+    }
+    torch.save(content, file)
+    write_manifest({"rows": {"ids": list("uvwxyz"), "clusters": list(clusters)}}, file)
+    return file
+
+
+MSP = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
+OURS = [1.0, 9.0, 2.0, 7.0, 5.0, 3.0]
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_differences_from_msp_have_cluster_intervals(tmp_path):
+    file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI (60%, K=64)": OURS})
+    quality = load_run(file).quality["AlignScore"].to_numpy()
+    ours, msp = np.array(OURS), np.array(MSP)
+
+    def difference(rows):
+        values = quality[rows]
+        return normalised_prr(ours[rows], values) - normalised_prr(msp[rows], values)
+
+    value, low, high = cluster_interval(difference, list("aabcde"), 10_000)
+    code, text = show(file)
+    assert code == 0
+    assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
+    assert "Clusters (stories, passages or prompts): 5." in text
+    assert "may hold the truth less often than they say" in " ".join(text.split())
+    apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
+    assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
+
+
+def test_without_a_manifest_nothing_is_said_of_clusters(tmp_path):
+    file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI": OURS})
+    manifest_path(file).unlink()
+    code, text = show(file)
+    assert code == 0
+    assert "clusters" not in text
+
+
+def test_runs_over_the_same_answers_in_one_table(tmp_path):
+    first = finished(tmp_path / "1", {"MaximumSequenceProbability": MSP, "ASMI (60%)": OURS})
+    second = finished(tmp_path / "2", {"ASMI (60%)": OURS, "ASMI (60%, scope=response)": MSP[::-1]})
+    code, text = show("--together", first, second)
+    assert code == 0
+    assert text.count("PRR over 6 answers") == 1
+    assert text.count("│ ASMI (60%) │") == 1
+    assert "│ ASMI (60%, scope=response) │" in text
+    other = finished(tmp_path / "3", {"ASMI": OURS}, greedy_texts=list("UVWXYA"))
+    code, text = show("--together", first, other)
+    assert code == 1
+    assert "has other greedy_texts than" in text
+
+
+def same(one, other):
+    return set(one) == set(other) and repr(one) == repr(other)
+
+
+def test_read_without_torch_as_torch_reads_it(tmp_path):
+    """A pickle in a zip file; with tensors in it, or written long ago, torch reads it."""
+    file = save(tmp_path)
+    assert same(_content(file), torch.load(file, weights_only=False))
+    content = torch.load(file, weights_only=False)
+    content["gen_metrics"]["sequence", "Rouge_rougeL"] = torch.tensor([1.0, 0.0, 1.0, 0.4])
+    torch.save(content, file)
+    assert load_run(file).quality["Rouge_rougeL"].tolist() == pytest.approx([1.0, 0.0, 1.0, 0.4])
+    torch.save(content, file, _use_new_zipfile_serialization=False)
+    assert load_run(file).quality["Rouge_rougeL"].tolist() == pytest.approx([1.0, 0.0, 1.0, 0.4])
+
+
+def test_damage_is_seen(tmp_path):
+    """Wherever a bit is turned: refused, or of no effect; never another number."""
+    file = save(tmp_path)
+    whole, content = load_run(file), file.read_bytes()
+    said = []
+    places = range(0, len(content), 29)
+    for place in places:
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            run = load_run(file)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            assert run.scores.equals(whole.scores)
+            assert run.quality.equals(whole.quality)
+    assert len(said) > len(places) / 3
+    assert all("is not a run saved by LM-Polygraph" in text for text in said)
+
+
+def test_another_zip_file_is_no_run(tmp_path):
+    file = tmp_path / "ue_manager_seed1"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/b.txt", "no run")
+    with pytest.raises(ValueError, match=r"is not a run saved by LM-Polygraph.*no data\.pkl"):
+        load_run(file)

@@ -42,8 +42,8 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.check import strategies_seen_right
+from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.prefix_cache import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.suffix import WAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -396,7 +396,7 @@ def test_conditions_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path)
     polygraph_eval_here(
         "--config-name", "asmi_controls", *overrides, f"answers={answers}",
         f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
-        f"perturbation controls.scales={scales}", "perturbation controls.times=2",
+        f"controls.scales={scales}", "controls.times=2",
     )  # fmt: skip
     heads, mlp = (load_run(swept / str(number)) for number in (0, 1))
     assert list(mlp.scores) == [

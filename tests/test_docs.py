@@ -41,7 +41,7 @@ from tests.pages import (
     with_blocks,
 )
 from tests.report.runs import save
-from tests.test_imports import ROOMS
+from tests.test_imports import SUBPACKAGES
 from tests.tiny_lm import whitebox
 
 CONFIGS = REPOSITORY / "configs"
@@ -392,7 +392,7 @@ def test_every_public_name_has_an_example(room):
 def test_the_table_of_rooms_is_what_imports_may_be():
     rows = table("architecture.md", "room")
     told = {inline(room)[0]: set(inline(knows)) for room, _, knows, _ in rows}
-    assert told == {name: set(room.rooms.split()) for name, room in ROOMS.items()}
+    assert told == {name: set(room.rooms.split()) for name, room in SUBPACKAGES.items()}
 
 
 def test_every_interface_page_names_a_module():

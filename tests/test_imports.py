@@ -1,4 +1,4 @@
-"""Which room may know which, that nothing goes in circles, and what a start costs."""
+"""Which subpackage may know which, that nothing goes in circles, and what a start costs."""
 
 import ast
 import re
@@ -18,87 +18,87 @@ PACKAGE = "lm_polygraph_asmi"
 ROOT = Path(lm_polygraph_asmi.__file__).parent
 
 
-class Room(NamedTuple):
+class Subpackage(NamedTuple):
     """What a folder of the package may import, besides itself, `config` and `validation`.
 
     Attributes:
-        rooms: other folders; one within another by its path.
+        subpackages: other folders; one within another by its path.
         without: packages it must do without; types may be named.
         why: the reason.
     """
 
-    rooms: str
+    subpackages: str
     without: str
     why: str
 
 
-ROOMS = {
-    "maths": Room(
+SUBPACKAGES = {
+    "maths": Subpackage(
         "", "transformers lm_polygraph datasets pandas",
         "formulas are checked on three numbers, with no model at hand",
     ),
-    "model": Room(
+    "model": Subpackage(
         "", "lm_polygraph datasets pandas",
         "passes hold no formula, so that each is checked against brute force by itself",
     ),
-    "analysis": Room(
+    "analysis": Subpackage(
         "", "torch transformers lm_polygraph datasets",
         "statistics take arrays: anybody's, from anywhere, in a notebook too",
     ),
-    "saved": Room(
+    "results": Subpackage(
         "analysis model", "lm_polygraph datasets",
-        "what stands on disk is read without the host that wrote it; settings offer statistics' "
+        "what is on disk is read without the host that wrote it; settings offer statistics' "
         "input",
     ),
-    "report": Room(
-        "analysis saved maths", "torch transformers lm_polygraph datasets",
+    "report": Subpackage(
+        "analysis results maths", "torch transformers lm_polygraph datasets",
         "tables and figures need finished runs alone, and p and S for the plan",
     ),
-    "host": Room(
+    "host": Subpackage(
         "model", "datasets",
         "what LM-Polygraph needs knows models, but not how a score is computed",
     ),
-    "scoring": Room(
-        "maths model saved analysis host", "lm_polygraph datasets",
+    "scoring": Subpackage(
+        "maths model results analysis host", "lm_polygraph datasets",
         "the engine joins formulas and passes; LM-Polygraph takes seconds to import",
     ),
-    "estimators": Room(
-        "maths saved", "transformers datasets",
+    "estimators": Subpackage(
+        "maths results", "transformers datasets",
         "estimators read statistics by name and never touch a model",
     ),
-    "stat_calculators": Room(
-        "maths model saved host scoring estimators", "datasets",
+    "stat_calculators": Subpackage(
+        "maths model results host scoring estimators", "datasets",
         "calculators hand the host's batches to the engine",
     ),
-    "runs": Room(
-        "saved host _hydra", "",
+    "runs": Subpackage(
+        "results host _hydra", "",
         "a run is examined, recorded and joined from outside: how it scores is no matter",
     ),
-    "_hydra": Room(
-        "runs saved host", "torch transformers lm_polygraph datasets",
+    "_hydra": Subpackage(
+        "runs results host", "torch transformers lm_polygraph datasets",
         "Hydra imports the plugin in every program of the environment",
     ),
-    "adapters": Room(
+    "adapters": Subpackage(
         "scoring host model",
         "torch transformers lm_polygraph datasets fastapi uvicorn inspect_ai mlflow opentelemetry",
         "thin clients of the scorer, which knows nothing of them; each has a library of its own",
     ),
-    "commands": Room(
-        "maths saved analysis report runs scoring adapters",
+    "commands": Subpackage(
+        "maths results analysis report runs scoring adapters",
         "torch transformers lm_polygraph datasets",
         "a command is a thin front; help must not wait for torch",
     ),
-    "experiments": Room(
-        "maths model saved analysis host scoring runs commands experiments/analysis",
+    "experiments": Subpackage(
+        "maths model results analysis host scoring runs commands experiments/analysis",
         "lm_polygraph datasets",
         "what tests the paper stands on all that scores and reports, and beside what runs",
     ),
-    "experiments/analysis": Room(
+    "experiments/analysis": Subpackage(
         "analysis", "torch transformers lm_polygraph datasets",
         "statistics of experiments take arrays, too",
     ),
-    "experiments/items": Room(
-        "experiments experiments/analysis analysis saved report",
+    "experiments/items": Subpackage(
+        "experiments experiments/analysis analysis results report",
         "torch transformers lm_polygraph datasets",
         "their tables and figures need finished runs alone, too",
     ),
@@ -108,15 +108,15 @@ ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 
 
 def room_of(*parts: str) -> str:
-    """The innermost room of a path in the package."""
+    """The innermost subpackage of a path in the package."""
     found = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
-    return next((name for name in found if name in ROOMS), parts[0])
+    return next((name for name in found if name in SUBPACKAGES), parts[0])
 
 
-def files_of(room: str) -> Iterator[Path]:
+def files_of(subpackage: str) -> Iterator[Path]:
     """Its files, but for those of subpackages within it."""
-    for file in (ROOT / room).rglob("*.py"):
-        if room_of(*file.relative_to(ROOT).parts) == room:
+    for file in (ROOT / subpackage).rglob("*.py"):
+        if room_of(*file.relative_to(ROOT).parts) == subpackage:
             yield file
 
 
@@ -151,22 +151,22 @@ def test_every_folder_is_a_room():
     folders = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
     loose = {"__init__.py", "config.py", "validation.py"}
     assert {name for name in folders if not name.endswith(".py")} == {
-        name for name in ROOMS if "/" not in name
+        name for name in SUBPACKAGES if "/" not in name
     }
     assert {name for name in folders if name.endswith(".py")} == loose
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_point_one_way(room):
-    allowed = {room, "validation", *ROOMS[room].rooms.split()}
-    for file in files_of(room):
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_imports_point_one_way(subpackage):
+    allowed = {subpackage, "validation", *SUBPACKAGES[subpackage].subpackages.split()}
+    for file in files_of(subpackage):
         entrance = "experiments" if str(file.relative_to(ROOT)) in ENTRANCES else None
         for name in imported(file):
             package, *rest = name.split(".")
             if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
                 there = room_of(*rest)
                 assert there in {*allowed, entrance}, (
-                    f"{file.name} imports {name}, but {ROOMS[room].why}"
+                    f"{file.name} imports {name}, but {SUBPACKAGES[subpackage].why}"
                 )
 
 
@@ -180,18 +180,18 @@ def test_the_core_finds_experiments_in_two_places_alone():
 
 def test_experiments_use_what_the_core_offers():
     """No name that begins with an underscore."""
-    for room in (name for name in ROOMS if name.startswith("experiments")):
-        for file in files_of(room):
+    for subpackage in (name for name in SUBPACKAGES if name.startswith("experiments")):
+        for file in files_of(subpackage):
             private = [
                 name for name in imported(file) if re.search(rf"^{PACKAGE}\..*\._[a-z]", name)
             ]
             assert not private, file.name
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_do_without_what_they_need_not(room):
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_rooms_do_without_what_they_need_not(subpackage):
     """At the top of a file; what a function imports is imported when it is called."""
-    for file in files_of(room):
+    for file in files_of(subpackage):
         for node in ast.parse(file.read_text()).body:
             names = []
             if isinstance(node, ast.Import):
@@ -200,8 +200,8 @@ def test_rooms_do_without_what_they_need_not(room):
                 names = [str(node.module)]
             for name in names:
                 package = name.split(".")[0]
-                assert package not in ROOMS[room].without.split(), (
-                    f"{file.name} imports {name}, but {ROOMS[room].why}"
+                assert package not in SUBPACKAGES[subpackage].without.split(), (
+                    f"{file.name} imports {name}, but {SUBPACKAGES[subpackage].why}"
                 )
 
 
@@ -245,7 +245,7 @@ COMMANDS = [
     ("doctor --config-name nosuch", "there is no config 'nosuch'"),
     ("score --model x --prompt-file LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x --prompt-file LICENSE --method raw", "'raw' is not one of"),
-    ("experiments --help", "perturbation_scale"),
+    ("experiments --help", "scale"),
 ]
 WITH_PANDAS = [
     ("plan --heads 32", "p = 0.15, S = 40"),

@@ -1,4 +1,4 @@
-"""`polygraph_asmi experiments`: scales for the perturbation controls's conditions, and the causal
+"""`polygraph_asmi experiments`: scales for the control conditions, and the causal
 probe.
 
 Imports click alone, as the files of `lm_polygraph_asmi.commands` do.
@@ -52,7 +52,7 @@ def scale(
     memory_budget: int | None,
     out: str,
 ) -> None:
-    """Find the scales at which the perturbation controls's conditions equal masked heads, for a
+    """Find the scales at which the control conditions equal masked heads, for a
     finished RUN.
 
     By norm (the change of the layer's output is as large) and by effect (the model's predictions
@@ -60,7 +60,7 @@ def scale(
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi.experiments.perturbation_scale import scales_for
+    from lm_polygraph_asmi.experiments.scale import scales_for
 
     console = Console()
     try:

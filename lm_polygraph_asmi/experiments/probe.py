@@ -42,7 +42,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import Run, load_run

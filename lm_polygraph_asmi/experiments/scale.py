@@ -1,4 +1,4 @@
-"""Scales at which the perturbation controls's conditions change as much, or do as much, as masked
+"""Scales at which the control conditions change as much, or do as much, as masked
 heads.
 
 Found on answers held out from the evaluation, without a label, one number for a condition, model
@@ -31,7 +31,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.results.scales import FORMAT, other_than
 from lm_polygraph_asmi.runs.rows import spread

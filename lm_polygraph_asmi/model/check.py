@@ -32,9 +32,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import MASKABLE
+from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.model.model_cache import model_cache
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
-from lm_polygraph_asmi.model.prefix_cache import in_chunks
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens

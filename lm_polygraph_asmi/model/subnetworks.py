@@ -13,13 +13,13 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model.check import check_unmasked, select_strategy
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
     Perturbation,
     check_condition,
     without_part,
 )
-from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks, largest_chunk
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.sources import check_spans, head_parts, together

@@ -26,6 +26,7 @@ from lm_polygraph_asmi.model.layers import (
     num_layers,
     query_projection,
 )
+from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
 from lm_polygraph_asmi.model.model_cache import has_foreign_code
 from lm_polygraph_asmi.model.perturbation import (
     WITHOUT_HEADS,
@@ -33,7 +34,6 @@ from lm_polygraph_asmi.model.perturbation import (
     perturbed,
     perturbed_layer,
 )
-from lm_polygraph_asmi.model.prefix_cache import batch_bytes, packed_bytes, rows_bytes
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass

@@ -11,6 +11,6 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 # Imported on first use: a table in a terminal needs no figures.
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    submod_attrs={"report_item": ["ReportItem", "MissingItem"], "writing": ["build_report"]},
+    submod_attrs={"item": ["ReportItem", "MissingItem"], "writing": ["build_report"]},
 )
 __all__ += ["RunGroup", "load_run_groups"]

@@ -549,7 +549,7 @@ def other_thresholds(table: pd.DataFrame) -> Figure:
     """Coverage against promised risk, a line per signal; zero = not attainable.
 
     Args:
-        table: with the columns signal, risk and coverage, such as `Reference.threshold_table`.
+        table: with the columns signal, risk and coverage, such as `Calibration.threshold_table`.
     """
     figure = Figure(figsize=(4.2, 3), layout="constrained")
     axes = figure.subplots()

@@ -664,7 +664,7 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
 
 
 def _condition(run: Run) -> ConditionRun | None:
-    """What makes a run one of the perturbation controls's; None for heads as they are."""
+    """What makes a run one of the perturbation controls'; None for heads as they are."""
     used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
     if not used or not used[0].is_control:
         return None

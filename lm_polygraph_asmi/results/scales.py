@@ -1,4 +1,4 @@
-"""Scales of the perturbation controls's conditions, as `polygraph_asmi experiments scale` writes
+"""Scales of the control conditions, as `polygraph_asmi experiments scale` writes
 them."""
 
 import json

@@ -46,7 +46,7 @@ from lm_polygraph_asmi.model import (
     unembedding,
     without_part,
 )
-from lm_polygraph_asmi.model.prefix_cache import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
 from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, passage

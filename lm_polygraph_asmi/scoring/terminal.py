@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.groups import cell_len
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 

@@ -149,7 +149,7 @@ scales() {
   [ -e "$spare/ue_manager_seed1" ] || polygraph_eval --config-name asmi_offline "${options[@]}" \
     $(setting "$1") "${rest[@]}" asmi.scope=response estimators=asmi_only \
     output_attentions=false asmi.result_cache="$out/result_cache" hydra.run.dir="$spare" "${more[@]}"
-  polygraph_asmi experiments perturbation_scale "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.scales.json"
+  polygraph_asmi experiments scale "$2" --held-out "$spare" "${named[@]}" --out "$out/$1.scales.json"
 }
 
 # Joined shards of a setting, probed and reported.

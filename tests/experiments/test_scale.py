@@ -13,9 +13,9 @@ from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import PERTURBATIONS
 from lm_polygraph_asmi.estimators import ASMI
-from lm_polygraph_asmi.experiments import perturbation_scale as room
+from lm_polygraph_asmi.experiments import scale as room
 from lm_polygraph_asmi.experiments.answers import answers_of
-from lm_polygraph_asmi.experiments.perturbation_scale import ScaleSearch, scales_for
+from lm_polygraph_asmi.experiments.scale import ScaleSearch, scales_for
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
     Perturbation,

@@ -1,4 +1,4 @@
-"""The perturbation controls's verdict on models whose answer one component carries, through the
+"""The perturbation controls' verdict on models whose answer one component carries, through the
 real passes."""
 
 import numpy as np
@@ -7,7 +7,7 @@ import torch
 
 from lm_polygraph_asmi.experiments.analysis import condition_comparisons, verdicts
 from lm_polygraph_asmi.experiments.answers import Answer
-from lm_polygraph_asmi.experiments.perturbation_scale import ScaleSearch
+from lm_polygraph_asmi.experiments.scale import ScaleSearch
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 

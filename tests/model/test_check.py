@@ -28,8 +28,8 @@ from lm_polygraph_asmi.model import (
     suffix,
 )
 from lm_polygraph_asmi.model.check import limit, strategies_seen_right, total_variation
+from lm_polygraph_asmi.model.memory import default_budget
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
-from lm_polygraph_asmi.model.prefix_cache import default_budget
 from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
 from lm_polygraph_asmi.scoring.engine import Engine

@@ -24,8 +24,8 @@ from lm_polygraph_asmi.model import (
     unmasked,
 )
 from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.prefix_cache import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.suffix import run_suffix
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.conftest import PROMPT_LENGTH

@@ -77,7 +77,7 @@ def test_every_condition_has_a_name_and_is_swept_and_told():
     root = Path(__file__).parents[2]
     swept = re.search(r"perturbation: (\S+,\S+)", (root / "configs/asmi_controls.yaml").read_text())
     assert tuple(swept[1].split(",")) == PERTURBATIONS
-    page = (root / "docs/perturbation controls.md").read_text()
+    page = (root / "docs/concepts/controls.md").read_text()
     assert [name for name in PERTURBATIONS if f"\n| `{name}` |" not in page] == []
 
 

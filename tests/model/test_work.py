@@ -11,7 +11,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.prefix_cache import batch_bytes, packed_bytes
+from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.subnetworks import masks_per_pass
 from lm_polygraph_asmi.model.suffix import run_suffix
 from tests.conftest import PROMPT_LENGTH

@@ -78,7 +78,7 @@ def test_the_papers_cost_in_passes(layers, ratio):
     command = ["plan", "--heads", "32", "--layers", str(layers)]
     shown = CliRunner().invoke(main, command, env={"COLUMNS": "300"}).output
     assert f"amounts to {ratio:.1f} passes through the whole model" in shown
-    with pytest.raises(ValueError, match="wanted a layer in 0"):
+    with pytest.raises(ValueError, match="expected a layer in 0"):
         maths.flops_ratio(layers, layers, 40)
 
 

@@ -90,7 +90,7 @@ def test_a_config_that_does_not_exist(elsewhere):
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 1
     assert "there is no config 'asmi_coca', but asmi_babiqa, " in shown.output
-    assert "asmi_benchmark, asmi_cobra, asmi_coqa, " in shown.output
+    assert "asmi_cobra, asmi_controls, asmi_coqa, " in shown.output
 
 
 def test_a_users_own_config(elsewhere, overrides):
@@ -140,7 +140,7 @@ RAUQ = [{"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}]
         ),
         (
             "disk",
-            {"cache_path": "/dev/null/out", "asmi__journal": None},
+            {"cache_path": "/dev/null/out", "asmi__result_cache": None},
             "cannot be written ([Errno 20]",
         ),
     ],
@@ -244,14 +244,14 @@ def test_memory(overrides, monkeypatch):
 
 def test_disk(elsewhere, overrides, monkeypatch):
     (elsewhere / "file").touch()
-    state, text = said("disk", overrides, asmi__journal=f"{elsewhere}/file/result cache")
+    state, text = said("disk", overrides, asmi__result_cache=f"{elsewhere}/file/result cache")
     assert state == "warning"
     assert f"{elsewhere}/file/result cache cannot be written" in text
     assert "set asmi.result_cache to another folder" in text
     usage = namedtuple("usage", "free")
     for free, expected in ((5 * 10**8, "warning"), (10**7, "problem")):
         monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _, free=free: usage(free))
-        state, text = said("disk", overrides, asmi__journal=None)
+        state, text = said("disk", overrides, asmi__result_cache=None)
         assert state == expected
         assert "is nearly full" in text
 

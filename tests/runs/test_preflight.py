@@ -207,7 +207,7 @@ def test_repeated_prompts_are_said_once(tmp_path, caplog):
 
 
 def test_a_file_of_scales_is_of_this_model(tmp_path):
-    """Given as the scale itself; that of the perturbation controls's own node is looked at where it
+    """Given as the scale itself; that of the perturbation controls' own node is looked at where it
     is read."""
     file, conditions = tmp_path / "scales.json", {"mlp": {"effect": 0.8}}
     about = {"path": "another/model", "revision": "unknown"}

@@ -7,8 +7,8 @@ from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
-from rich.groups import cell_len
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.calibration import Step

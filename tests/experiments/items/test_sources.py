@@ -9,7 +9,7 @@ from lm_polygraph_asmi.estimators.without_context import WithoutContext
 from lm_polygraph_asmi.experiments.items.sources import sources
 from lm_polygraph_asmi.report.item import MissingItem
 from lm_polygraph_asmi.results.run_groups import load_run_groups
-from lm_polygraph_asmi.scoring.calibration import Reference
+from lm_polygraph_asmi.scoring.calibration import Calibration
 from tests.report.runs import BASELINES, METHODS, content, put, save
 
 N = 60
@@ -108,7 +108,7 @@ def test_the_score_of_all_is_the_operating_one(run):
 
 
 def test_a_reference_is_of_one_source(run):
-    of_all, of_context = (Reference.from_run(run, source=s) for s in ("all", "context"))
+    of_all, of_context = (Calibration.from_run(run, source=s) for s in ("all", "context"))
     assert of_context.method == SCORED.format(", source=context")
     assert of_context.settings["source"] == "context"
     assert 0.09 < of_context.masking_response < 0.2 < of_all.masking_response
@@ -117,4 +117,4 @@ def test_a_reference_is_of_one_source(run):
     (other,) = of_all.other_settings(used)
     assert other == "source all there, context here"
     with pytest.raises(ValueError, match="no score with the settings method='asmi', source='con"):
-        Reference.from_run(run, method="asmi", source="context")
+        Calibration.from_run(run, method="asmi", source="context")

@@ -62,7 +62,7 @@ def test_every_arm_has_a_name_and_is_swept_and_told():
         r"perturbation: (\S+,\S+)", (root / "configs/asmi_falsifier.yaml").read_text()
     )
     assert tuple(swept[1].split(",")) == PERTURBATIONS
-    page = (root / "docs/falsifier.md").read_text()
+    page = (root / "docs/concepts/controls.md").read_text()
     assert [name for name in PERTURBATIONS if f"\n| `{name}` |" not in page] == []
 
 

@@ -213,7 +213,7 @@ def worth_table(
 
 
 def trial_table(cells: list[Evidence], judge: str) -> str:
-    """A cell some of whose questions a trial had asked (docs/concepts/guarantee.md), by whether it had."""
+    """A cell with questions of a trial (docs/concepts/guarantee.md), by whether it had them."""
     trial = set(pd.read_csv(TRIAL)["id"])
     rows = []
     for e in cells:

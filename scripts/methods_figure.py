@@ -1,8 +1,8 @@
-"""Draw the three methods: docs/methods.png.
+"""Draw the three methods: docs/concepts/method.png.
 
     python scripts/methods_figure.py
 
-Distributions are made up, as the figure says; every number in it is computed from them by the
+Distributions are invented, as the figure says; every number in it is computed from them by the
 functions that score answers.
 """
 
@@ -22,7 +22,7 @@ from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, sav
 DOCS = Path(__file__).parents[1] / "docs"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
 APART = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
-"""What four subnetworks say of two tokens."""
+"""Probabilities of two tokens under four masks."""
 CASES = {
     "all agree": (("Holm", "Brask"), np.tile([[0.9, 0.1]], (4, 1)), 0.0),
     "two names": (("Holm", "Brask"), APART, 0.0),
@@ -45,7 +45,7 @@ def masks_panel(ax: Axes) -> None:
     ax.set_xticks(range(6), [str(h + 1) for h in range(6)])
     ax.set_yticks(range(4), [f"mask {s + 1}" for s in range(4)])
     ax.set_xlabel("heads of one layer")
-    ax.set_title("1. Take heads away,\nscore the same answer")
+    ax.set_title("1. Mask heads,\nre-score the same answer")
     ax.tick_params(length=0)
 
 
@@ -93,7 +93,7 @@ def draw() -> Figure:
     figure.patch.set_facecolor("white")
     left, middle, right = figure.subfigures(1, 3, width_ratios=[2.3, 5.4, 2.8])
     masks_panel(left.subplots())
-    middle.suptitle("2. What each mask leaves says of the next token (made-up numbers)", fontsize=9)
+    middle.suptitle("2. Next-token distribution under each mask (invented numbers)", fontsize=9)
     for ax, name in zip(middle.subplots(1, 3), CASES, strict=True):
         case_panel(ax, name)
     gate_panel(right.subplots())
@@ -101,7 +101,7 @@ def draw() -> Figure:
 
 
 @click.command(help=__doc__)
-@click.option("--out", default=DOCS / "methods.png", type=click.Path(path_type=Path))
+@click.option("--out", default=DOCS / "concepts/method.png", type=click.Path(path_type=Path))
 def main(out: Path) -> None:
     with rc_context(STYLE):
         save(draw(), out, "The three methods")

@@ -33,8 +33,8 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
     "--signal",
     default="best",
     show_default=True,
-    help="best (chosen on a fifth of the answers), score, asmi, sem, adapt, msp, perplexity or "
-    "entropy.",
+    help="best (chosen on a fifth of the clusters), score, asmi, sem, adapt, msp, perplexity "
+    "or entropy.",
 )
 @click.option("--right-from", type=float, help="Lowest quality of a right answer; default 0.5.")
 @click.option(

@@ -11,22 +11,17 @@ from sybil.parsers.rest import DocTestParser
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
-NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.md"))
+FOLDERS = ("", "tutorials", "how-to", "concepts", "results", "reference")
+EVERY = [page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))]
+NOTEBOOKS = [page for page in EVERY if page.read_text().startswith("---\nfile_format: mystnb")]
 """Executed when the site is built."""
-PAGES = [
-    REPOSITORY / "README.md",
-    *sorted(
-        page
-        for folder in ("", "concepts", "how-to", "reference", "results")
-        for page in (DOCS / folder).glob("*.md")
-    ),
-]
+PAGES = [REPOSITORY / "README.md", *(page for page in EVERY if page not in NOTEBOOKS)]
 ADAPTERS = {
     DOCS / "how-to/serve.md": ("prometheus_client", "openai"),
-    DOCS / "how-to/inspect.md": ("inspect_ai",),
-    DOCS / "how-to/mlflow.md": ("mlflow.genai", "sqlalchemy", "alembic"),
-    DOCS / "how-to/opentelemetry.md": ("opentelemetry.sdk",),
-}
+    DOCS / "how-to/integrations.md": (
+        "inspect_ai", "mlflow.genai", "sqlalchemy", "alembic", "opentelemetry.sdk",
+    ),
+}  # fmt: skip
 """Pages whose examples need an extra, by what they need; tests/adapters runs them."""
 LANGUAGES = ("python", "bash", "yaml", "text")
 
@@ -44,6 +39,11 @@ def blocks(language: str, page: Path) -> list[Example]:
 def with_blocks(language: str, *more: Path) -> list[Path]:
     """The pages that hold such blocks."""
     return [page for page in (*PAGES, *more) if blocks(language, page)]
+
+
+def section(page: Path, heading: str) -> str:
+    """What a page holds under a heading of the second level."""
+    return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
 def prose(page: Path) -> str:

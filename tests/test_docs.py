@@ -45,7 +45,7 @@ from tests.test_imports import SUBPACKAGES
 from tests.tiny_lm import whitebox
 
 CONFIGS = REPOSITORY / "configs"
-FIRST_ANSWER = DOCS / "tutorials/first-answer.md"
+QUICKSTART = DOCS / "quickstart.md"
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -73,7 +73,7 @@ def tiny_hub(monkeypatch):
     load_named.cache_clear()
 
 
-RUN_HERE = [page for page in with_blocks("python", FIRST_ANSWER) if page not in ADAPTERS]
+RUN_HERE = [page for page in with_blocks("python", QUICKSTART) if page not in ADAPTERS]
 
 
 @pytest.mark.usefixtures("tiny_hub")

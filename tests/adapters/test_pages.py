@@ -8,30 +8,43 @@ import pytest
 
 from lm_polygraph_asmi.adapters.contract import open_scorer
 from tests.adapters.conftest import SETTINGS, serving
-from tests.pages import ADAPTERS, blocks, python
+from tests.pages import ADAPTERS, blocks, python, section
 from tests.test_docs import tiny_hub  # noqa: F401
 
-SERVE, *OTHERS = ADAPTERS
-
-
-def needs(page):
-    for module in ADAPTERS[page]:
-        pytest.importorskip(module)
+SERVE, INTEGRATIONS = ADAPTERS
+SECTIONS = {
+    "Inspect": ("inspect_ai",),
+    "MLflow": ("mlflow.genai", "sqlalchemy", "alembic"),
+    "OpenTelemetry": ("opentelemetry.sdk",),
+}
+"""What the examples of each section need."""
 
 
 @pytest.mark.usefixtures("tiny_hub")
-@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.name)
-def test_python_runs(page, tmp_path, monkeypatch):
-    needs(page)
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_python_runs(heading, tmp_path, monkeypatch):
+    for module in SECTIONS[heading]:
+        pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    for example in python(page):
+    page = tmp_path / INTEGRATIONS.name
+    page.write_text(section(INTEGRATIONS, heading))
+    examples = list(python(page))
+    assert examples
+    for example in examples:
         example.evaluate()
+
+
+def test_every_section_is_run():
+    needed = [module for modules in SECTIONS.values() for module in modules]
+    assert sorted(needed) == sorted(ADAPTERS[INTEGRATIONS])
+    assert len(blocks("python", INTEGRATIONS)) == len(SECTIONS)
 
 
 @pytest.fixture
 def copied(scorer, tmp_path):
     """The server's page, with a server behind the address that it names."""
-    needs(SERVE)
+    for module in ADAPTERS[SERVE]:
+        pytest.importorskip(module)
     own = open_scorer(scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | {"stop": "\n"})
     with serving(own, name="smollm2", answer=32) as address:
         page = tmp_path / SERVE.name

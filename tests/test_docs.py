@@ -464,3 +464,25 @@ def test_errors_that_the_page_names_are_raised():
     for row in rows.splitlines():
         for phrase in re.split(r";|\.\.\.", row.split("|")[1]):
             assert any(phrase.strip() in text for text in texts), phrase
+
+
+def test_no_private_word_returns(capsys):
+    """README and pages use the terms of the glossary; terms.csv lists the words to avoid."""
+    words = loaded("scripts/words.py")
+    with pytest.raises(SystemExit) as done:
+        words.main(["README.md", "docs"], standalone_mode=False)
+    assert done.value.code == 0, capsys.readouterr().out
+
+
+def test_a_private_word_is_found(tmp_path, capsys):
+    """In the text of a page, in a docstring and in a comment, and not in code."""
+    words = loaded("scripts/words.py")
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("A fine page.\n\n```bash\nthe journal\n```\n\n`cell`, but the journal\n")
+    module.write_text('"""A journal."""\n\njournal = 1  # a journal\n')
+    for file, lines in ((page, [7]), (module, [1, 3])):
+        with pytest.raises(SystemExit) as done:
+            words.main([str(file)], standalone_mode=False)
+        shown = [line for line in capsys.readouterr().out.splitlines() if "result cache" in line]
+        assert done.value.code == 1
+        assert [int(line.split(":")[1]) for line in shown] == lines

@@ -15,8 +15,7 @@ HEAD = """\
 Every config file
 =================
 
-As it is shipped, comments and all; written by ``scripts/config_page.py``. What each is for stands
-in :doc:`../configs`.
+Written by ``scripts/config_page.py``. :doc:`config` explains what each is for.
 """
 GROUPS = {
     "": ("Runs", "polygraph_eval --config-name NAME"),

@@ -1,7 +1,8 @@
 """Which models ASMI scores: every class of transformers' registry of causal models, asked.
 
-    python scripts/model_table.py                           # the table of docs/models-table.md
-    python scripts/model_table.py LlamaForCausalLM --full   # one class, what was compared
+    python scripts/model_table.py --out docs/reference/models.csv     # every class
+    python scripts/model_table.py --check docs/reference/models.csv   # compare with the file
+    python scripts/model_table.py LlamaForCausalLM --full             # one class in detail
 
 Each class is built tiny and random from its configuration and scored through the public
 `subnetwork_log_probs` in both scopes, under eager attention and SDPA: short sequences before long
@@ -15,6 +16,8 @@ script fails.
 """
 
 import copy
+import csv
+import io
 import json
 import logging
 import sys
@@ -49,6 +52,7 @@ from lm_polygraph_asmi.model.suffix import WAYS
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.registry import classes, tiny, with_longrope
 
+COLUMNS = ("class", "all", "response", "note")
 DEPTH = 0.4
 TOLERANCE = 1e-3
 """Total variation at the worst position: rounding in recurrences makes 2e-4, errors make 0.01."""
@@ -347,48 +351,52 @@ def verdict_of(name: str, config: type, model: type) -> Verdict:
     return verdict
 
 
-def markdown(verdicts: Sequence[Verdict]) -> str:
-    """The table of models."""
-    counts = {
-        scope: sum(v.scopes.get(scope) == "right" for v in verdicts)
-        for scope in ("all", "response")
-    }
-    asked = [v for v in verdicts if v.scopes]
-    lines = [
-        "# Models, class by class",
-        "",
-        f"Written by `scripts/model_table.py` with transformers {transformers.__version__} and "
-        f"torch {torch.__version__.partition('+')[0]}: {len(verdicts)} classes of its registry of "
-        f"causal language models, {len(asked)} of them built tiny from a configuration and asked, "
-        f"{sum(v.switching for v in verdicts)} again with rotary angles that switch with the "
-        "length. "
-        f"**Right: {counts['all']} in the scope `all`, {counts['response']} in `response`**; every "
-        "other is refused by name, and the reason stands here. Right means: equal to full forward "
-        "passes "
-        "over a copy whose masked heads have no weight, for one to ten masks, rising and "
-        "falling lengths and two splits of one length, under eager attention and SDPA. Real "
-        "weights bring sizes and "
-        "settings that no tiny model has, so the same comparison is made whenever a model is "
-        "scored. In brackets: how the passes are run where the cheapest way does not always serve. "
-        "[What is looked for and checked](models.md).",
-        "",
-        "| class | all | response | |",
-        "| --- | --- | --- | --- |",
-    ]
-    for v in sorted(asked, key=lambda v: (v.scopes["all"] != "right", v.name)):
-        groups = [_group(v, scope) for scope in ("all", "response")]
-        if groups[0] == groups[1] and v.scopes["all"] != "right":  # one reason, said once
-            groups[1] = "the same"
-        lines.append(f"| `{v.name}` | {groups[0]} | {groups[1]} | {v.note} |")
-    left = [v for v in verdicts if not v.scopes]
-    if left:
-        lines += ["", "Not asked:", ""]
-        lines += [f"- `{v.name}`: {v.note}" for v in left]
-    return "\n".join(lines) + "\n"
+def table(verdicts: Sequence[Verdict]) -> list[dict[str, str]]:
+    """The rows of docs/reference/models.csv: right classes first, untested ones last."""
+
+    def order(verdict: Verdict) -> tuple[bool, bool, str]:
+        return not verdict.scopes, verdict.scopes.get("all") != "right", verdict.name
+
+    rows = []
+    for v in sorted(verdicts, key=order):
+        columns = (
+            [_column(v, scope) for scope in SCOPES] if v.scopes else ["not tested"] * len(SCOPES)
+        )
+        if columns[0] == columns[1] and v.scopes.get("all") != "right":  # one reason, given once
+            columns[1] = "the same"
+        rows.append(dict(zip(COLUMNS, (v.name, *columns, v.note), strict=True)))
+    return rows
 
 
-def _group(verdict: Verdict, scope: str) -> str:
-    said = verdict.scopes[scope].replace("|", "\\|").replace(f"{verdict.name} ", "", 1)
+def as_csv(rows: Sequence[dict[str, str]]) -> str:
+    """The rows as the text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def different(rows: Sequence[dict[str, str]], file: Path) -> list[str]:
+    """Classes whose row in a CSV file is missing or another."""
+    with file.open(newline="") as lines:
+        saved = {row["class"]: row for row in csv.DictReader(lines)}
+    return [row["class"] for row in rows if saved.get(row["class"]) != row]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Counts and releases, for the page."""
+    right = {scope: sum(v.scopes.get(scope) == "right" for v in verdicts) for scope in SCOPES}
+    return (
+        f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}: "
+        f"{len(verdicts)} classes, {sum(bool(v.scopes) for v in verdicts)} tested, "
+        f"{sum(v.switching for v in verdicts)} also with rotary angles that switch with the "
+        f"length. Right: {right['all']} in the scope all, {right['response']} in response"
+    )
+
+
+def _column(verdict: Verdict, scope: str) -> str:
+    said = verdict.scopes[scope].replace(f"{verdict.name} ", "", 1)
     strategy = verdict.strategies.get(scope, "")
     plain = ("the layers above again", "one sequence", "")
     return said if said != "right" or strategy in plain else f"right ({strategy})"
@@ -396,16 +404,24 @@ def _group(verdict: Verdict, scope: str) -> str:
 
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
-@click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write a CSV file.")
 @click.option(
-    "--result_cache",
+    "--check", type=click.Path(path_type=Path, exists=True), help="Compare with a CSV file."
+)
+@click.option(
+    "--result-cache",
     type=click.Path(path_type=Path),
     help="Verdicts, a line each as they are made; what stands there is not asked again.",
 )
 @click.option("--full", is_flag=True, help="Say what was compared.")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch.")
 def main(
-    names: tuple[str, ...], out: Path | None, result_cache: Path | None, full: bool, threads: int
+    names: tuple[str, ...],
+    out: Path | None,
+    check: Path | None,
+    result_cache: Path | None,
+    full: bool,
+    threads: int,
 ) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
@@ -428,12 +444,16 @@ def main(
         for v in verdicts:
             print(v.name, v.scopes, v.strategies, v.note, *v.compared, sep="\n  ")
     elif out:
-        out.write_text(markdown(verdicts))
-    else:
-        print(markdown(verdicts))
+        out.write_text(as_csv(table(verdicts)))
+    elif not check:
+        print(as_csv(table(verdicts)), end="")
+    print(summary(verdicts), file=sys.stderr)
     wrong = [v.name for v in verdicts if any("WRONG" in said for said in v.scopes.values())]
     if wrong:
         raise click.ClickException(f"wrong numbers: {', '.join(wrong)}")
+    changed = different(table(verdicts), check) if check else []
+    if changed:
+        raise click.ClickException(f"other rows than in {check}: {', '.join(changed)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from cells import (
     CELLS,
     MODELS,
     Evidence,
+    Table,
     judged,
     others,
     p_text,
@@ -75,7 +76,7 @@ def falsified(cells: list[Evidence], judge: str) -> list[Falsified]:
     return [one for one in found if one is not None]
 
 
-def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> str:
+def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -> Table:
     """PRR of heads minus that of each arm at matched effect, and what the rule says of it."""
     found = falsified(cells, judge)
     compared = [one.against(judge, method) for one in found]
@@ -97,13 +98,14 @@ def verdict_table(cells: list[Evidence], judge: str, method: str = "Sem-ASMI") -
             ]
         )
     columns = [
-        "cell", "answers / clusters", "wrong", "PRR: heads", *(f"heads − {name}" for name in ARMS),
-        "verdict", "p special, Holm", "p reproduced, Holm", "questions to decide",
+        "setting", "answers / clusters", "wrong", "PRR of heads",
+        *(f"PRR, heads − {name}" for name in ARMS), "verdict", "p of special (Holm)",
+        "p of reproduced (Holm)", "questions needed to decide",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def arms_table(cells: list[Evidence], judge: str) -> str:
+def arms_table(cells: list[Evidence], judge: str) -> Table:
     """PRR of every arm, beside what is free."""
     rows = []
     for one in falsified(cells, judge):
@@ -112,10 +114,10 @@ def arms_table(cells: list[Evidence], judge: str) -> str:
             heads = next(iter(found.values())).heads
             alone = [signed(found[name].arm) if name in found else "" for name in (*ARMS, *FREE)]
             rows.append([one.heads.label, method, signed(heads), *alone])
-    return table(["cell", "score", "PRR: heads", *ARMS, *FREE], rows)
+    return table(["setting", "score", *(f"PRR of {n}" for n in ("heads", *ARMS, *FREE))], rows)
 
 
-def arms_added_table(cells: list[Evidence], judge: str) -> str:
+def arms_added_table(cells: list[Evidence], judge: str) -> Table:
     """Whether heads, and every arm, add to what is free."""
     rows = []
     for one in falsified(cells, judge):
@@ -126,10 +128,11 @@ def arms_added_table(cells: list[Evidence], judge: str) -> str:
                 for name in ("heads", *ARMS)
             ]
             rows.append([one.heads.label, method, *shown])
-    return table(["cell", "score", "z (p): heads", *ARMS], rows)
+    columns = [f"gain beyond free baselines, {name}: z (p)" for name in ("heads", *ARMS)]
+    return table(["setting", "score", *columns], rows)
 
 
-def concentration_table(cells: list[Evidence]) -> str:
+def concentration_table(cells: list[Evidence]) -> Table:
     """Effective heads beside those of noise, and how MI and entropy go with concentration."""
     rows = []
     for e in [e for e in cells if e.run == "heads"]:
@@ -154,13 +157,14 @@ def concentration_table(cells: list[Evidence]) -> str:
                  *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
             )  # fmt: skip
     columns = [
-        "cell", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
-        "ρ(H, z)", "difference",
+        "setting", "depth", "answers / tokens", "effective heads at high MI",
+        "effective heads of noise", "effective heads, difference", "rank correlation of MI and z",
+        "rank correlation of entropy and z", "rank correlations, difference",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> str:
+def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> Table:
     """What the causal probe found, in percent of tokens, from the report's own tables.
 
     Args:
@@ -173,7 +177,7 @@ def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -
         numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
         named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
         label = f"{MODELS[file.parent.name].name}, {CELLS[file.name.split('.')[0]]}"
-        columns = ["cell", *named, *numbers]
+        columns = ["setting", *named, *numbers]
         for row in found.to_dict("records"):
             shown = (
                 "{:{s}.0f} [{:{s}.0f}, {:{s}.0f}]".format(

@@ -16,7 +16,9 @@ NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.md"))
 PAGES = [
     REPOSITORY / "README.md",
     *sorted(
-        page for folder in ("", "how-to", "reference") for page in (DOCS / folder).glob("*.md")
+        page
+        for folder in ("", "how-to", "reference", "results")
+        for page in (DOCS / folder).glob("*.md")
     ),
 ]
 ADAPTERS = {

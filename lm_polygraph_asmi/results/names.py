@@ -180,6 +180,7 @@ def require(stats: Mapping[str, Any], name: str) -> Any:
         raise KeyError(
             f"statistic {name!r} is missing. Its calculator must stand in `stat_calculators` of "
             "the run, with this name among its `stats` and its depth among `cfg.depths`; see the "
-            "entries in docs/reference/config.md, or `- /stat_calculators: asmi` in the defaults list"
+            "entries in docs/reference/config.md, or `- /stat_calculators: asmi` in the defaults "
+            "list"
         )
     return stats[name]

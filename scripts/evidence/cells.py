@@ -1,13 +1,15 @@
-"""Settings of evidence, read from the small files in docs/evidence, and how their numbers are
-written.
+"""Settings (model x dataset x prompt), read from docs/evidence, and how their numbers are written.
 
-A setting is one model on one data set; docs/evidence/MODEL/CELL.RUN.parquet has a row for each of
-its answers (scripts/evidence/keep.py). The pages are made of them by scripts/evidence/pages.py.
+docs/evidence/MODEL/CELL.RUN.parquet has a row for each answer of a setting
+(scripts/evidence/keep.py). scripts/evidence/pages.py makes the tables from them.
 """
 
+import csv
 import hashlib
+import io
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,22 +47,22 @@ MODELS = {
     "qwen3_8b_base": Model("Qwen3-8B-Base", 8.19),
 }
 CELLS = {
-    "open": "XQuAD, bare prompt",
-    "open-worked": "XQuAD, worked questions",
-    "open-chat": "XQuAD, chat prompt",
-    "closed": "closed book, bare prompt",
-    "closed-worked": "closed book, worked questions",
-    "closed-chat": "closed book, chat prompt",
+    "open": "XQuAD, zero-shot",
+    "open-worked": "XQuAD, few-shot (4-shot)",
+    "open-chat": "XQuAD, chat template",
+    "closed": "closed book, zero-shot",
+    "closed-worked": "closed book, few-shot (4-shot)",
+    "closed-chat": "closed book, chat template",
     "babi": "BabiQA",
-    "babi-chat": "BabiQA, chat prompt",
+    "babi-chat": "BabiQA, chat template",
     "coqa": "CoQA",
     "squad": "SQuAD",
     "babiqa": "BabiQA, the paper's",
     "triviaqa": "TriviaQA",
-    "changed": "another answer in the passage, bare prompt",
-    "changed-worked": "another answer in the passage, worked questions",
-    "exchanged": "another passage, bare prompt",
-    "exchanged-worked": "another passage, worked questions",
+    "changed": "another answer in the passage, zero-shot",
+    "changed-worked": "another answer in the passage, few-shot (4-shot)",
+    "exchanged": "another passage, zero-shot",
+    "exchanged-worked": "another passage, few-shot (4-shot)",
 }
 CHANGED = {
     "changed": "open",
@@ -87,7 +89,7 @@ AGAIN, DEEPER = "again", "deeper"
 """The depths once more, on answers that nobody had looked at; 70 and 90 % of other settings."""
 RUNS = (*SETTINGS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
 CORRECTNESS_LABELS = {
-    "stands": ("ReferenceInAnswer", "the reference stands in the answer"),
+    "stands": ("ReferenceInAnswer", "the answer contains the gold answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
     "align": ("quality AlignScore", "AlignScore"),
 }
@@ -97,7 +99,8 @@ AFTER_ONE = ", first sentence"
 """What a column's name ends in that correctness labels first sentences alone."""
 FIRST = "first"
 WAYS = (*AGGREGATIONS, FIRST)
-NOTHING = "Not measured yet on a complete setting."
+TABLES, MADE_FROM = "tables", "made-from.json"
+"""Folder beside the evidence, and its file that says what the tables were made from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +370,11 @@ def others(own: Evidence, groups: Iterable[Evidence], runs: Sequence[str]) -> li
 
 def digest(folder: Path) -> str:
     """What tells the files from others."""
-    files = [*(file for *_, file in files_of(folder)), *sorted(folder.glob("**/*.csv"))]
+    more = [file for file in sorted(folder.glob("**/*.csv")) if file.parent.name != TABLES]
+    return digest_of([*(file for *_, file in files_of(folder)), *more])
+
+
+def digest_of(files: Iterable[Path]) -> str:
     sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
@@ -377,13 +384,121 @@ def tested(groups: Iterable[Evidence], correctness: str) -> list[Evidence]:
     return [e for e in groups if e.run in OWN_ANSWERS and e.ranked(correctness)]
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    body = [f"| {' | '.join(row)} |" for row in rows]
-    if not body:
-        return NOTHING
-    return "\n".join(
-        [f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] * len(columns))} |", *body]
-    )
+class Table(NamedTuple):
+    """Settings as texts, such as "+0.50 [+0.39, +0.60]" or "500 / 237"."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def csv(self) -> str:
+        """The same with one plain number a setting: an interval is three columns, a pair two."""
+        parts = [_split(name, [row[i] for row in self.rows]) for i, name in enumerate(self.columns)]
+        columns = [column for one in parts for column in one]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([name for name, _ in columns])
+        writer.writerows(zip(*(values for _, values in columns), strict=True))
+        return text.getvalue()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    return Table(columns, list(rows))
+
+
+_NUMBER = r"[+-]?\d*\.?\d+(?:e[+-]?\d+)?"
+_SHAPES = (
+    (re.compile(rf"({_NUMBER}) \[({_NUMBER}), ({_NUMBER})\]"), ("", ", low", ", high")),
+    (re.compile(rf"({_NUMBER}) \((.+)\)"), (", z", ", p")),
+    (re.compile(rf"({_NUMBER}) to ({_NUMBER})"), (", lowest", ", highest")),
+    (re.compile(r"(\d+)% of (\d+)"), (" (%)", ", answers")),
+)
+
+
+def _split(name: str, groups: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """A column as one or more of plain numbers, where its settings have a known shape."""
+    groups = [group.replace("−", "-") for group in groups]
+    if " / " in name:
+        before, comma, last = name.rpartition(", ")
+        names = last.split(" / ")
+        pairs = [group.split(" / ") if group else [""] * len(names) for group in groups]
+        columns = zip(names, zip(*pairs, strict=True), strict=True)
+        return [part for own, values in columns for part in _split(before + comma + own, values)]
+    if name == "answers" and any(" of " in group for group in groups):
+        pairs = [group.partition(" of ")[::2] for group in groups]
+        return [("answers", [n for n, _ in pairs]), ("planned answers", [n for _, n in pairs])]
+    for shape, stop_conditions in _SHAPES:
+        found = [shape.fullmatch(group) for group in groups]
+        if any(found):
+            columns = []
+            for i, ending in enumerate(stop_conditions):
+                own = [
+                    m[i + 1] if m else "" if i else c for m, c in zip(found, groups, strict=True)
+                ]
+                columns.append((name.removesuffix(": z (p)") + ending, [*map(_number, own)]))
+            return columns
+    if all(re.fullmatch(r"\d+ ?%|", group) for group in groups):
+        return [(f"{name} (%)", [group.rstrip(" %") for group in groups])]
+    return [(name, [*map(_number, groups)])]
+
+
+def _number(text: str) -> str:
+    """Without a plus or commas, and with a zero before the point."""
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+        return text.replace(",", "")
+    if text == "< .001":
+        return "<0.001"
+    if not re.fullmatch(_NUMBER, text):
+        return text
+    return re.sub(r"^(-?)\.", r"\g<1>0.", text.removeprefix("+"))
+
+
+def write_tables(
+    folder: Path, tables: Mapping[str, Table], old: set[str], check: bool
+) -> list[str]:
+    """Write tables as CSV files, and delete files of tables that are not made any more.
+
+    Args:
+        old: names of CSV files there are.
+        check: change nothing.
+
+    Returns:
+        Names of files that differ, or that did.
+    """
+    folder.mkdir(exist_ok=True)
+    texts = {f"{name.replace(' ', '-')}.csv": t.csv() for name, t in tables.items() if t.rows}
+    stale = []
+    for name, text in texts.items():
+        file = folder / name
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                file.write_text(text, encoding="utf-8")
+    for name in sorted(old - set(texts)):
+        stale.append(name)
+        if not check:
+            (folder / name).unlink()
+    return stale
+
+
+def made_from(folder: Path) -> dict[str, str]:
+    """Script -> digest of the files that it last made its tables from."""
+    file = folder / MADE_FROM
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def record(folder: Path, script: str, digest: str, check: bool) -> list[str]:
+    """Write down what tables were made from.
+
+    Returns:
+        The file's name, if that was not written there.
+    """
+    known = made_from(folder)
+    if known.get(script) == digest:
+        return []
+    if not check:
+        text = json.dumps(dict(sorted((known | {script: digest}).items())), indent=2)
+        (folder / MADE_FROM).write_text(f"{text}\n", encoding="utf-8")
+    return [MADE_FROM]
 
 
 def minus(text: str) -> str:

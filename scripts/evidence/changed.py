@@ -15,6 +15,7 @@ from groups import (
     FEWEST,
     OWN_ANSWERS,
     Evidence,
+    Table,
     minus,
     others,
     plain,
@@ -27,6 +28,8 @@ from keep import BEFORE
 from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval, prr_intervals
 
 RESAMPLES = 2000
+SIGNALS = ("MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum")
+EXCHANGED = ("exchanged", "exchanged-worked")
 
 
 def signals_of(e: Evidence) -> dict[str, np.ndarray]:
@@ -43,7 +46,7 @@ def changed_cells(groups: list[Evidence]) -> list[Evidence]:
     return [e for e in groups if e.group in CHANGED and BEFORE in e.answers and e.run == "sources"]
 
 
-def followed_table(groups: list[Evidence]) -> str:
+def followed_table(groups: list[Evidence]) -> Table:
     """How often models follow the passage; beside it how often they are right where it is true."""
     rows = []
     for e in changed_cells(groups):
@@ -54,9 +57,14 @@ def followed_table(groups: list[Evidence]) -> str:
              share(~now & ~before), share(~was[0].wrong("stands")) if was else "not measured"]
         )  # fmt: skip
     columns = [
-        "setting", "answers / clusters", "as the passage says", "as it said before", "both",
-        "neither", "right with the passage as it was",
-    ]  # fmt: skip
+        "setting",
+        "answers / clusters",
+        "as the changed passage says",
+        "as the original passage says",
+        "both",
+        "neither",
+        "correct with the original passage",
+    ]
     return table(columns, rows)
 
 
@@ -66,7 +74,7 @@ def others_of(e: Evidence, groups: list[Evidence]) -> list[Evidence]:
     return others(like, groups, ("sources",))
 
 
-def telling_table(groups: list[Evidence]) -> str:
+def telling_table(groups: list[Evidence]) -> Table:
     """Which signal tells answers that follow the passage from those that do not."""
     rows = []
     for e in changed_cells(groups):
@@ -83,20 +91,20 @@ def telling_table(groups: list[Evidence]) -> str:
                 shown.append(plain(auroc_interval(score[rows_in], target, clusters, RESAMPLES)))
             rows.append([e.label, name, *shown])
     columns = [
-        "setting", "signal", "AUROC, higher where the passage was not followed",
-        "as it said before, against as it says now",
+        "setting", "signal", "AUROC, higher if the changed passage was not followed",
+        "AUROC, original against changed answer",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def exchanged_table(groups: list[Evidence]) -> str:
+def exchanged_table(groups: list[Evidence]) -> Table:
     """What the answers to the same questions owe to their passage, and to one of another article.
 
     Medians over answers; the difference is that of the medians, over the same resamples.
     """
     rows = []
     for e in groups:
-        if not e.group.startswith("exchanged") or e.run != "sources":
+        if e.group not in EXCHANGED or e.run != "sources":
             continue
         for own in others_of(e, groups):
             own = own.among(own.answers["id"].isin(e.answers["id"]).to_numpy())
@@ -118,8 +126,13 @@ def exchanged_table(groups: list[Evidence]) -> str:
                      minus(f"{gap.value:+.3g} [{gap.low:+.3g}, {gap.high:+.3g}]")]
                 )  # fmt: skip
     columns = [
-        "setting", "answers / clusters", "median of", "own passage", "another's", "difference",
-    ]  # fmt: skip
+        "setting",
+        "answers / clusters",
+        "median of",
+        "own passage",
+        "another passage",
+        "difference",
+    ]
     return table(columns, rows)
 
 
@@ -127,13 +140,13 @@ def _mean(values: np.ndarray, rows: np.ndarray) -> float:
     return float(values[rows].mean())
 
 
-def closed_table(groups: list[Evidence]) -> str:
+def closed_table(groups: list[Evidence]) -> Table:
     """What models know without the passage, and whether scores rise where it is taken away."""
     rows = []
     for e in groups:
         if e.group not in CLOSED or e.run not in OWN_ANSWERS:
             continue
-        prr = ["too few right"] * 2
+        prr = ["too few correct"] * 2
         if e.ranked("rouge"):
             scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
             found, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
@@ -152,14 +165,14 @@ def closed_table(groups: list[Evidence]) -> str:
         correctness_labels = [share(~e.wrong(correctness)) for correctness in ("stands", "rouge")]
         rows.append([e.label, e.size, *correctness_labels, *prr, *higher])
     columns = [
-        "setting", "answers / clusters", "right", "by ROUGE-L", "PRR by ROUGE-L: MSP", "Sem-ASMI",
-        "asked with the passage, too", "higher without it: MSP", "Perplexity", "ASMI", "Sem-ASMI",
-        "Sem-ASMI, sum",
+        "setting", "answers / clusters", "correct (contains)", "correct (ROUGE-L)",
+        "PRR of MSP (ROUGE-L)", "PRR of Sem-ASMI (ROUGE-L)", "answers also with the passage",
+        *(f"share higher without it, {name}" for name in SIGNALS),
     ]  # fmt: skip
     return table(columns, rows)
 
 
-TABLES: dict[str, Callable[[list[Evidence]], str]] = {
+TABLES: dict[str, Callable[[list[Evidence]], Table]] = {
     "changed followed": followed_table,
     "changed telling": telling_table,
     "exchanged": exchanged_table,

@@ -12,6 +12,7 @@ from groups import (
     CONDITIONS,
     MODELS,
     Evidence,
+    Table,
     others,
     p_text,
     signed,
@@ -77,7 +78,7 @@ def falsified(groups: list[Evidence], correctness: str) -> list[Falsified]:
     return [one for one in found if one is not None]
 
 
-def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> str:
+def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
     """PRR of heads minus that of each condition at matched effect, and what the rule says of it."""
     found = falsified(groups, correctness)
     compared = [one.against(correctness, method) for one in found]
@@ -101,13 +102,14 @@ def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-A
             ]
         )
     columns = [
-        "setting", "answers / clusters", "wrong", "PRR: heads", *(f"heads − {name}" for name in CONDITIONS),
-        "verdict", "p special, Holm", "p reproduced, Holm", "questions to decide",
+        "setting", "answers / clusters", "wrong", "PRR of heads",
+        *(f"PRR, heads − {name}" for name in CONDITIONS), "verdict", "p of special (Holm)",
+        "p of reproduced (Holm)", "questions needed to decide",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def conditions_table(groups: list[Evidence], correctness: str) -> str:
+def conditions_table(groups: list[Evidence], correctness: str) -> Table:
     """PRR of every condition, beside what is free."""
     rows = []
     for one in falsified(groups, correctness):
@@ -119,10 +121,12 @@ def conditions_table(groups: list[Evidence], correctness: str) -> str:
                 for name in (*CONDITIONS, *FREE)
             ]
             rows.append([one.heads.label, method, signed(heads), *alone])
-    return table(["setting", "score", "PRR: heads", *CONDITIONS, *FREE], rows)
+    return table(
+        ["setting", "score", *(f"PRR of {n}" for n in ("heads", *CONDITIONS, *FREE))], rows
+    )
 
 
-def conditions_added_table(groups: list[Evidence], correctness: str) -> str:
+def conditions_added_table(groups: list[Evidence], correctness: str) -> Table:
     """Whether heads, and every condition, add to what is free."""
     rows = []
     for one in falsified(groups, correctness):
@@ -133,10 +137,11 @@ def conditions_added_table(groups: list[Evidence], correctness: str) -> str:
                 for name in ("heads", *CONDITIONS)
             ]
             rows.append([one.heads.label, method, *shown])
-    return table(["setting", "score", "z (p): heads", *CONDITIONS], rows)
+    columns = [f"gain beyond free baselines, {name}: z (p)" for name in ("heads", *CONDITIONS)]
+    return table(["setting", "score", *columns], rows)
 
 
-def concentration_table(groups: list[Evidence]) -> str:
+def concentration_table(groups: list[Evidence]) -> Table:
     """Effective heads beside those of noise, and how MI and entropy go with concentration."""
     rows = []
     for e in [e for e in groups if e.run == "heads"]:
@@ -161,13 +166,14 @@ def concentration_table(groups: list[Evidence]) -> str:
                  *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
             )  # fmt: skip
     columns = [
-        "setting", "depth", "answers / tokens", "n_eff, high MI", "of noise", "difference", "ρ(MI, z)",
-        "ρ(H, z)", "difference",
+        "setting", "depth", "answers / tokens", "effective heads at high MI",
+        "effective heads of noise", "effective heads, difference", "rank correlation of MI and z",
+        "rank correlation of entropy and z", "rank correlations, difference",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> str:
+def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> Table:
     """What the causal probe found, in percent of tokens, from the report's own tables.
 
     Args:

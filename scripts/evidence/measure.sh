@@ -14,7 +14,7 @@
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
 # run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
 # `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
-# (masks that take every head as often), `heads` (300 masks, two depths), and the conditions of the
+# (masks that take every head as often), `heads` (300 masks, two depths), and the control conditions of the
 # perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
 # scales are found on other rows and kept in CELL.scales.json. Two answer anew: `deeper` (70 and 90 %,
 # docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
@@ -137,7 +137,7 @@ passages() {
     --change "$change" --prompt-style "$style" --except-limit 150
 }
 
-# Doses of a setting's conditions, found once, on rows that no shard asks.
+# Doses of a setting's control conditions, found once, on rows that no shard asks.
 scales() {
   local spare=$out/runs/$1/held-out rest
   [ -e "$out/$1.scales.json" ] && return
@@ -162,7 +162,7 @@ report items() {
     runs+=("$joined/$kind")
   done
   if [ -e "$joined/heads" ]; then
-    polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --result_cache "$out/result_cache"
+    polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --result-cache "$out/result_cache"
   fi
   polygraph_asmi report "${runs[@]}" --out "$out/$1.report items"
   for kind in causal_probe causal_differences; do # what the page on heads is made of

@@ -1,14 +1,14 @@
 """Does a profile of fragility, learned from labels, add to free baselines?
 
     python scripts/evidence/profiles.py keep OUT.jsonl docs/evidence/profile/MODEL/SETTING.parquet
-    python scripts/evidence/profiles.py tables  # writes the tables of the pages, from docs/evidence
+    python scripts/evidence/profiles.py tables          # writes docs/evidence/tables/profile-*.csv
+    python scripts/evidence/profiles.py tables --check  # changes nothing, reports what would change
 
 The plan, with data, features, tests and controls: docs/evidence/profile-plan.md. Answers are made
 by profiles_collect.py; no prompt, answer or gold answer is kept.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,18 @@ from typing import NamedTuple
 import click
 import numpy as np
 import pandas as pd
-from groups import MODELS, p_text, signed, table
+from groups import (
+    MODELS,
+    TABLES,
+    Table,
+    digest_of,
+    made_from,
+    p_text,
+    record,
+    signed,
+    table,
+    write_tables,
+)
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -29,13 +40,14 @@ from lm_polygraph_asmi.analysis import Interval, auroc, cluster_bootstrap_weight
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, drawn_prr
 
-DOCS = Path(__file__).parents[2] / "docs"
-EVIDENCE = DOCS / "evidence"
+EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
+SCRIPT = "profiles.py"
 LABELS = {"contains": "ReferenceInAnswer", "ROUGE-L": "Rouge_rougeL"}
 RESAMPLES, SEED, REPEATS, FOLDS = 10_000, 20260711, 10, 5
 STRENGTH, PROBE_STRENGTH = 0.05, 0.01
 COMPONENTS = 32
 SHUFFLES = 20
+LOOKED_AT = ("depths", "again")
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 """Of bAbI task 1."""
 
@@ -142,9 +154,17 @@ def fresh(setting: Fresh) -> Answers | None:
 
 
 def trained(setting: Fresh) -> Answers:
-    """The training answers; on bAbI, questions on one story share a cluster."""
+    """The training answers that the plan counts; on bAbI, questions on one story share a cluster.
+
+    With three depths: without those that earlier runs had scored at other depths.
+    """
     rows = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.sources.parquet")
     if len(setting.depths) > 1:
+        for run in LOOKED_AT:
+            file = EVIDENCE / setting.model / f"{setting.trained_on}.{run}.parquet"
+            if file.exists():
+                seen = pd.read_parquet(file, columns=["id"])["id"]
+                rows = rows[~rows["id"].isin(seen)]
         more = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.deeper.parquet")
         new = [name for name in more if "_d70" in name or "_d90" in name]
         rows = rows.merge(more[["id", *new]], on="id")
@@ -243,7 +263,7 @@ def gain(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: lis
         drawn_loss.append(counts @ (losses[0] - losses[1]) / counts.sum(1))
     value = {name: auroc(s, wrong) for name, s in (("a", first), ("b", second))}
     n, area = len(set(clusters)), np.concatenate(drawn_area)
-    ranks, draws = drawn_prr({"a": first, "b": second}, 1.0 - wrong, clusters, 2000, SEED)
+    ranks, draws = drawn_prr({"a": first, "b": second}, 1.0 - wrong, clusters, RESAMPLES, SEED)
     return Gain(
         value["a"],
         value["b"],
@@ -279,7 +299,7 @@ def _name(setting: Fresh) -> str:
     return f"{MODELS[setting.model].name}, {setting.prompt}"
 
 
-def primary_table() -> str:
+def primary_table() -> Table:
     rows, found = [], {}
     for setting, test in _pairs():
         for label in LABELS:
@@ -299,13 +319,14 @@ def primary_table() -> str:
                  signed(own.prr)]
             )  # fmt: skip
     columns = [
-        "setting", "label", "answers / clusters", "wrong", "AUROC, free", "free + fragility",
-        "gain", "p, Holm", "gain of log loss", "gain of PRR",
+        "setting", "correctness label", "answers / clusters", "wrong", "AUROC of free features",
+        "AUROC of free + fragility features", "gain of AUROC", "p of that gain (Holm)",
+        "gain of log loss", "gain of PRR",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def transfer_table() -> str:
+def transfer_table() -> Table:
     """Trained on the same model's other data set."""
     rows = []
     for setting, test in _pairs():
@@ -318,7 +339,8 @@ def transfer_table() -> str:
                     [_name(setting), other.prompt, f"{own.first:.3f}", f"{own.second:.3f}",
                      signed(own.auroc)]
                 )  # fmt: skip
-    return table(["tested on", "trained on", "AUROC, free", "free + fragility", "gain"], rows)
+    columns = ["AUROC of free features", "AUROC of free + fragility features", "gain of AUROC"]
+    return table(["tested on", "trained on", *columns], rows)
 
 
 def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[str, Gain]]:
@@ -383,7 +405,7 @@ def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[s
     )  # fmt: skip
 
 
-def controls_table() -> str:
+def controls_table() -> Table:
     rows = []
     for setting, test in _pairs():
         file = EVIDENCE / "profile" / setting.model / f"{setting.name}.mlp.parquet"
@@ -392,11 +414,24 @@ def controls_table() -> str:
             rows.append(
                 [_name(setting), name, f"{own.first:.3f}", f"{own.second:.3f}", signed(own.auroc)]
             )
-    return table(["setting", "what is added", "AUROC before", "after", "gain"], rows)
+    columns = ["setting", "what is added", "AUROC without it", "AUROC with it", "gain of AUROC"]
+    return table(columns, rows)
 
 
-TABLES = {"primary": primary_table, "transfer": transfer_table, "controls": controls_table}
-_PLACE = re.compile(r"(<!-- profile (\w+) -->\n).*?(<!-- end profile -->)", re.DOTALL)
+MADE: dict[str, Callable[[], Table]] = {
+    "profile primary": primary_table,
+    "profile transfer": transfer_table,
+    "profile controls": controls_table,
+}
+
+
+def read_files() -> list[Path]:
+    """What the tables are made from: fresh answers, and those that were trained on."""
+    found = sorted((EVIDENCE / "profile").glob("*/*.parquet"))
+    for setting in SETTINGS:
+        for run in ("sources", "deeper", *LOOKED_AT):
+            found.append(EVIDENCE / setting.model / f"{setting.trained_on}.{run}.parquet")
+    return [file for file in dict.fromkeys(found) if file.exists()]
 
 
 @click.group(help=__doc__)
@@ -432,16 +467,19 @@ def keep(lines: Path, out: Path) -> None:
 
 
 @main.command()
-def tables() -> None:
-    """Compute every table and write it into the pages that have a place for it."""
-    pages = [page for page in DOCS.glob("*.md") if _PLACE.search(page.read_text(encoding="utf-8"))]
-    made = {name: compute() for name, compute in TABLES.items()}
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
-        filled = _PLACE.sub(lambda m: f"{m[1]}{made[m[2]]}\n{m[3]}", text)
-        page.write_text(filled, encoding="utf-8")
-    for name, found in made.items():
-        click.echo(f"\n{name}\n\n{found}")
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 if something differs.")
+@click.option("--quick", is_flag=True, help="With --check: compute nothing.")
+def tables(check: bool, quick: bool) -> None:
+    """Compute every table of all settings that were collected, and write it as a CSV file."""
+    folder, now = EVIDENCE / TABLES, digest_of(read_files())
+    if check and quick:
+        stale = [] if made_from(folder).get(SCRIPT) == now else ["profile tables"]
+    else:
+        old = {file.name for file in folder.glob("profile-*.csv")}
+        stale = write_tables(folder, {name: make() for name, make in MADE.items()}, old, check)
+        stale += record(folder, SCRIPT, now, check)
+    click.echo(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
+    raise SystemExit(bool(check and stale))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables and figures of the pages of evidence: what settings are worth, and where it comes from."""
+"""Tables of the results pages: does the score help, and where does it come from?"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 from groups import (
     AGAIN,
-    CELLS,
-    CHANGED,
     CLOSED,
     CORRECTNESS_LABELS,
     DEEPER,
@@ -22,6 +20,7 @@ from groups import (
     SETTINGS,
     WAYS,
     Evidence,
+    Table,
     added_text,
     correlation,
     others,
@@ -40,8 +39,6 @@ from heads import (
     probe_table,
     verdict_table,
 )
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import (
     AddedInformation,
@@ -59,9 +56,7 @@ from lm_polygraph_asmi.analysis import (
     strata,
 )
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
-from lm_polygraph_asmi.analysis.labels import THRESHOLDS
 from lm_polygraph_asmi.analysis.prr import normalised_prr
-from lm_polygraph_asmi.report import figures
 
 RESAMPLES, REFITS = 2000, 500
 DEPTHS = (60, 70, 80, 90)
@@ -114,18 +109,26 @@ PLANNED = {
 }  # fmt: skip
 
 
-def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> str:
+def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
     planned = [c for c in tested(groups, correctness) if (c.model, c.group) in PLANNED]
     sources = [[e.score(method, source) for source in ("context", "all")] for e in planned]
     tests = [PlannedTests.of(e, correctness, *own) for e, own in zip(planned, sources, strict=True)]
     primary = method == "Sem-ASMI"  # the plan adjusts nothing else
     ps = [[getattr(test, p) for test in tests] for p in ("p_own", "p_difference", "p_added")]
     adjusted = [holm(own) if primary else own for own in ps] if tests else []
-    how = "Holm" if primary else "unadjusted"
+    how = "Holm" if primary else "uncorrected"
     columns = [
-        "setting", "answers / clusters", "wrong", f"PRR of {method}, all", "passage", f"p (1), {how}",
-        "passage − all", f"p (2), {how}", "beyond what is free, z", f"p (3), {how}",
-    ]  # fmt: skip
+        "setting",
+        "answers / clusters",
+        "wrong",
+        f"PRR of {method}, all sources",
+        f"PRR of {method}, passage",
+        f"p of the passage's PRR ({how})",
+        "PRR, passage − all sources",
+        f"p of that difference ({how})",
+        "gain beyond free baselines, z",
+        f"gain beyond free baselines, p ({how})",
+    ]
     return table(
         columns,
         [
@@ -146,7 +149,7 @@ def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-AS
     )
 
 
-def elsewhere_table(groups: list[Evidence], correctness: str) -> str:
+def elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
     rows = []
     for e in tested(groups, correctness):
@@ -162,13 +165,19 @@ def elsewhere_table(groups: list[Evidence], correctness: str) -> str:
         shown = [signed(alone[name]) for name in (*sources, *free)]
         rows.append([e.label, *shown, *(signed(gaps[pair]) for pair in pairs)])
     columns = [
-        "setting", "PRR of Sem-ASMI: all", "passage", "elsewhere", "MSP", "Perplexity",
-        "elsewhere − MSP", "elsewhere − Perplexity",
-    ]  # fmt: skip
+        "setting",
+        "PRR of Sem-ASMI, all sources",
+        "PRR of Sem-ASMI, passage",
+        "PRR of Sem-ASMI, elsewhere",
+        "PRR of MSP",
+        "PRR of Perplexity",
+        "PRR, elsewhere − MSP",
+        "PRR, elsewhere − Perplexity",
+    ]
     return table(columns, rows)
 
 
-def contenders_table(groups: list[Evidence], correctness: str) -> str:
+def contenders_table(groups: list[Evidence], correctness: str) -> Table:
     """Other ways to ask how much an answer owes to its passage; as scores, higher = more."""
     rows = []
     for e in tested(groups, correctness):
@@ -180,7 +189,13 @@ def contenders_table(groups: list[Evidence], correctness: str) -> str:
                 [e.label, name, f"{np.median(score):.3g}", signed(alone[name]),
                  e.beyond_free(score, correctness)]
             )  # fmt: skip
-    columns = ["setting", "owed to the passage", "median", "PRR", "beyond what is free: z (p)"]
+    columns = [
+        "setting",
+        "dependence on the passage",
+        "median",
+        "PRR",
+        "gain beyond free baselines: z (p)",
+    ]
     return table(columns, rows)
 
 
@@ -189,7 +204,7 @@ def worth_table(
     correctness: str,
     raw: tuple[str, ...] = ("ASMI",),
     ours: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
-) -> str:
+) -> Table:
     """PRR of each signal, what ours have over what is free, and whether they add to it."""
     free = ("MSP", "Perplexity")
     pairs = [(own, other) for own in ours for other in free]
@@ -208,14 +223,17 @@ def worth_table(
             ]
         )
     columns = [
-        "setting", "answers / clusters", "right", "PRR: MSP", "Perplexity", *raw, *ours,
-        *(f"{own} − {other}" for own, other in pairs),
-        *(f"beyond what is free, {name}: z (p)" for name in (*raw, *ours)),
-    ]  # fmt: skip
+        "setting",
+        "answers / clusters",
+        "correct",
+        *(f"PRR of {name}" for name in (*free, *raw, *ours)),
+        *(f"PRR, {own} − {other}" for own, other in pairs),
+        *(f"gain beyond free baselines, {name}: z (p)" for name in (*raw, *ours)),
+    ]
     return table(columns, rows)
 
 
-def trial_table(groups: list[Evidence], correctness: str) -> str:
+def trial_table(groups: list[Evidence], correctness: str) -> Table:
     """A setting some of whose questions a trial had asked (docs/guarantee.md), by whether it
     had."""
     trial = set(pd.read_csv(TRIAL)["id"])
@@ -230,7 +248,7 @@ def trial_table(groups: list[Evidence], correctness: str) -> str:
     return worth_table(rows, correctness, raw=(), ours=("Sem-ASMI",))
 
 
-def together_table(groups: list[Evidence], correctness: str) -> str:
+def together_table(groups: list[Evidence], correctness: str) -> Table:
     """Beyond what is free, over all settings that have a passage; and over those of each data set,
     without empty answers, and at other depths."""
 
@@ -247,7 +265,7 @@ def together_table(groups: list[Evidence], correctness: str) -> str:
         "ASMI": tested(read, "ASMI"),
         "Sem-ASMI": sem,
         **{
-            f"Sem-ASMI, {name} alone": {e: one for e, one in sem.items() if e.data_set == name}
+            f"Sem-ASMI, {name} only": {e: one for e, one in sem.items() if e.data_set == name}
             for name in dict.fromkeys(e.data_set for e in sem)
         },
         "Sem-ASMI, without empty answers": tested(e.among(~e.empty) for e in read),
@@ -270,13 +288,13 @@ def together_table(groups: list[Evidence], correctness: str) -> str:
              added_text(whole)]
         )  # fmt: skip
     columns = [
-        "score", "settings", "answers / clusters", "z of a setting", "of them negative",
-        "together: z (p)",
+        "score", "settings", "answers / clusters", "z of a setting", "settings with negative z",
+        "all settings together: z (p)",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def measures_table(groups: list[Evidence], correctness: str) -> str:
+def measures_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in tested(groups, correctness):
         wrong = e.wrong(correctness)
@@ -294,13 +312,13 @@ def measures_table(groups: list[Evidence], correctness: str) -> str:
                     stacked = ["too few errors"] * 3
             rows.append([e.label, name, plain(signal.auroc), plain(signal.augrc, 3), *stacked])
     columns = [
-        "setting", "score", "AUROC", "AUGRC, lower is better", "gain of a stack: log-loss", "AUROC",
-        "PRR",
+        "setting", "score", "AUROC", "AUGRC (lower is better)", "change of log loss in a stack",
+        "change of AUROC in a stack", "change of PRR in a stack",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def aggregation_table(groups: list[Evidence], correctness: str) -> str:
+def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in tested(groups, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
@@ -308,16 +326,17 @@ def aggregation_table(groups: list[Evidence], correctness: str) -> str:
             alone, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
             along = " / ".join(correlation(own, e.length) for own in scores.values())
             rows.append([e.label, method, *(signed(alone[strategy]) for strategy in WAYS), along])
+    by_length = f"rank correlation with length, {' / '.join(WAYS)}"
     columns = [
         "setting",
-        "per token",
+        "signal of a token",
         *(f"PRR, {strategy}" for strategy in WAYS),
-        "ρ with length, the same",
+        by_length,
     ]
     return table(columns, rows)
 
 
-def quadrants_table(groups: list[Evidence], correctness: str) -> str:
+def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in tested(groups, correctness):
         for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # does what is free do as much?
@@ -328,15 +347,16 @@ def quadrants_table(groups: list[Evidence], correctness: str) -> str:
             shown = [f"{rate:.0%} of {count}" if count else "none" for rate, count in halves]
             rows.append([e.label, name, *shown, signed(found.gap)])
     columns = [
-        "setting", "score", "wrong: confident, robust", "confident, fragile", "unsure, robust",
-        "unsure, fragile", "confident: fragile − robust",
+        "setting", "score", "wrong if confident and robust", "wrong if confident and fragile",
+        "wrong if unsure and robust", "wrong if unsure and fragile",
+        "error rate if confident, fragile − robust",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def strata_table(groups: list[Evidence], correctness: str) -> str:
+def strata_table(groups: list[Evidence], correctness: str) -> Table:
     """Within thirds by length, and without empty answers."""
-    rows = []
+    rows, names = [], ()
     for e in tested(groups, correctness):
         part = strata(e.length)
         chosen = {}
@@ -349,6 +369,7 @@ def strata_table(groups: list[Evidence], correctness: str) -> str:
         for name, inside in chosen.items():
             one = e.among(inside)
             scores = {**one.signals, "length": one.length}
+            names = tuple(scores)
             alone, gaps = prr_intervals(
                 scores, one.quality(correctness), one.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
             )
@@ -358,13 +379,13 @@ def strata_table(groups: list[Evidence], correctness: str) -> str:
                  signed(gaps["Sem-ASMI", "MSP"])]
             )  # fmt: skip
     columns = [
-        "setting", "answers", "number", "wrong", "PRR: MSP", "Perplexity", "ASMI", "Sem-ASMI",
-        "Sem-ASMI, sum", "length", "Sem-ASMI − MSP",
+        "setting", "which answers", "answers", "wrong", *(f"PRR of {score}" for score in names),
+        "PRR, Sem-ASMI − MSP",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def answered_table(groups: list[Evidence], correctness: str) -> str:
+def answered_table(groups: list[Evidence], correctness: str) -> Table:
     """Where many answers are empty, what other tables say of the setting without these."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     named = ("ASMI", *ours, "first", "passage")
@@ -397,14 +418,15 @@ def answered_table(groups: list[Evidence], correctness: str) -> str:
              plain(coupled.mean), plain(coupled.total), *(signed(found.gap) for found in fragile)]
         )  # fmt: skip
     columns = [
-        "setting", "empty", "others / clusters", "wrong", "PRR: ASMI", "Sem-ASMI", "Sem-ASMI, sum",
-        "Sem-ASMI, first token", "Sem-ASMI, passage", "AUROC of MI, mean", "sum",
-        "confident: fragile − robust, Perplexity", "Sem-ASMI", "Sem-ASMI, sum",
+        "setting", "empty answers", "other answers / clusters", "wrong", "PRR of ASMI",
+        "PRR of Sem-ASMI", "PRR of Sem-ASMI, sum", "PRR of Sem-ASMI, first token",
+        "PRR of Sem-ASMI, passage", "AUROC of MI, mean", "AUROC of MI, sum",
+        *(f"error rate if confident, fragile − robust by {name}" for name in ("Perplexity", *ours)),
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def sentences_table(groups: list[Evidence], correctness: str) -> str:
+def sentences_table(groups: list[Evidence], correctness: str) -> Table:
     """Where many answers go on after their first sentence, the setting as if they had ended
     there."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
@@ -424,14 +446,22 @@ def sentences_table(groups: list[Evidence], correctness: str) -> str:
                  *(one.beyond_free(one.signals[name], correctness) for name in ours)]
             )  # fmt: skip
     columns = [
-        "setting", "answers / clusters", "of more than one sentence", "right", "PRR: MSP",
-        "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum", *(f"{a} − {b}" for a, b in pairs),
-        "beyond what is free, Sem-ASMI: z (p)", "sum",
-    ]  # fmt: skip
+        "setting",
+        "answers / clusters",
+        "answers of more than one sentence",
+        "correct",
+        "PRR of MSP",
+        "PRR of Perplexity",
+        "PRR of ASMI",
+        "PRR of Sem-ASMI",
+        "PRR of Sem-ASMI, sum",
+        *(f"PRR, {a} − {b}" for a, b in pairs),
+        *(f"gain beyond free baselines, {name}: z (p)" for name in ours),
+    ]
     return table(columns, rows)
 
 
-def judges_table(groups: list[Evidence]) -> str:
+def judges_table(groups: list[Evidence]) -> Table:
     """AUROC under every correctness label at every threshold; a correctness label of yes and no has
     one row."""
     rows = []
@@ -458,9 +488,10 @@ def judges_table(groups: list[Evidence]) -> str:
                     *values,
                 ]
             )
+    signals = ("MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum")
     columns = [
-        "setting", "correctness", f"right from (of {', '.join(f'{t:g}' for t in THRESHOLDS)})", "wrong",
-        "AUROC: MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum",
+        "setting", "correctness label", "correct from", "wrong",
+        *(f"AUROC of {name}" for name in signals),
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -488,10 +519,10 @@ def couplings(groups: list[Evidence], correctness: str) -> list[Coupling]:
     return found
 
 
-def coupling_table(groups: list[Evidence], correctness: str) -> str:
+def coupling_table(groups: list[Evidence], correctness: str) -> Table:
     columns = [
-        "setting", "billion parameters", "MI of a token, nats", "in right answers", "in wrong ones",
-        "AUROC of MI, mean", "sum",
+        "setting", "billion parameters", "MI of a token (nats)", "MI in correct answers",
+        "MI in wrong answers", "AUROC of MI, mean", "AUROC of MI, sum",
     ]  # fmt: skip
     return table(
         columns,
@@ -516,7 +547,7 @@ PLACES: dict[str, Callable[[np.ndarray], float]] = {
 """Places in an answer that ended by itself, and what stands for their tokens."""
 
 
-def places_table(groups: list[Evidence], correctness: str) -> str:
+def places_table(groups: list[Evidence], correctness: str) -> Table:
     """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
     rows = []
     for e in tested(groups, correctness):
@@ -543,8 +574,9 @@ def places_table(groups: list[Evidence], correctness: str) -> str:
                  *(halves.get(name, "") for name in ("MI", "the passage's"))]
             )  # fmt: skip
     columns = [
-        "setting", "token", "answers / wrong", "AUROC of MI", "of entropy", "of the passage's MI",
-        "median MI, right / wrong", "the passage's",
+        "setting", "token", "answers / wrong", "AUROC of MI", "AUROC of entropy",
+        "AUROC of MI from the passage", "median MI, correct / wrong",
+        "median MI from the passage, correct / wrong",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -554,7 +586,7 @@ def flat(values: Iterable[Any]) -> np.ndarray:
     return np.concatenate([own[1:-1] for own in values])
 
 
-def copying_table(groups: list[Evidence], correctness: str) -> str:
+def copying_table(groups: list[Evidence], correctness: str) -> Table:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
     names = ("MI", "the passage's", "entropy")
     rows = []
@@ -579,54 +611,14 @@ def copying_table(groups: list[Evidence], correctness: str) -> str:
                  *(of.get(name, "") for of in (medians, areas) for name in names)]
             )  # fmt: skip
     columns = [
-        "setting", "tokens that go on", "number", "in wrong answers", "median MI", "the passage's",
-        "entropy", "AUROC of MI", "of the passage's", "of entropy",
+        "setting", "which tokens", "tokens", "in wrong answers", "median MI",
+        "median MI from the passage", "median entropy", "AUROC of MI",
+        "AUROC of MI from the passage", "AUROC of entropy",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-TICKS = (0.1, 0.3, 1, 3, 10)
-MARKS = dict(zip([c for c in CELLS if c not in CHANGED], "os^DvP<>XhH*", strict=True))
-
-
-def draw_coupling(found: list[Coupling], said_by: str) -> Figure:
-    """AUROC of MI for errors against the size of the model, a mark a setting."""
-    colours = [figures.BLUE, figures.ORANGE, figures.GREEN, figures.PURPLE, figures.AMBER,
-               figures.SKY]  # fmt: skip
-    with rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
-        kinds = [group for group in CELLS if any(one.evidence.group == group for one in found)]
-        for ax, strategy in zip(axes, ("mean", "total"), strict=True):
-            ax.axhline(0.5, color=figures.GREY, linewidth=0.8)
-            for number, group in enumerate(kinds):
-                own = [one for one in found if one.evidence.group == group]
-                # Settings of one model side by side.
-                apart = 1.06 ** (number - (len(kinds) - 1) / 2)
-                sizes = [MODELS[one.evidence.model].billions * apart for one in own]
-                values = np.array([getattr(one, strategy) for one in own], dtype=float)
-                reach = np.abs(values[:, 1:] - values[:, :1]).T
-                ax.errorbar(sizes, values[:, 0], np.nan_to_num(reach), fmt=MARKS[group],
-                            markersize=4, linewidth=0.8, color=colours[number % len(colours)],
-                            label=CELLS[group])  # fmt: skip
-            ax.set_xscale("log")
-            ax.set_xlim(0.09, 12)
-            ax.set_xticks(TICKS, [f"{size:g}" for size in TICKS])
-            ax.minorticks_off()
-            ax.set_xlabel("billion parameters")
-            ax.set_title(
-                {"mean": "mean of MI over tokens", "total": "sum of MI over tokens"}[strategy]
-            )
-        low, high = axes[0].get_ylim()
-        axes[0].set_ylim(min(low, 0.35), max(high, 0.65))  # chance is always seen
-        axes[0].set_ylabel("AUROC of MI for errors")
-        figure.suptitle(f"right: {said_by}", fontsize=9)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
-    return figure
-
-
-def settings_table(groups: list[Evidence], correctness: str) -> str:
+def settings_table(groups: list[Evidence], correctness: str) -> Table:
     """Other masks, positions and depths, beside MSP and what a setting is judged by, on their rows.
 
     Of settings that were measured under other settings, too.
@@ -659,15 +651,16 @@ def settings_table(groups: list[Evidence], correctness: str) -> str:
                  e.beyond_free(scores["Sem-ASMI"], correctness)]
             )  # fmt: skip
     columns = [
-        "setting", "masks", "depth", "answers / clusters", "PRR: ASMI", "Sem-ASMI", "MSP",
-        "Sem-ASMI − MSP", "Sem-ASMI − that of response, derived, 60 %", "ρ of the two",
-        "beyond what is free, Sem-ASMI: z (p)",
+        "setting", "masks", "depth", "answers / clusters", "PRR of ASMI", "PRR of Sem-ASMI",
+        "PRR of MSP", "PRR, Sem-ASMI − MSP",
+        "PRR, Sem-ASMI − that of scope response, derived p and S, 60 %",
+        "rank correlation of these two", "gain beyond free baselines, Sem-ASMI: z (p)",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def depths_again_table(groups: list[Evidence], correctness: str) -> str:
-    """The planned test of docs/worth-tables.md: other depths against 60 %, on other answers."""
+def depths_again_table(groups: list[Evidence], correctness: str) -> Table:
+    """The planned test of docs/results/details.md: other depths against 60 %, on other answers."""
     asked = []
     for e in (e for e in groups if e.run == AGAIN):
         asked.append(e.among(~_looked_at(e, groups, "depths")))
@@ -676,7 +669,7 @@ def depths_again_table(groups: list[Evidence], correctness: str) -> str:
     return _depths_table(asked, correctness)
 
 
-def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> str:
+def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other settings."""
     asked = []
     for e in deeper_cells(groups):
@@ -708,7 +701,7 @@ def deeper_cells(groups: list[Evidence]) -> list[Evidence]:
     return found
 
 
-def depths_free_table(groups: list[Evidence]) -> str:
+def depths_free_table(groups: list[Evidence]) -> Table:
     """Rank correlation of scores at each depth with what is free, and what empty answers get."""
     rows = []
     for e in deeper_cells(groups):
@@ -722,8 +715,10 @@ def depths_free_table(groups: list[Evidence]) -> str:
             above = share(own[e.empty] > np.median(own)) if e.empty.sum() >= FEWEST else ""
             rows.append([e.label, f"{depth} %", e.size, *found, above])
     columns = [
-        "setting", "depth", "answers / clusters", "ρ with mean token entropy: ASMI", "Sem-ASMI",
-        "ρ with perplexity: ASMI", "Sem-ASMI", "empty answers above the median of Sem-ASMI",
+        "setting", "depth", "answers / clusters",
+        *(f"rank correlation of {own} with {free}" for free in ("mean token entropy", "perplexity")
+          for own in ("ASMI", "Sem-ASMI")),
+        "empty answers above the median of Sem-ASMI",
     ]  # fmt: skip
     return table(columns, rows)
 
@@ -734,7 +729,7 @@ def _looked_at(e: Evidence, groups: list[Evidence], *runs: str, by: str = "id") 
     return e.answers[by].isin(seen).to_numpy()
 
 
-def _depths_table(asked: list[Evidence], correctness: str) -> str:
+def _depths_table(asked: list[Evidence], correctness: str) -> Table:
     """Adjusted over whole settings and the depths that were planned."""
     usual, *deeper = DEPTHS
     measured = [(e, d) for e in asked if e.ranked(correctness) for d in filter(e.has_depth, deeper)]
@@ -767,15 +762,16 @@ def _depths_table(asked: list[Evidence], correctness: str) -> str:
              z_text(test.statistic), p_text(p_added[i])]
         )  # fmt: skip
     columns = [
-        "setting", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %", "at that depth",
-        "PRR of Sem-ASMI at 60 %", "at that depth", "MSP", "Perplexity",
-        "Sem-ASMI − that at 60 %", "p (1), Holm", "Sem-ASMI − MSP", "Sem-ASMI − Perplexity",
-        "beyond what is free, z", "p (2), Holm",
+        "setting", "depth", "answers / clusters", "wrong", "PRR of ASMI at 60 %",
+        "PRR of ASMI at this depth", "PRR of Sem-ASMI at 60 %", "PRR of Sem-ASMI at this depth",
+        "PRR of MSP", "PRR of Perplexity", "PRR of Sem-ASMI, this depth − 60 %",
+        "p of that difference (Holm)", "PRR, Sem-ASMI − MSP", "PRR, Sem-ASMI − Perplexity",
+        "gain beyond free baselines, z", "gain beyond free baselines, p (Holm)",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def baselines_table(groups: list[Evidence], correctness: str) -> str:
+def baselines_table(groups: list[Evidence], correctness: str) -> Table:
     """All methods of the runs that have more than ours, each run's on its own rows."""
     rows = []
     for e in groups:
@@ -791,19 +787,17 @@ def baselines_table(groups: list[Evidence], correctness: str) -> str:
             over = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
             area = f"{auroc(usable[name], e.wrong(correctness)):.2f}"
             rows.append([e.label, e.size, name, signed(alone[name]), over, area])
-    columns = ["setting", "answers / clusters", "method", "PRR", "− MSP", "AUROC"]
+    columns = ["setting", "answers / clusters", "method", "PRR", "PRR − that of MSP", "AUROC"]
     return table(columns, rows)
 
 
-TABLES: dict[str, Callable[[list[Evidence]], str]] = {
+TABLES: dict[str, Callable[[list[Evidence]], Table]] = {
     "correctness_labels": judges_table,
     "depths free": depths_free_table,
     "concentration": concentration_table,
     "probe": probe_table,
     "probe differences": partial(probe_table, kept="causal_differences", sign="+"),
 }
-FIGURES: dict[str, str] = {}
-"""Name of a file beside the evidence -> correctness label."""
 for _judge in CORRECTNESS_LABELS:
     TABLES[f"source {_judge}"] = partial(source_table, correctness=_judge)
     TABLES[f"source raw {_judge}"] = partial(source_table, correctness=_judge, method="ASMI")
@@ -818,7 +812,6 @@ for _judge in CORRECTNESS_LABELS:
     TABLES[f"glance {_judge}"] = partial(
         worth_table, correctness=_judge, raw=(), ours=("Sem-ASMI",)
     )
-    FIGURES[f"coupling-{_judge}.png"] = _judge
     for _name, _make in {
         "worth": worth_table, "together": together_table, "measures": measures_table,
         "aggregation": aggregation_table, "places": places_table, "copying": copying_table,

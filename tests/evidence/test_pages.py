@@ -1,5 +1,6 @@
-"""Pages of evidence: made of small files by one command, held to them, and never ahead of them."""
+"""Tables of the results: made of small files by one command, and held to them."""
 
+import csv
 import json
 import re
 import subprocess
@@ -106,90 +107,101 @@ def start(pages):
     return started
 
 
-VERDICT = "On these made-up answers MI knows of errors. No model was asked. Nothing follows."
-
-
 @pytest.fixture(scope="module")
-def published(start, docs):
-    """The pages “What it is worth”, their verdicts taken out, made of other evidence."""
-    pages = [docs / "worth.md", docs / "worth-tables.md"]
-    for page in pages:
-        own = (REPOSITORY / "docs" / page.name).read_text()
-        own = re.sub(r"(<!-- verdict -->\n).*?(?=<!-- end -->)", r"\1", own, flags=re.DOTALL)
-        page.write_text(own)
-    made = start(docs)
-    assert made.exit_code == 0, made.output
-    assert "without a verdict, so not to be published: worth-tables.md, worth.md" in made.output
-    return "".join(page.read_text() for page in pages)
+def published(pages, docs):
+    """Every table, made of other evidence."""
+    return pages.made(evidence_cells.load(docs / "evidence"))
 
 
-def rows_of(text: str, name: str) -> list[list[str]]:
-    """A table of a page, its two lines of columns first."""
-    (body,) = re.findall(rf"<!-- table {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
-    return split(body)
+def rows_of(tables, name: str) -> list[list[str]]:
+    return tables[name].rows
 
 
-def lines_of(table: str) -> list[list[str]]:
-    """A table as it is made, without its columns."""
-    return split(table)[2:]
-
-
-def split(table: str) -> list[list[str]]:
-    return [[group.strip() for group in row.strip("|").split("|")] for row in table.splitlines()]
+def written(docs, name: str) -> list[dict[str, str]]:
+    with (docs / f"evidence/tables/{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def number(text: str) -> float:
     return float(text.split()[0].replace("−", "-"))
 
 
-def test_the_page_is_whole(start, published, docs):
-    """All its places are filled but the verdict, which the quick check asks for as well."""
-    assert not re.search(r"-->\n<!-- end -->", published.replace("verdict -->\n<!-- end", ""))
-    refused = start(docs, "--check", "--quick")
-    assert (refused.exit_code, refused.output.splitlines()) == (
-        1,
+def test_every_table_is_a_file_of_plain_numbers(start, published, docs):
+    """One number a setting: an interval is three columns, a pair of numbers two."""
+    assert start(docs).exit_code == 0
+    folder = docs / "evidence/tables"
+    named = {name.replace(" ", "-") for name, table in published.items() if table.rows}
+    assert {file.stem for file in folder.glob("*.csv")} == named
+    plain = re.compile(r"-?[0-9.]+(e[+-][0-9]+)?|<0\.001|")
+    for row, texts in zip(
+        written(docs, "worth-stands"), rows_of(published, "worth stands"), strict=True
+    ):
+        assert row.pop("setting") == texts[0]
+        assert all(plain.fullmatch(value) for value in row.values()), row
+    first, texts = written(docs, "worth-stands")[0], rows_of(published, "worth stands")[0]
+    assert [first[name] for name in ("answers", "planned answers", "clusters")] == [
+        "80",
+        "100",
+        "40",
+    ]
+    ends = [first[f"PRR of Sem-ASMI{end}"] for end in ("", ", low", ", high")]
+    shown = re.findall(r"[+−][0-9.]+", texts[6])
+    assert [float(end) for end in ends] == [number(own) for own in shown]
+    z, p = (first[f"gain beyond free baselines, Sem-ASMI, {one}"] for one in "zp")
+    assert float(z) == number(texts[-2])
+    assert p == texts[-2].split("(")[1].strip(")").replace(".", "0.", 1).replace("< ", "<")
+    halves = written(docs, "quadrants-stands")[0]
+    shown = rows_of(published, "quadrants stands")[0][2]
+    names = [f"wrong if confident and robust{end}" for end in (" (%)", ", answers")]
+    assert "{}% of {}".format(*(halves[name] for name in names)) == shown
+
+
+def test_shapes_of_cells():
+    made = evidence_cells.table(
+        ["answers / clusters", "median, correct / wrong", "z", "n", "p", "share", "note"],
         [
-            "to be made anew: nothing",
-            "without a verdict, so not to be published: worth-tables.md, worth.md",
+            ["1 of 2 / 3", "1.2e−03 / 2", "−2.3 to +1.4", "1,022", "< .001", "7 %", "too few"],
+            ["4 / 5", "", "−1.0 to −.5", "", ".069", "", "a / b, +1"],
         ],
     )
+    assert made.csv().splitlines() == [
+        'answers,planned answers,clusters,"median, correct","median, wrong","z, lowest",'
+        '"z, highest",n,p,share (%),note',
+        "1,2,3,1.2e-03,2,-2.3,1.4,1022,<0.001,7,too few",
+        '4,,5,,,-1.0,-0.5,,0.069,,"a / b, +1"',
+    ]
 
 
-PAGE = """A page. <!-- made from nothing -->
-<!-- verdict -->
-<!-- end -->
-![The sign](evidence/coupling-stands.png)
-<!-- table correctness labels -->
-<!-- end -->
-"""
-
-
-def test_a_page_is_held_to_its_evidence(start, tmp_path):
-    """Refused without a verdict, where somebody typed a number, and when evidence came later."""
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.replace("<!-- verdict -->\n", f"<!-- verdict -->\n{VERDICT}\n"))
+def test_tables_are_held_to_their_evidence(start, tmp_path):
+    """Refused where somebody typed a number, and when evidence came later."""
     put(tmp_path, "qwen05", "open", "sources")
-    assert start(tmp_path).output == "made anew: coupling-stands.png, page.md\n"
+    assert start(tmp_path, "--check").exit_code == 1
+    assert not list(tmp_path.glob("evidence/tables/*"))
+    assert start(tmp_path).output.endswith("forest.png, made-from.json\n")
     for how in ((), ("--quick",)):
         done = start(tmp_path, "--check", *how)
-        assert (done.exit_code, done.output) == (0, "to be made anew: nothing\n")
-    good = page.read_text()
-    typed = good.replace(" 0.", " 1.", 1)
+        assert (done.exit_code, done.output) == (0, "out of date: nothing\n")
+    table = tmp_path / "evidence/tables/worth-stands.csv"
+    good = table.read_text()
+    typed = good.replace(",0.", ",1.", 1)
     assert typed != good
-    page.write_text(typed)
+    table.write_text(typed)
     wrong = start(tmp_path, "--check")
-    assert (wrong.exit_code, wrong.output) == (1, "to be made anew: page.md\n")
-    page.write_text(good.replace(VERDICT, ""))
-    silent = start(tmp_path, "--check", "--quick")
-    assert (silent.exit_code, "without a verdict" in silent.output) == (1, True)
-    page.write_text(good)
+    assert (wrong.exit_code, wrong.output) == (1, "out of date: worth-stands.csv\n")
+    assert start(tmp_path).output == "written: worth-stands.csv\n"
+    assert table.read_text() == good
+    left = table.with_name("left-over.csv")
+    left.write_text("")
+    table.with_name("profile-left.csv").write_text("")  # another script's
+    assert start(tmp_path).output == "written: left-over.csv\n"
     put(tmp_path, "gemma", "open", "sources", seed=5)
     late = start(tmp_path, "--check")
-    assert (late.exit_code, late.output) == (1, "to be made anew: coupling-stands.png, page.md\n")
+    assert late.exit_code == 1
+    assert {"worth-stands.csv", "forest.png", "made-from.json"} <= set(
+        late.output.split(": ")[1].strip().split(", ")
+    )
     late = start(tmp_path, "--check", "--quick")
-    assert (late.exit_code, late.output) == (1, "to be made anew: page.md\n")
-    page.write_text(good.replace("table correctness labels", "table judgement"))
-    assert "there is no table 'judgement'" in start(tmp_path, "--check").output
+    assert (late.exit_code, late.output) == (1, "out of date: tables\n")
 
 
 def test_numbers_are_those_of_the_statistics(published, docs):
@@ -205,13 +217,18 @@ def test_numbers_are_those_of_the_statistics(published, docs):
         [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"], lengths]
     )
     worth = rows_of(text, "worth stands")
-    assert worth[0][:4] == ["setting", "answers / clusters", "right", "PRR: MSP"]
-    assert [row[0] for row in worth[2:]] == [
-        "SmolLM2 0.13B, XQuAD, worked questions",
-        "Qwen2.5-Coder 0.5B, XQuAD, bare prompt",
+    assert text["worth stands"].columns[:4] == [
+        "setting",
+        "answers / clusters",
+        "correct",
+        "PRR of MSP",
+    ]
+    assert [row[0] for row in worth] == [
+        "SmolLM2 0.13B, XQuAD, few-shot (4-shot)",
+        "Qwen2.5-Coder 0.5B, XQuAD, zero-shot",
         "Llama-2-7B, CoQA",
     ]
-    first = worth[2]
+    first = worth[0]
     assert first[1:3] == ["80 of 100 / 40", f"{1 - wrong.mean():.0%}"]
     quality = 1.0 - wrong
     for place, score in ((6, sem), (7, total)):
@@ -220,21 +237,21 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     assert number(first[8]) == pytest.approx(normalised_prr(sem, quality) - msp, abs=0.0051)
     added = adds_information(sem, free, wrong, list(one["cluster"]))
     assert number(first[-2]) == pytest.approx(added.statistic, abs=0.051)
-    assert rows_of(text, "worth rouge")[2][0] == first[0]  # the paper's setting has no ROUGE-L
-    assert len(rows_of(text, "worth rouge")) == 4
+    assert rows_of(text, "worth rouge")[0][0] == first[0]  # the paper's setting has no ROUGE-L
+    assert len(rows_of(text, "worth rouge")) == 2
     aggregated = rows_of(text, "aggregation stands")
-    assert [row[1] for row in aggregated[2:6]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
+    assert [row[1] for row in aggregated[:4]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
     strategies = [np.mean, np.sum, np.max, lambda own: own[0]]
-    for row, tokens in ((aggregated[2], mi), (aggregated[4], -one["asmi_log_likelihood"])):
+    for row, tokens in ((aggregated[0], mi), (aggregated[2], -one["asmi_log_likelihood"])):
         expected = [normalised_prr([how(own) for own in tokens], quality) for how in strategies]
         assert [number(group) for group in row[2:6]] == pytest.approx(expected, abs=0.0051)
     asmi = np.array([own.mean() for own in mi])
-    coupled = rows_of(text, "coupling stands")[2]
+    coupled = rows_of(text, "coupling stands")[0]
     assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
     assert number(coupled[4]) > number(coupled[3])  # as it was planted
     inside = one["closing"] & (lengths >= 3)
     between = np.array([own[1:-1].mean() for own in mi[inside]])
-    placed = rows_of(text, "places stands")[3]
+    placed = rows_of(text, "places stands")[1]
     assert placed[1:3] == ["between", f"{inside.sum()} / {wrong[inside].sum()}"]
     assert number(placed[3]) == pytest.approx(auroc(between, wrong[inside]), abs=0.0051)
     again = pd.read_parquet(docs / "evidence/smollm2/open-worked.copied.parquet")["copied"]
@@ -244,22 +261,22 @@ def test_numbers_are_those_of_the_statistics(published, docs):
         for m, mark in list(zip(tokens, marks, strict=True))[1:-1]
         if mark and closes
     ]
-    row = rows_of(text, "copying stands")[2]
+    row = rows_of(text, "copying stands")[0]
     assert row[1:4] == [
         "as in the passage",
         str(len(there)),
         f"{np.mean([w for _, w in there]):.0%}",
     ]
     assert number(row[7]) == pytest.approx(auroc(*zip(*there, strict=True)), abs=0.0051)
-    halves = rows_of(text, "quadrants stands")[2]
+    halves = rows_of(text, "quadrants stands")[0]
     assert sum(int(group.split()[-1]) for group in halves[2:6]) == N
-    within = rows_of(text, "strata stands")[2:]
+    within = rows_of(text, "strata stands")
     own = [row for row in within if row[0] == first[0]]
     assert sum(int(row[2]) for row in own if "tokens" in row[1]) == N
     assert int(own[-1][2]) == (one["words"] == 0).sum()
-    tested = [row for row in rows_of(text, "correctness_labels")[2:] if row[0] == first[0]]
+    tested = [row for row in rows_of(text, "correctness_labels") if row[0] == first[0]]
     assert [row[2] for row in tested] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
-    swept = rows_of(text, "settings stands")[2:]
+    swept = rows_of(text, "settings stands")
     assert {row[0] for row in swept} == {first[0]}  # the others have no other settings
     assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
     deep, whole = answers(0, "depths"), answers(0)
@@ -276,7 +293,7 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     added = adds_information(deepest, free, wrong, list(one["cluster"]))
     assert number(swept[4][10]) == pytest.approx(added.statistic, abs=0.051)
     assert swept[0][8:10] == ["", ""]
-    methods = {row[2] for row in rows_of(text, "baselines stands")[2:] if row[0] == first[0]}
+    methods = {row[2] for row in rows_of(text, "baselines stands") if row[0] == first[0]}
     assert {"RAUQ (0.2)", "MaximumSequenceProbability"} <= methods
 
 
@@ -292,7 +309,7 @@ def test_cells_together_are_those_of_the_statistics(published, docs):
         found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
     whole, z = adds_over_settings(found), [one.statistic for one in found]
     rows = {row[0]: row for row in rows_of(published, "together stands")}
-    row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD alone"]
+    row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD only"]
     assert row[1:3] == ["3", "240 / 40"]
     assert [number(own) for own in row[3].split(" to ")] == pytest.approx(
         [min(z), max(z)], abs=0.051
@@ -302,14 +319,14 @@ def test_cells_together_are_those_of_the_statistics(published, docs):
     assert alone[1:3] == ["2", "160 / 40"]
     assert number(alone[5]) == pytest.approx(adds_over_settings(found[:2]).statistic, abs=0.051)
     others = ["without empty answers", "sum", "first token"]  # no other depths were planned
-    names = ["ASMI", "Sem-ASMI", *(f"Sem-ASMI, {one}" for one in ["XQuAD alone", *others])]
-    assert [row[0] for row in rows_of(published, "together rouge")[2:]] == names
+    names = ["ASMI", "Sem-ASMI", *(f"Sem-ASMI, {one}" for one in ["XQuAD only", *others])]
+    assert [row[0] for row in rows_of(published, "together rouge")] == names
 
 
-def test_the_figure_says_what_it_was_drawn_from(published, docs):
-    drawn = Image.open(docs / "evidence/coupling-stands.png")
-    said = "\n".join(f"| {' | '.join(row)} |" for row in rows_of(published, "coupling stands"))
-    assert drawn.info["Description"] == said
+def test_the_figure_says_what_it_was_drawn_from(start, published, docs):
+    assert start(docs).exit_code == 0
+    drawn = Image.open(docs / "evidence/forest.png")
+    assert drawn.info["Description"] == published["glance stands"].csv()
 
 
 def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
@@ -317,25 +334,11 @@ def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
     shard = tmp_path / "evidence/smollm2/shards/open/sources/0.parquet"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"not read")
-    (tmp_path / "page.md").write_text(PAGE)
     start(tmp_path)
-    assert "Not measured yet on a complete setting." in (tmp_path / "page.md").read_text()
+    tables = {file.stem for file in tmp_path.glob("evidence/tables/*.csv")}
+    assert tables == {"probe", "probe-differences"}  # kept as the report found them
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
     assert "is named as no model, setting and run" in start(tmp_path).output
-
-
-CONDITIONS = """<!-- made from nothing -->
-<!-- table conditions stands -->
-<!-- end -->
-<!-- table conditions added stands -->
-<!-- end -->
-<!-- table perturbation controls stands -->
-<!-- end -->
-<!-- table perturbation controls raw stands -->
-<!-- end -->
-<!-- table concentration -->
-<!-- end -->
-"""
 
 
 def put_conditions(folder, conditions, rows=slice(None, None, 2)):
@@ -356,34 +359,30 @@ def wrong_first(answers):
     return 1 - answers["ReferenceInAnswer"]
 
 
-def test_heads_against_conditions(start, tmp_path):
+def test_heads_against_conditions(pages, tmp_path):
     """An condition that knows every error reproduces what heads know, and the twin says by how
     much."""
     mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
     own = put_conditions(tmp_path, mi)
-    page = tmp_path / "page.md"
-    page.write_text(CONDITIONS)
-    assert start(tmp_path).exit_code == 0
-    text = page.read_text()
+    text = pages.made(evidence_cells.load(tmp_path / "evidence"))
     half = own.iloc[::2]
     heads = [np.mean(m) for m in half["asmi_mi_d60"]]
     value = normalised_prr(heads, half["ReferenceInAnswer"])
-    _, _, raw, sem = rows_of(text, "conditions stands")
+    raw, sem = rows_of(text, "conditions stands")
     assert (raw[1], sem[1]) == ("ASMI", "Sem-ASMI")
     assert [number(raw[place]) for place in (2, 6)] == pytest.approx([value, 1], abs=0.0051)
     assert number(raw[4]) < -0.5  # the wrong way round
     assert raw[3] == raw[5] == raw[7] == ""  # not run
-    (said,) = rows_of(text, "perturbation controls raw stands")[2:]
+    (said,) = rows_of(text, "perturbation controls raw stands")
     assert said[1:3] == ["40 / 40", str(int(wrong_first(half).sum()))]
     assert number(said[3]) == pytest.approx(value, abs=0.0051)
     assert number(said[7]) == pytest.approx(value - 1, abs=0.0051)
     assert said[9] == "reproduced (mlp)"
     assert said[10] == ""  # of "special" nothing is known: pseudo_heads was not run
-    assert "Not measured yet" in text[text.index("table concentration") :]
+    assert not rows_of(text, "concentration")
 
 
 def test_conditions_are_of_the_same_answers(start, tmp_path):
-    (tmp_path / "page.md").write_text(CONDITIONS)
     put_conditions(tmp_path, {"mlp": wrong_first})
     put(tmp_path, "smollm2", "babi", "foreign", seed=7)
     assert "foreign.parquet holds other answers" in start(tmp_path).output
@@ -391,17 +390,15 @@ def test_conditions_are_of_the_same_answers(start, tmp_path):
     assert "conditions have different answers: foreign, mlp" in start(tmp_path).output
 
 
-def test_concentration_is_beside_that_of_noise(start, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(CONDITIONS)
+def test_concentration_is_beside_that_of_noise(pages, tmp_path):
     own = pd.read_parquet(put(tmp_path, "smollm2", "babi", "sources"))
     rng = np.random.default_rng(0)
     own["z_d60"] = [np.where(np.arange(len(m)) == 1, np.nan, m * 9) for m in own["asmi_mi_d60"]]
     own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
     own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
     own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
-    assert start(tmp_path).exit_code == 0
-    (row,) = rows_of(page.read_text(), "concentration")[2:]
+    tables = pages.made(evidence_cells.load(tmp_path / "evidence"))
+    (row,) = rows_of(tables, "concentration")
     tokens = sum(map(len, own["z_d60"]))
     without = sum(len(z) > 1 for z in own["z_d60"])
     assert row[1:3] == ["60 %", f"{N} / {tokens - without}"]
@@ -428,7 +425,7 @@ def changed_answers(seed: int, less: float) -> pd.DataFrame:
     return made
 
 
-def test_changed_passages(start, tmp_path):
+def test_changed_passages(pages, tmp_path):
     """Their settings are in tables of their own, beside the same questions as they were."""
     put(tmp_path, "smollm2", "open", "sources")
     for group, less in (("changed", 1.0), ("exchanged", 0.5), ("open", 1.0)):
@@ -437,23 +434,19 @@ def test_changed_passages(start, tmp_path):
         if group != "changed":
             made = made.drop(columns="ReferenceBefore").iloc[:: -1 if group == "exchanged" else 1]
         pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
-    names = ("changed followed", "changed telling", "exchanged", "worth stands")
-    page = tmp_path / "own.md"
-    page.write_text("".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in names))
-    assert start(tmp_path).exit_code == 0
-    text = page.read_text()
-    assert len(rows_of(text, "worth stands")) == 3  # the setting as it was, alone
-    (row,) = rows_of(text, "changed followed")[2:]
+    text = pages.made(evidence_cells.load(tmp_path / "evidence"))
+    assert len(rows_of(text, "worth stands")) == 1  # the setting as it was, alone
+    (row,) = rows_of(text, "changed followed")
     # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
     assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
-    telling = {row[1]: row[2:] for row in rows_of(text, "changed telling")[2:]}
+    telling = {row[1]: row[2:] for row in rows_of(text, "changed telling")}
     assert telling["share of MI"][0].startswith("0.00 [")
     assert telling["share of MI"][1] == "too few"  # 8 answered as before alone
     made = changed_answers(1, 1.0)
     wrong = made["ReferenceInAnswer"] < 0.5
     expected = auroc(made["score MaximumSequenceProbability"], wrong)
     assert number(telling["MSP"][0]) == pytest.approx(expected, abs=0.005)
-    exchanged = {row[2]: row[3:] for row in rows_of(text, "exchanged")[2:]}
+    exchanged = {row[2]: row[3:] for row in rows_of(text, "exchanged")}
     own, other, fall = map(number, exchanged["share of MI"])
     assert (own, other, fall) == pytest.approx((0.3, 0.15, -0.15))  # medians of 0.5 and 0.1
     assert number(exchanged["MSP"][2]) == 0  # the same answers, in another order
@@ -463,18 +456,20 @@ def test_no_complete_cell_is_no_table():
     made = {name: make([]) for name, make in evidence_tables.TABLES.items()}
     # What the report found of a probe is kept as it was.
     kept = [made.pop(name) for name in ("probe", "probe differences")]
-    assert set(made.values()) == {evidence_cells.NOTHING}
-    assert "| high MI | random heads | 100 | +14 [+7, +20] |" in kept[1]
-    assert all(line.startswith("| ") for table in kept for line in table.splitlines())
+    assert not any(table.rows for table in made.values())
+    assert ["high MI", "random heads", "100", "+14 [+7, +20]"] in [row[1:5] for row in kept[1].rows]
 
 
-def test_committed_pages_are_those_of_the_committed_evidence(request):
+def test_committed_tables_are_those_of_the_committed_evidence(request):
     """What was measured and what is said of it go into one commit; all numbers with --slow."""
     script = HERE / "pages.py"
     if request.config.getoption("--slow"):
         done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     quick = CliRunner().invoke(load_external_module(str(script)).main, ["--check", "--quick"])
+    assert quick.exit_code == 0, quick.output
+    profiles = load_external_module(str(HERE / "profiles.py")).main
+    quick = CliRunner().invoke(profiles, ["tables", "--check", "--quick"])
     assert quick.exit_code == 0, quick.output
 
 
@@ -491,7 +486,7 @@ def test_depths_asked_again():
     """Of the answers that had been looked at, none is among those asked again."""
     seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:29])
     again = evidence_cells.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
-    rows = lines_of(evidence_tables.depths_again_table([seen, again], "stands"))
+    rows = evidence_tables.depths_again_table([seen, again], "stands").rows
     assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"] * 2
     fresh = answers(0, "depths")[29:]
     assert [rows[0][2], rows[0][3]] == ["51 / 26", str(int(wrong_first(fresh).sum()))]
@@ -514,7 +509,7 @@ def test_empty_answers_apart():
     own = answers(0)
     few = evidence_cells.Evidence("gemma", "open", "sources", own.assign(words=1))
     some = evidence_cells.Evidence("smollm2", "open", "sources", own.assign(words=np.arange(N) % 4))
-    (row,) = lines_of(evidence_tables.answered_table([few, some], "stands"))
+    (row,) = evidence_tables.answered_table([few, some], "stands").rows
     left = own[np.arange(N) % 4 > 0]
     assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
     assert number(row[5]) == pytest.approx(sem_asmi_prr(left, 60), abs=0.0051)
@@ -535,7 +530,7 @@ def test_answers_cut_at_their_first_sentence():
     kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
     group = evidence_cells.Evidence("smollm2", "open", "sources", kept)
     whole = evidence_cells.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
-    rows = lines_of(evidence_tables.sentences_table([group, whole], "stands"))
+    rows = evidence_tables.sentences_table([group, whole], "stands").rows
     assert [row[0] for row in rows] == [group.label, f"{group.label}, first sentences"]
     assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
     right = np.arange(N) % 2.0
@@ -553,7 +548,7 @@ def test_questions_of_the_trial_apart():
     trial = pd.read_csv(evidence_tables.TRIAL)["id"]
     own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
     group = evidence_cells.Evidence("qwen15", "open-worked", "sources", own)
-    rows = lines_of(evidence_tables.trial_table([group], "stands"))
+    rows = evidence_tables.trial_table([group], "stands").rows
     assert [row[0].split(", ")[-1] for row in rows] == [
         "asked in the trial", "not asked in the trial",
     ]  # fmt: skip
@@ -572,7 +567,7 @@ def test_a_cell_without_the_passages_part():
         (evidence_tables.copying_table, (5, 8)),
         (evidence_tables.places_table, (5, 7)),
     ):
-        full, bare = (lines_of(make([group], "stands")) for group in groups)
+        full, bare = (make([group], "stands").rows for group in groups)
         for one, other in zip(full, bare, strict=True):
             assert "" not in one
             assert other == ["" if i in missing else own for i, own in enumerate(one)]
@@ -602,7 +597,7 @@ def test_depths_elsewhere(monkeypatch):
             evidence_cells.Evidence(model, "babi", "sources", usual, N),
             evidence_cells.Evidence(model, "babi", "deeper", deeper[:50], 60),
         ]
-    rows = lines_of(evidence_tables.depths_elsewhere_table(groups, "stands"))
+    rows = evidence_tables.depths_elsewhere_table(groups, "stands").rows
     assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
     *rows, some, _ = rows
     assert some[0].endswith("without empty answers")
@@ -616,7 +611,7 @@ def test_depths_elsewhere(monkeypatch):
     assert [number(rows[2][10]), number(rows[2][11])] == [0, 1]  # the same scores
     # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
     assert [number(row[11]) for row in rows] == [0.08, 0.08, 1, 0.08]
-    free = lines_of(evidence_tables.depths_free_table(groups))
+    free = evidence_tables.depths_free_table(groups).rows
     assert [row[1] for row in free] == ["60 %", "70 %", "90 %"] * 2
     usual = answers(0)[N - 50 :]
     asmi = [mi.mean() for mi in usual["asmi_mi_d60"]]
@@ -644,7 +639,7 @@ def test_scores_with_the_passage_and_without():
     column = "score MaximumSequenceProbability"
     rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
     text = evidence_changed.closed_table([own, shut])
-    row = lines_of(text)[0]
+    row = text.rows[0]
     assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
     assert row[6] == str(N - 10)
     assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)
@@ -652,4 +647,4 @@ def test_scores_with_the_passage_and_without():
     low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
     few = evidence_cells.Evidence("smollm2", "closed-worked", "sources", low)
     assert evidence_cells.tested([own, few], "rouge") == [own]
-    assert evidence_changed.closed_table([own, few]).count("too few right") == 2
+    assert evidence_changed.closed_table([own, few]).rows[0].count("too few correct") == 2

@@ -755,8 +755,8 @@ def _depths_table(asked: list[Evidence], correctness: str) -> Table:
         free = [("Sem-ASMI", name) for name in ("MSP", "Perplexity")]
         alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, free, RESAMPLES)
         rows.append(
-            [e.label, f"{depth} %", e.size, str(int(e.wrong(correctness).sum())), signed(alone["usual"]),
-             signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
+            [e.label, f"{depth} %", e.size, str(int(e.wrong(correctness).sum())),
+             signed(alone["usual"]), signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
              signed(alone["Perplexity"]), signed(test.difference), p_text(p_difference[i]),
              *(signed(gaps[pair]) for pair in free),
              z_text(test.statistic), p_text(p_added[i])]

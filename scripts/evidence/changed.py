@@ -42,14 +42,14 @@ def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
     return e.quality("stands") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
 
 
-def changed_cells(groups: list[Evidence]) -> list[Evidence]:
+def changed_groups(groups: list[Evidence]) -> list[Evidence]:
     return [e for e in groups if e.group in CHANGED and BEFORE in e.answers and e.run == "sources"]
 
 
 def followed_table(groups: list[Evidence]) -> Table:
     """How often models follow the passage; beside it how often they are right where it is true."""
     rows = []
-    for e in changed_cells(groups):
+    for e in changed_groups(groups):
         now, before = followed(e)
         was = [o for o in others_of(e, groups) if o.has("stands")]
         rows.append(
@@ -77,7 +77,7 @@ def others_of(e: Evidence, groups: list[Evidence]) -> list[Evidence]:
 def telling_table(groups: list[Evidence]) -> Table:
     """Which signal tells answers that follow the passage from those that do not."""
     rows = []
-    for e in changed_cells(groups):
+    for e in changed_groups(groups):
         now, before = followed(e)
         one_of_them = now != before
         for name, score in signals_of(e).items():

@@ -26,7 +26,7 @@ from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.runs.squad import read_squad
-from lm_polygraph_asmi.scoring.segments import divide
+from lm_polygraph_asmi.scoring.segments import segment_answer
 
 Judge = Callable[[str, str], float]
 CORRECTNESS_LABELS: dict[str, Judge] = {
@@ -103,7 +103,7 @@ def first_sentence(text: str, tokens: Sequence[str]) -> tuple[str, int]:
     Args:
         tokens: texts of the answer's tokens.
     """
-    parts = divide(text)
+    parts = segment_answer(text)
     if len(parts) < 2:
         return text, len(tokens)
     end = parts[0][1]

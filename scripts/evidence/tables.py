@@ -259,7 +259,7 @@ def together_table(groups: list[Evidence], correctness: str) -> Table:
         return {e: one for e, one in found.items() if one}
 
     read = [e for e in tested(groups, correctness) if e.group not in CLOSED]
-    deeper = [e for e in deeper_cells(groups) if e.ranked(correctness)]
+    deeper = [e for e in deeper_groups(groups) if e.ranked(correctness)]
     sem = tested(read)
     asked = {
         "ASMI": tested(read, "ASMI"),
@@ -672,7 +672,7 @@ def depths_again_table(groups: list[Evidence], correctness: str) -> Table:
 def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other settings."""
     asked = []
-    for e in deeper_cells(groups):
+    for e in deeper_groups(groups):
         asked.append(e)
         other = ~_looked_at(e, groups, "depths", AGAIN, by="cluster")
         if not other.all():
@@ -682,7 +682,7 @@ def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     return _depths_table(asked, correctness)
 
 
-def deeper_cells(groups: list[Evidence]) -> list[Evidence]:
+def deeper_groups(groups: list[Evidence]) -> list[Evidence]:
     """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %.
 
     Raises:
@@ -704,7 +704,7 @@ def deeper_cells(groups: list[Evidence]) -> list[Evidence]:
 def depths_free_table(groups: list[Evidence]) -> Table:
     """Rank correlation of scores at each depth with what is free, and what empty answers get."""
     rows = []
-    for e in deeper_cells(groups):
+    for e in deeper_groups(groups):
         for depth in filter(e.has_depth, DEPTHS):
             found = [
                 correlation(e.score(method, depth=depth), e.baseline(free))
@@ -756,8 +756,9 @@ def _depths_table(asked: list[Evidence], correctness: str) -> Table:
         alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, free, RESAMPLES)
         rows.append(
             [e.label, f"{depth} %", e.size, str(int(e.wrong(correctness).sum())),
-             signed(alone["usual"]), signed(alone["deeper"]), signed(test.beside), signed(test.own), signed(alone["MSP"]),
-             signed(alone["Perplexity"]), signed(test.difference), p_text(p_difference[i]),
+             signed(alone["usual"]), signed(alone["deeper"]), signed(test.beside),
+             signed(test.own), signed(alone["MSP"]), signed(alone["Perplexity"]),
+             signed(test.difference), p_text(p_difference[i]),
              *(signed(gaps[pair]) for pair in free),
              z_text(test.statistic), p_text(p_added[i])]
         )  # fmt: skip

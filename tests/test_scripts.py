@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import cluster_key
+from lm_polygraph_asmi.runs.squad import DEMO_DATA, read_squad
 from lm_polygraph_asmi.scoring import Calibration, Decision
 from tests import tiny_lm
 from tests.benchmarks import babi_prompt
@@ -410,3 +412,25 @@ def test_cost_of_own_answers():
         assert row in shown
     whole = next(line for line in shown.splitlines() if line.startswith("│ all"))
     assert whole.split("│")[2].strip() == "1.00"
+
+
+def test_tools_are_compared(tmp_path):
+    script = load_external_module(str(SCRIPTS / "compare_tools.py"))
+    tiny = tiny_lm.whitebox(max_position_embeddings=1024)
+    questions = read_squad(DEMO_DATA)[::15]
+    rows = [script.answer_question(tiny.model, tiny.tokenizer, one) for one in questions]
+    for number, row in enumerate(rows):
+        assert len(row["log_probs"]) == len(row["entropy"]) == len(row["tokens"])
+        assert max(row["log_probs"]) <= max(top[0] for top in row["top"]) < 0  # greedy
+        row["correct"] = number % 2
+    perplexity = [-np.mean(row["log_probs"]) for row in rows]
+    assert script.lm_polygraph(rows)["Perplexity"] == pytest.approx(perplexity)
+    (tmp_path / "answers.json").write_text(json.dumps(rows))
+    for package in ("lm_polygraph_asmi", "uqlm"):  # as another environment left them
+        saved = {"version": "7.0", "scores": {"oracle": [1 - row["correct"] for row in rows]}}
+        (tmp_path / f"{package}.json").write_text(json.dumps(saved))
+    shown = run_here("compare_tools.py", str(tmp_path))
+    assert "6 answers, 6 passages, 50% correct" in shown
+    assert "| this plugin 7.0 | oracle | +1.00" in shown
+    assert "| uqlm 7.0 | oracle | +1.00" in shown
+    assert ("TruthTorchLM: not installed here" in shown) == (not find_spec("TruthTorchLM"))

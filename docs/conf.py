@@ -22,7 +22,7 @@ extensions = [
     "sphinx-mathjax-offline",  # its files, so that formulas need no network
     "sphinx_click",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "evidence"]  # plans and tables: files to open or download
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 
 myst_heading_anchors = 4  # as GitHub makes them
@@ -31,7 +31,7 @@ myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True  # what notebooks write is thrown away
-nb_execution_timeout = 900  # seconds a cell, on a busy machine
+nb_execution_timeout = 900  # seconds, on a busy machine
 nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 

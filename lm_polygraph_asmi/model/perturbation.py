@@ -98,7 +98,7 @@ class Perturbation:
         ('mlp', 'False', 'without_groups')
         >>> Perturbation(perturbation_scale=-1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: scale ...
+        ValueError: perturbation_scale ...
     """
 
     condition: str = "heads"

@@ -1,7 +1,17 @@
-"""How Sphinx makes a site of these pages; `scripts/docs.sh` runs it."""
+"""Settings of Sphinx for these pages; `scripts/docs.sh` builds them.
 
+Environment variables, both off by default so that a build needs no network:
+    ASMI_INTERSPHINX=1: link to the documentation of Python, NumPy, PyTorch and transformers.
+    ASMI_SOURCE=URL: link sources to URL/lm_polygraph_asmi/FILE#L1 instead of pages of this site.
+"""
+
+import importlib
+import inspect
+import os
 import re
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi import __version__
 
@@ -17,16 +27,27 @@ extensions = [
     "myst_nb",  # Markdown, and notebooks kept as Markdown
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",  # its files, so that formulas need no network
     "sphinx_click",
+    "sphinx_copybutton",
+    "sphinx_design",  # tabs
 ]
-exclude_patterns = ["_build", "evidence"]  # plans and tables: files to open or download
+SOURCE = os.environ.get("ASMI_SOURCE")
+extensions += ["sphinx.ext.linkcode" if SOURCE else "sphinx.ext.viewcode"]
+if os.environ.get("ASMI_INTERSPHINX") == "1":
+    extensions += ["sphinx.ext.intersphinx"]
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "transformers": ("https://huggingface.co/docs/transformers/main/en", None),
+    }
+exclude_patterns = ["_build", "evidence"]  # plans and tables: files to download
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 
 myst_heading_anchors = 4  # as GitHub makes them
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
@@ -43,6 +64,10 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Attributes", "params_style")]  # fields, told in one place
 maximum_signature_line_length = 88
 
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.output):not(.highlight-text) > div.highlight > pre"
+
 html_theme = "furo"
 html_title = f"ASMI {release}"
 html_static_path = ["_static"]
@@ -51,32 +76,170 @@ html_show_sphinx = False
 html_show_copyright = False  # the licence stands in the repository
 html_copy_source = False
 
+DOCS = Path(__file__).parent
+API_INDEX = DOCS / "reference/api/index.rst"
 KIND = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-PAGE = re.compile(r"\]\(([^)#:]+)\.(?:md|rst)\)")
+PAGE = re.compile(r"\[([^\]]+)\]\(([^)#:]+)\.(?:md|rst)\)")
+NOTEBOOK = "file_format: mystnb"
+API = {
+    "lm_polygraph_asmi": "Start here",
+    "lm_polygraph_asmi.scoring": "Scoring",
+    "lm_polygraph_asmi.estimators": "Estimators",
+    "lm_polygraph_asmi.report": "Report",
+    "lm_polygraph_asmi.analysis": "Statistics",
+    "lm_polygraph_asmi.maths": "Formulas",
+    "lm_polygraph_asmi.model": "Masked passes",
+    "lm_polygraph_asmi.experiments.analysis": "Experiments",
+}
+"""Module with public names -> title of its page."""
+MORE = {
+    "lm_polygraph_asmi.scoring": ["loading.load", "many.OUTPUT"],
+}
+"""Public names of its submodules."""
 
 
 def toctrees(index: str) -> str:
-    """One hidden toctree for each heading of the front page, with the pages its list links to."""
+    """One hidden toctree for each heading of the front page, with the labels of its list."""
     made = []
     for kind, entries in KIND.findall(index):
-        pages = "\n".join(dict.fromkeys(PAGE.findall(entries)))
+        labels: dict[str, str] = {}
+        for label, page in PAGE.findall(entries):
+            labels.setdefault(page, label.replace("`", ""))
+        pages = "\n".join(f"{label} <{page}>" for page, label in labels.items())
         made.append(f"```{{toctree}}\n:hidden:\n:caption: {kind}\n\n{pages}\n```\n")
     return "\n".join(made)
 
 
-def order_pages(_: "Sphinx", page: str, source: list[str]) -> None:
-    """The front page's lists are the order of the site: readers of the files see them, too."""
+def download(page: str) -> str:
+    """A link to the notebook of a page."""
+    place = "../" * page.count("/") + f"notebooks/{Path(page).name}.ipynb"
+    return f'<a class="notebook" href="{place}" download>Download as a notebook</a>\n'
+
+
+def change_sources(_: "Sphinx", page: str, source: list[str]) -> None:
+    """The front page's lists are the order of the site; notebooks link to their download."""
     if page == "index":
         source[0] += "\n" + toctrees(source[0])
+    elif NOTEBOOK in source[0][:60]:
+        source[0] = re.sub(
+            r"(?m)^# .*\n", lambda title: f"{title[0]}\n{download(page)}", source[0], count=1
+        )
 
 
-def says_nothing(*given: object) -> bool | None:
-    """Fields of a NamedTuple stand in its signature, and what there is to say in its docstring."""
+def write_notebooks(app: "Sphinx", error: Exception | None) -> None:
+    """The pages that are notebooks, for Jupyter, without outputs."""
+    import nbformat
+    from myst_nb.core.read import read_myst_markdown_notebook
+
+    folder = Path(app.outdir) / "notebooks"
+    for page in () if error or app.builder.name != "html" else sorted(app.env.found_docs):
+        file = DOCS / f"{page}.md"
+        text = file.read_text() if file.exists() else ""
+        if NOTEBOOK in text[:60]:
+            folder.mkdir(exist_ok=True)
+            notebook = read_myst_markdown_notebook(text, path=file)
+            for cell in notebook.cells:  # links to pages lead nowhere outside of the site
+                if cell.cell_type == "markdown":
+                    cell.source = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", cell.source)
+            nbformat.write(notebook, folder / f"{file.stem}.ipynb")
+
+
+def public(module: str) -> list[str]:
+    """Full names of what a module offers; names of the package's own page appear once."""
+    names = importlib.import_module(module).__all__
+    found = [f"{module}.{name}" for name in names if not name.startswith("__")]
+    top = importlib.import_module("lm_polygraph_asmi")
+    same = [getattr(top, name) for name in top.__all__ if name in FIRST]
+    if module == "lm_polygraph_asmi":
+        found = [f"{module}.{name}" for name in top.__all__ if name in FIRST]
+    elif module == "lm_polygraph_asmi.scoring":
+        found = [name for name in found if thing(name) not in same]
+    return found + [f"{module}.{name}" for name in MORE.get(module, ())]
+
+
+FIRST = ("score", "score_batch", "stream", "available_stat_calculators")
+"""Names that have their page with the package, not with the subpackage that defines them."""
+
+
+def thing(name: str) -> Any:
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def summary(name: str) -> str:
+    """The first paragraph of its docstring."""
+    found = thing(name)
+    text = inspect.getdoc(found) if callable(found) else None
+    return ": " + " ".join((text or "").partition("\n\n")[0].split()) if text else ""
+
+
+def entry(name: str) -> str:
+    """The page of one public name, in reStructuredText."""
+    last = name.rpartition(".")[2]
+    found = thing(name)
+    options = ""
+    if inspect.isclass(found):
+        kind, options = "class", "   :members:\n"
+    elif callable(found):
+        kind = "function"
+    else:
+        kind, options = "data", "   :no-value:\n"
+    return f"{last}\n{'=' * len(last)}\n\n.. auto{kind}:: {name}\n{options}"
+
+
+def api_pages() -> dict[str, str]:
+    """Page below reference/api -> its text: one for each module and each public name."""
+    pages = {}
+    for module, title in API.items():
+        folder = module.replace("lm_polygraph_asmi.", "").replace(".", "_")
+        names = public(module)
+        listed = "".join(f"- :py:obj:`~{name}`{summary(name)}\n" for name in names)
+        below = "".join(f"   {folder}/{name.rpartition('.')[2]}\n" for name in names)
+        pages[folder] = (
+            f"{title}\n{'=' * len(title)}\n\n.. automodule:: {module}\n   :no-members:\n\n"
+            f"{listed}\n"
+            f".. toctree::\n   :hidden:\n\n{below}"
+        )
+        pages |= {f"{folder}/{name.rpartition('.')[2]}": entry(name) for name in names}
+    return pages
+
+
+def write_api(*_: object) -> None:
+    """Write the pages that have changed, and delete those of names that are gone."""
+    folder = DOCS / "reference/api/generated"
+    pages = {folder / f"{name}.rst": text for name, text in api_pages().items()}
+    for old in set(folder.rglob("*.rst")) - pages.keys():
+        old.unlink()
+    for file, text in pages.items():
+        if not file.exists() or file.read_text() != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+
+def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
+    """Where the source of a name is, with ASMI_SOURCE."""
+    if domain != "py" or not info["module"]:
+        return None
+    found: Any = sys.modules.get(info["module"])
+    try:
+        for part in info["fullname"].split("."):
+            found = getattr(found, part)
+        found = inspect.unwrap(found)
+        file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)
+    except (AttributeError, TypeError, OSError):
+        return None
+    _, inside, path = str(file).rpartition("/lm_polygraph_asmi/")
+    return f"{SOURCE}{inside}{path}#L{line}" if inside else None
+
+
+def skip_alias(*given: object) -> bool | None:
+    """Fields of a NamedTuple are in its signature and its docstring."""
     _, _, _, member, *_ = given
-    told = member.__doc__ or ""
-    return True if told.startswith("Alias for field number") else None
+    return True if (member.__doc__ or "").startswith("Alias for field number") else None
 
 
 def setup(app: "Sphinx") -> None:
-    app.connect("source-read", order_pages)
-    app.connect("autodoc-skip-member", says_nothing)
+    app.connect("config-inited", write_api)
+    app.connect("source-read", change_sources)
+    app.connect("autodoc-skip-member", skip_alias)
+    app.connect("build-finished", write_notebooks)

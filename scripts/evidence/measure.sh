@@ -18,9 +18,9 @@
 # perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
 # scales are found on other rows and kept in CELL.scales.json. Two answer anew: `deeper` (70 and 90 %,
 # docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
-# `sources` keeps that as well, but did not always). `report items` comes last: all shards joined, the
+# `sources` keeps that as well, but did not always). `tables` comes last: all shards joined, the
 # causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
-# CELL.report items/.
+# CELL.tables/.
 #
 # --paper runs the shipped configs of the paper's 16 settings, or those named, on a machine with a GPU
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
@@ -153,7 +153,7 @@ scales() {
 }
 
 # Joined shards of a setting, probed and reported.
-report items() {
+tables() {
   local joined=$out/runs/$1/joined kind runs=()
   rm -rf "$joined" # made of finished shards alone, and of more of them each time
   for kind in sources pseudo_heads foreign isotropic mlp mlp_noise heads; do
@@ -164,9 +164,9 @@ report items() {
   if [ -e "$joined/heads" ]; then
     polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --result-cache "$out/result_cache"
   fi
-  polygraph_asmi report "${runs[@]}" --out "$out/$1.report items"
+  polygraph_asmi report "${runs[@]}" --out "$out/$1.tables"
   for kind in causal_probe causal_differences; do # what the page on heads is made of
-    [ ! -e "$out/$1.report items/tables/$kind.csv" ] || cp "$out/$1.report items/tables/$kind.csv" "$out/$1.$kind.csv"
+    [ ! -e "$out/$1.tables/tables/$kind.csv" ] || cp "$out/$1.tables/tables/$kind.csv" "$out/$1.$kind.csv"
   done
 }
 
@@ -175,8 +175,8 @@ for name in "${asked[@]:-open}"; do
   before=()
   [[ $name == *changed* ]] && passages "$name" # "exchanged" too
   [[ $name == changed* ]] && before=(--before "$data/xquad.en.json")
-  if [[ ${RUNS:-} == report items ]]; then
-    report items "$name"
+  if [[ ${RUNS:-} == tables ]]; then
+    tables "$name"
     continue
   fi
   for shard in ${SHARD:-$(seq 0 $((${SHARDS:-10} - 1)))}; do
@@ -202,7 +202,7 @@ for name in "${asked[@]:-open}"; do
         copied) options_of_run=("${lean[@]}" asmi.num_masks=2) ;;
         balanced) options_of_run=("$again" "${lean[@]}" asmi.mask_sampler=balanced) ;;
         *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \
-          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, report items" >&2
+          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, tables" >&2
           exit 1 ;;
       esac
       [[ $name == closed* && $kind == sources ]] && # no passage, no source

@@ -493,7 +493,7 @@ def test_the_load_script(folder):
         (["--method", "raw"], "'raw' is not one of"),
         (["--source", "context"], "no such option"),
         (["--depth", "2"], "depth must lie in (0, 1)"),
-        (["--api-key-file", "EMPTY"], "its first line is empty"),
+        (["--api-key-file", "EMPTY"], "expected a token, got an empty line"),
         (["--host", "0.0.0.0"], "WARNING: anyone who reaches 0.0.0.0:8000 can use this model"),
         (["--otel"], "opentelemetry"),
     ],

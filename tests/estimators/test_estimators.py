@@ -190,7 +190,7 @@ def test_each_source_is_a_score_of_its_own():
         estimator(stats(scope="response"))
     with pytest.raises(ValueError, match="source 'context' is for scope 'response'"):
         ASMI(source="context")
-    with pytest.raises(ValueError, match="an estimator reads one source"):
+    with pytest.raises(ValueError, match="expected one source per estimator"):
         ASMI(source=["all", "context"], scope="response")
 
 

@@ -97,7 +97,7 @@ def test_values_that_must_be_given():
             "loaded with sdpa attention, which makes no attention maps",
             True,
         ),
-        (["generation_params.do_sample=true"], "would sample the answers it calls greedy", True),
+        (["generation_params.do_sample=true"], "would sample the greedy answers", True),
         (["generation_params.do_sample=null"], "do_sample is not set", False),
         (["batch_size=4"], "Use batch_size: 1", False),
         (["ignore_exceptions=true"], "loses all its scores", False),

@@ -455,7 +455,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
     precious.write_text("my notes")
     for arguments, message in (
         (["--prompt-file", source, "--dtype", "float99"], "got 'float99'"),
-        (["--prompt-file", source, "--dtype", "nn"], "dtype must be auto or one of torch's"),
+        (["--prompt-file", source, "--dtype", "nn"], "expected dtype auto or a torch dtype"),
         (["--prompt-file", many, "--answer", "x"], "--answer needs a single prompt"),
         (["--prompt-file", many], "name a file with --out or --html"),
         (["--prompt-file", write(tmp_path / "none.jsonl", [])], "has no rows"),
@@ -470,7 +470,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         assert isinstance(done.exception, SystemExit)
     missing = command("--prompt-file", source, model=tmp_path / "no model")
     assert missing.exit_code == 1
-    assert "cannot be loaded" in missing.stderr
+    assert "cannot load the model" in missing.stderr
     assert calls == []
     assert precious.read_text() == "my notes"
 

@@ -91,7 +91,7 @@ def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
     assert second.stats["asmi_reused_depths"] == [1, 0, 1, 0]  # two of four, evenly spaced
     assert read_manifest(manager)["asmi_reused"] == 2
     assert (
-        "ASMI: masked passes of 2 of 4 answers were taken from the result cache"
+        "ASMI: masked passes of 2 of 4 answers come from the result cache"
         in capsys.readouterr().out
     )
     name = "ASMI (60%, K=64)"
@@ -104,7 +104,7 @@ def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
 def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
     with pytest.raises(SystemExit, match="stopped before the model was loaded"):
         run("model.path=nowhere", "data.limit=1")
-    assert "the run has a single row" in capsys.readouterr().out
+    assert "expected two rows or more, got 1" in capsys.readouterr().out
     assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()
 
 

@@ -159,8 +159,8 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
     if reads_maps and attention not in (None, "eager"):
         yield Finding(
             f"output_attentions is true, but the model is loaded with {attention} attention, which "
-            "returns no attention maps: set model.load_model_args.attn_implementation=eager (passes "
-            "of ASMI follow asmi.attention), or output_attentions=false",
+            "returns no attention maps: set model.load_model_args.attn_implementation=eager (ASMI "
+            "itself follows asmi.attention), or output_attentions=false",
             fatal=True,
         )
 

@@ -22,8 +22,8 @@ from lm_polygraph_asmi.results.runs import load_run
 ROWS = 2
 HINTS = {
     r"Found array with 0 sample": "LM-Polygraph's calibration metric (IsotonicPCC) had only a "
-    "single row: the quality metric gave NaN for the other, as ROUGE does without words in the gold "
-    "answer. With more than two rows this is unlikely",
+    "single row: the quality metric gave NaN for the other, as ROUGE does if the gold answer has "
+    "no words. With more than two rows this is unlikely",
     r"Cant find stat calculator for: asmi_": "add `- stat_calculators: asmi` to the defaults list, "
     "and set asmi.depths, sources and without_context to what the estimators read",
     r"Cant find stat calculator": "stat_calculators needs `auto`, or an entry that lists it",

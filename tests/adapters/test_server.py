@@ -478,7 +478,7 @@ def test_the_command_stops_gently(folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_load_script(folder):
-    arguments = ["--model", str(folder), "--requests", "24", "--prefix_cache", "200"]
+    arguments = ["--model", str(folder), "--requests", "24", "--memory", "200"]
     done = CliRunner().invoke(bench_serve.main, arguments, catch_exceptions=False)
     assert "none lost; other texts than a direct call: 0" in done.output
     assert ", 0 not answered as expected" in done.output

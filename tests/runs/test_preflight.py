@@ -123,11 +123,11 @@ def test_larger_batches_without_stop_strings_are_fine():
         ({"input": ["a", "b"], "gold": ["x", "y"]}, [], "expected a column 'output'"),
         ({"input": [], "output": []}, [], "is empty or damaged"),
         ({"input": ["a"], "output": ["x"]}, [], "expected two rows or more, got 1"),
-        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=1"], "single row"),
-        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.num_shards=2"], "single row"),
-        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=0.1"], "or more, got 0"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=1"], ", got 1"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.num_shards=2"], ", got 1"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=0.1"], ", got 0"),
         ({"input": ["a", "b"], "output": ["x", None]}, [], "row test:1 has no prompt or no an"),
-        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.shard=1"], "data.shard must lie in"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.shard=1"], "expected data.shard in"),
     ],
 )
 def test_data(tmp_path, columns, overrides, message):

@@ -166,7 +166,7 @@ def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": ["Who?"], "output": ["A"]}, "expected a column 'input' in .*, got \\['text', 'output'\\]"),
+        ({"text": ["Who?"], "output": ["A"]}, "'input' in .*, got \\['text', 'output'\\]"),
         ({"input": ["Who?"], "gold": ["A"]}, "set data.text_column and data.label_column"),
         ({"input": ["Who?", "W"], "output": ["A", None]}, "row test:1 has no prompt or no answer"),
         ({"input": ["Who?"], "output": [[]]}, "row test:0 has no prompt or no answer"),

@@ -259,7 +259,7 @@ def faults(model: str, name: str, log: Any, *options: str) -> None:
             *_, last = stream
             assert last["asmi"]["score"] >= 0
         process.wait(60)
-        click.echo("SIGTERM in a stream: it is finished, a new request is refused, the server ends")
+        click.echo("SIGTERM in a stream: it finishes, a new request is rejected, the server ends")
 
 
 def memory(port: int, name: str, process: subprocess.Popen, number: int) -> None:

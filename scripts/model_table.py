@@ -202,10 +202,10 @@ class Verdict:
 
     Attributes:
         scopes: by scope, "right", "refused: why" or "WRONG: by how much".
-        strategies: by scope, how the passes were run in the end.
-        note: which layers have heads, where not all do; or why nothing could be asked.
-        compared: every comparison, and what came out.
-        switching: whether it was asked again with angles that switch with the length.
+        strategies: by scope, how the passes were run.
+        note: layers with heads, if not all have them; or why nothing could be tested.
+        compared: every comparison with its result.
+        switching: whether it was also tested with angles that change with the length.
     """
 
     name: str

@@ -61,12 +61,12 @@ def plan(
         heads, layers = heads or used.get("num_heads"), layers or used.get("num_layers")
     if heads is None:
         raise click.UsageError("expected --heads: H, the number of query heads per layer")
-    found, chosen = plan_table(heads), maths.operating_point(heads)
+    points, chosen = plan_table(heads), maths.operating_point(heads)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
 
-            figures.save(plan_figure(found, heads), out)
+            figures.save(plan_figure(points, heads), out)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"cannot write {out}: {error}") from error
     content: dict[str, Any] = {
@@ -74,7 +74,7 @@ def plan(
         "tolerated": heads // 4,
         "mask_rate": chosen.mask_rate,
         "num_masks": chosen.num_masks,
-        "points": json.loads(found.to_json(orient="records")),
+        "points": json.loads(points.to_json(orient="records")),
         "point": None,
         "cost": None,
         "power": None,
@@ -111,18 +111,18 @@ def plan(
             "passes to score that many answers once.",
             highlight=False,
         )
-    _show(console, content, found, depth)
+    _show(console, content, points, depth)
     if out is not None:
         console.print(f"Figure: {out}", highlight=False)
 
 
-def _show(console: Any, content: dict[str, Any], found: Any, depth: float) -> None:
+def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> None:
     heads = content["heads"]
     styles = [
         "bold" if row[0] == content["mask_rate"] else None if row[4] else "dim"
-        for row in found.itertuples(index=False)
+        for row in points.itertuples(index=False)
     ]
-    shown = found.assign(admissible=found["admissible"].map({True: "yes", False: "no"}))
+    shown = points.assign(admissible=points["admissible"].map({True: "yes", False: "no"}))
     title = f"{heads} heads; at most {content['tolerated']} masked at once"
     console.print(_table(shown, title, "{:.2f}", styles))
     lines = [
@@ -171,11 +171,11 @@ def _power(pilot: str, depth: float, difference: float) -> tuple[Any, str, dict[
         group, *others = load_run_groups([pilot], depth=depth)
         if others:
             raise ValueError(f"{pilot} has {1 + len(others)} runs with other answers: name one")
-        found = power_table(group, difference)
+        table = power_table(group, difference)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
     about = f"pilot: {len(group)} answers, {clusters} clusters, {errors} errors"
     if group.too_small:
         about += ", too small for reliable standard errors"
-    return found, about, group.settings() or {}
+    return table, about, group.settings() or {}

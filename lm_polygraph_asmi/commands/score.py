@@ -188,7 +188,8 @@ def score(
             rows[0].content["context"] = list(map(_passage, context))
         if chat:
             in_chat(rows)
-        config, *calibrations = settled(calibration, None, given)
+        config, *loaded = settled(calibration, None, given)
+        calibrations = [*filter(None, loaded)]
         if stream and (len(rows) > 1 or answer is not None or context or out):
             raise ValueError("--stream needs a single prompt, and no --answer, --context or --out")
         if stream:
@@ -196,14 +197,7 @@ def score(
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
         with errors.status(f"Loading {model}"):
-            scorer = load(
-                model,
-                gguf_file,
-                dtype,
-                device_map,
-                calibration=[*filter(None, calibrations)],
-                **given,
-            )
+            scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations, **given)
         if stream:
             result = _streamed(scorer, rows[0].content, console)
             if html:

@@ -47,9 +47,7 @@ class GroundedAlignScore(Estimator):
         self.checkpoint, self.batch_size = checkpoint, int(batch_size)
         self.passage = re.compile(passage, re.DOTALL)
         if self.passage.groups < 1:
-            raise ValueError(
-                f"expected a passage with a group, such as {PASSAGE!r}, got {passage!r}"
-            )
+            raise ValueError(f"passage: expected a group, such as {PASSAGE!r}, got {passage!r}")
         self._scorer: Any = None
 
     def __str__(self) -> str:
@@ -67,19 +65,17 @@ class GroundedAlignScore(Estimator):
         answers = [text if text.strip() else EMPTY for text in require(stats, "greedy_texts")]
         scores = 1 - np.asarray(self.scorer.score(contexts=passages, claims=answers), dtype=float)
         if not np.isfinite(scores).all():
-            raise ValueError(
-                f"expected finite scores from {self}, got {scores}: are the weights damaged?"
-            )
+            raise ValueError(f"{self}: expected finite scores, got {scores}: damaged weights?")
         return scores
 
     def _passage_of(self, prompt: str) -> str:
-        found = self.passage.search(prompt)
-        if found is None or not found[1].strip():
+        match = self.passage.search(prompt)
+        if match is None or not match[1].strip():
             raise ValueError(
                 f"{self} finds no passage in the prompt {prompt!r:.200}: set `passage` to a "
                 "regular expression that matches it, or leave this estimator out"
             )
-        return found[1]
+        return match[1]
 
     @property
     def scorer(self) -> Any:

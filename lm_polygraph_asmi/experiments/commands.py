@@ -67,19 +67,19 @@ def scale(
         if not Path(out).absolute().parent.is_dir():
             raise ValueError(f"cannot write {out}: its folder does not exist")
         with console.status("Matching"):
-            found = scales_for(
+            matched = scales_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
             )
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    Path(out).write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
-    for condition, scales in found["conditions"].items():
+    Path(out).write_text(json.dumps(matched, indent=1, allow_nan=False), encoding="utf-8")
+    for condition, scales in matched["conditions"].items():
         if "refused" in scales:
             console.print(f"{condition}: {scales['refused']}", highlight=False, markup=False)
             continue
         # Without a plain chain of layers the size of a change is unknown, and so is its scale.
         effect, norm, size = (
-            "none found" if scales[name] is None else f"{scales[name]:.4g}"
+            "none flips" if scales[name] is None else f"{scales[name]:.4g}"
             for name in ("effect", "norm", "relative_change")
         )
         console.print(
@@ -93,7 +93,7 @@ def scale(
 @click.argument("run", type=click.Path(exists=True))
 @_model_options
 @click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")
-@click.option("--draws", default=10, show_default=True, help="Random heads per token.")
+@click.option("--draws", default=10, show_default=True, help="Draws of random heads per token.")
 @click.option("--control-depth", default=0.3, show_default=True, help="Depth of the random heads.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random heads.")
 @click.option(
@@ -142,12 +142,12 @@ def probe(
         prepared, answers = probe_of(*loading, result_cache=cache, **settings)
         with Progress(console=Console(stderr=True)) as shown:
             task = shown.add_task("Probing", total=len(prepared.rows))
-            found = prepared.run(answers, lambda: shown.advance(task))
+            flips = prepared.run(answers, lambda: shown.advance(task))
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    write_probe({"run": str(manager), "model": model, **found}, manager, path)
+    write_probe({"run": str(manager), "model": model, **flips}, manager, path)
     replayed = [
-        a == b for a, b in zip(found["tokens"]["argmax"], found["tokens"]["replayed"], strict=True)
+        a == b for a, b in zip(flips["tokens"]["argmax"], flips["tokens"]["replayed"], strict=True)
     ]
     console.print(
         f"{path}: {len(replayed)} tokens of {len(prepared.rows)} answers; with no head ablated "

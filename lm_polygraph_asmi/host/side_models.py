@@ -99,9 +99,7 @@ def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | 
 
 def missing_cross_encoder(path: str = CROSS_ENCODER) -> str | None:
     """Why the cross-encoder of SAR and SentenceSAR cannot be loaded."""
-    cache = os.environ.get(
-        "SENTENCE_TRANSFORMERS_HOME"
-    )  # sentence-transformers searches only there
+    cache = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # the only place that is searched
     remedy = "set cross_encoder_path to a local folder with such a model"
     return missing_model(f"the cross-encoder {path!r}", path, remedy, cache)
 

@@ -133,9 +133,7 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
         try:
             manifest = read_manifest(manager)
             if manifest.get("format") != FORMAT:
-                raise ValueError(
-                    f"expected format {FORMAT}, got another in {manifest_path(manager)}"
-                )
+                raise ValueError(f"expected format {FORMAT} in {manifest_path(manager)}")
         except (FileNotFoundError, ValueError) as error:
             errors.append(f"{error}. The rows of {manager} are unknown: run it again")
             continue

@@ -48,7 +48,7 @@ def test_prompts_without_a_passage_are_refused():
     closed = {"input_texts": ["Question: Who?\nAnswer:"], "greedy_texts": ["I"]}
     with pytest.raises(ValueError, match="GroundedAlignScore finds no passage in the prompt"):
         GroundedAlignScore()(closed)
-    with pytest.raises(ValueError, match="expected a passage with a group"):
+    with pytest.raises(ValueError, match="passage: expected a group"):
         GroundedAlignScore(passage="no group")
 
 

@@ -208,5 +208,5 @@ def test_cheaper_ways_to_ask_what_an_answer_hangs_on():
         np.testing.assert_allclose(estimator(found), expected)
         assert str(estimator) == f"{name} (60%, K=64, scope=response, source=context)"
         assert set(estimator.stats_dependencies) <= set(found)
-        with pytest.raises(ValueError, match=f"{name} needs a source"):
+        with pytest.raises(ValueError, match=f"{name} expected a source"):
             kind(scope="response")

@@ -266,7 +266,7 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
         seen = {row.id for row in spread(rows, except_limit)}
         rows = [row for row in rows if row.id not in seen]
         if not rows:
-            raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(seen)}: lower it")
+            raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(seen)}")
     return shard_of(spread(rows, limit), shard, num_shards)
 
 

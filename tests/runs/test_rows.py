@@ -264,7 +264,7 @@ def test_rows_that_a_limit_left_out_can_be_asked_for(tmp_path):
     assert asked(except_limit=4) == [row for row in asked() if row not in looked_at]
     assert asked(except_limit=4, limit=3) == ["q1?", "q7?", "q13?"]
     assert set(asked(except_limit=4, limit=4)) < set(asked(except_limit=4, limit=8))
-    with pytest.raises(ValueError, match=r"data\.except_limit=20 leaves no row of 20: lower it"):
+    with pytest.raises(ValueError, match=r"data\.except_limit=20 leaves no row of 20"):
         asked(except_limit=20)
     with pytest.raises(ValueError, match=r"data\.except_limit must be at least 1 or null"):
         asked(except_limit=0)

@@ -192,7 +192,7 @@ def test_a_load_script_of_ones_own(elsewhere, overrides):
     own = {"model__path_to_load_script": "/some/folder/my_gguf.py"}
     assert said("model", overrides, **missing, **own) == (
         "warning",
-        f"{text}. The config's own load script may load it otherwise: the two rows tell",
+        f"{text}. The config's own load script may load it otherwise: the two rows test this",
     )
 
 
@@ -234,7 +234,7 @@ def test_memory(overrides, monkeypatch):
     state, text = said("model", overrides)
     assert state == "problem"
     assert text.startswith("memory too small for the model: the weights need ")
-    assert "and 50.0 kB of main memory are free. Take a smaller model" in text
+    assert "and 50.0 kB of main memory are free. Use a smaller model" in text
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(doctor, "free_gpu_memory", lambda: 50_000)
     state, text = said("model", overrides, model__load_model_args__device_map="auto")

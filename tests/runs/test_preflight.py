@@ -91,7 +91,7 @@ def test_values_that_must_be_given():
     ("overrides", "message", "fatal"),
     [
         (["output_attentions=false"], "RAUQ, RAUQ (entropy) read attention maps, but outp", True),
-        (["asmi.answers=run"], "saved answers of asmi.answers do not have", True),
+        (["asmi.answers=run"], "saved answers of asmi.answers lack", True),
         (
             ["model.load_model_args.attn_implementation=sdpa"],
             "loaded with sdpa attention, which returns no attention maps",
@@ -140,7 +140,7 @@ def test_subsamples_of_shards(tmp_path):
     rows = {"input": list("abcdefgh"), "output": list("abcdefgh")}
     split = ["data.num_shards=2", "subsample_eval_dataset=3"]
     (finding,) = of_data(saved(tmp_path / "d", **rows), *split)
-    assert "others than an unsplit run draws" in finding.text
+    assert "would differ from an unsplit run" in finding.text
     assert finding.fatal
 
 
@@ -148,7 +148,7 @@ def test_columns_of_the_source_are_named_below_data(tmp_path):
     rows = {"question": ["a", "b"], "output": ["x", "y"]}
     columns = ["text_column=question", "data.text_column=question"]
     (finding,) = of_data(saved(tmp_path / "d", **rows), *columns)
-    assert "name those of the source with data.text_column" in finding.text
+    assert "name the columns of the source with data.text_column" in finding.text
     assert of_data(saved(tmp_path / "e", **rows), columns[1]) == []
 
 

@@ -1,4 +1,4 @@
-"""Load, faults and bad input against `polygraph_asmi serve`: loopback only, ends by itself.
+"""Test `polygraph_asmi serve` under load, faults and bad input. Uses only loopback.
 
 python scripts/bench_serve.py --model smollm2                  # load and faults
 python scripts/bench_serve.py --model FOLDER --memory 1000     # resident memory, on a tiny model
@@ -259,10 +259,10 @@ def faults(model: str, name: str, log: Any, *options: str) -> None:
             *_, last = stream
             assert last["asmi"]["score"] >= 0
         process.wait(60)
-        click.echo("SIGTERM in a stream: it is finished, a new request is refused, the server ends")
+        click.echo("SIGTERM in a stream: it finishes, a new request is rejected, the server ends")
 
 
-def prefix_cache(port: int, name: str, process: subprocess.Popen, number: int) -> None:
+def memory(port: int, name: str, process: subprocess.Popen, number: int) -> None:
     """Resident memory after a hundred requests and after many more."""
     seen = {}
     for index, prompt in enumerate(prompts(number), start=1):
@@ -279,10 +279,10 @@ def prefix_cache(port: int, name: str, process: subprocess.Popen, number: int) -
 @click.option("--clients", default=8, show_default=True)
 @click.option("--max-tokens", default=8, show_default=True, help="Of a generated answer.")
 @click.option(
-    "--prefix_cache", "many", default=0, show_default=True, help="Requests; 0 leaves it out."
+    "--memory", "many", default=0, show_default=True, help="Requests for the memory test."
 )
 def main(model: str, requests: int, clients: int, max_tokens: int, many: int) -> None:
-    """Start a server on this machine, load it, break it, and say what came of it."""
+    """Start a local server, test it under load and faults, and report the results."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_polygraph_asmi.adapters.contract import open_scorer
 
@@ -305,7 +305,7 @@ def main(model: str, requests: int, clients: int, max_tokens: int, many: int) ->
             click.echo(f"bad: {len(bad)} requests, {wrong} not answered as expected; the next good "
                        "request worked after each")  # fmt: skip
             if many:
-                prefix_cache(port, name, process, many)
+                memory(port, name, process, many)
         if requests:
             faults(model, name, log, *options)
         log.seek(0)

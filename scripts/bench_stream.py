@@ -1,12 +1,12 @@
-"""Time an own answer that is scored, by what it takes to write it alone; and say where it goes.
+"""Time of scoring an answer during generation, relative to generation without scoring.
 
     python scripts/bench_stream.py                                # SmolLM2-135M, CPU, float32
-    python scripts/bench_stream.py --clock cpu --threads 1        # on a machine that is not quiet
-    python scripts/bench_stream.py --shares                       # and where the time goes
-    python scripts/bench_stream.py --count --model llama-2-7b     # runs nothing: a step, by count
+    python scripts/bench_stream.py --clock cpu --threads 1        # on a busy machine
+    python scripts/bench_stream.py --shares                       # time by kind of work
+    python scripts/bench_stream.py --count --model llama-2-7b     # counts one step, runs nothing
 
-The rows are those of `bench_suffix.py`, and give the same MI, which is checked first. They run in
-turn in one process; each round gives one ratio to the greedy answer of that round.
+The rows are those of `bench_suffix.py`; equal MI is checked first. They take turns in one process;
+each round gives one ratio to the greedy answer of that round.
 """
 
 import statistics
@@ -162,8 +162,8 @@ def _distinct(heads: int, num_masks: int, mask_rate: float, mask_sampler: str = 
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--threads", default=torch.get_num_threads(), show_default=True)
 @click.option("--clock", default="wall", show_default=True, type=click.Choice(list(CLOCKS)))
-@click.option("--shares", "explain", is_flag=True, help="Also say where the time of a row goes.")
-@click.option("--count", is_flag=True, help="Only count what a step of a 16-bit model reads.")
+@click.option("--shares", "explain", is_flag=True, help="Also print times by kind of work.")
+@click.option("--count", is_flag=True, help="Only count what one step of a 16-bit model reads.")
 def main(
     name: str,
     prompt_tokens: int,

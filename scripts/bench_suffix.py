@@ -1,10 +1,10 @@
-"""Time ASMI's masked passes beside a plain implementation, the paper's Algorithm 1, and sampling.
+"""Time ASMI's masked passes, a plain implementation, the paper's Algorithm 1, and sampling.
 
     python scripts/bench_suffix.py                                    # SmolLM2-135M, CPU, float32
     python scripts/bench_suffix.py --model qwen3-4b --dtype bfloat16  # its shape, random weights
 
-All contenders see the same tokens and masks in one process, in turn, after their outputs have been
-checked against each other. Token ids are random: the work does not depend on them.
+All methods take turns in one process with the same tokens and masks, after a check that outputs
+agree. Token ids are random, because the cost does not depend on them.
 """
 
 import ctypes

@@ -3,7 +3,7 @@
     python scripts/build_babi.py qa1_single-supporting-fact_test.txt FOLDER
     polygraph_eval --config-name asmi_offline benchmark=asmi_babiqa data.source=FOLDER
 
-For machines without a dataset hub; with one, LM-Polygraph brings its own bAbI.
+For machines without a dataset hub; with one, LM-Polygraph downloads bAbI itself.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from lm_polygraph_asmi.runs.rows import spread
 
-# The one-shot prompt of LM-Polygraph's own BabiQA (dataset builder babi_qa), slips and all; the
+# The one-shot prompt of LM-Polygraph's own BabiQA (dataset builder babi_qa), with its errors; the
 # paper's appendix "Benchmark Prompts and Examples" prints an abridged form of it.
 PROMPT = (
     "Imagine that you are only able to say a single word. Answer the question given a context. "

@@ -1,19 +1,18 @@
-"""Turn questions in SQuAD's layout into ones whose passage says something else.
+"""Turn SQuAD-format questions into ones whose passage has another answer, or none.
 
     python scripts/build_counterfactual.py xquad.en.json FOLDER
     python scripts/build_counterfactual.py xquad.en.json FOLDER --change passage
     polygraph_eval --config-name asmi_offline benchmark=asmi_squad data.source=FOLDER
 
-`--change answer`: the reference answer is replaced in the passage, wherever it stands, by one of
-its kind from another article; that one is then the reference. A right answer follows the passage;
-whoever answers as before goes by memory (or did not read). Of its kind: the same sequence of word
-shapes (year, number, capitalised, other). Questions without such an answer, or that name theirs,
-are left out.
+`--change answer`: replaces the gold answer everywhere in the passage by an answer from another
+article with the same sequence of word shapes (year, number, capitalised, other), which becomes the
+gold answer. A correct answer follows the passage; the original answer comes from memory (or the
+passage was not read). Questions without such a replacement, or that name their answer, are dropped.
 
-`--change passage`: each question with a passage of another article, where its answer does not
-stand; the reference stays. No answer can come from the passage any more.
+`--change passage`: gives each question a passage of another article that does not contain its
+answer; the gold answer is unchanged. No answer can come from the passage.
 
-Ids and clusters are those of the unchanged questions, so that rows can be held against them.
+Ids and clusters are those of the unchanged questions, so that rows can be compared.
 """
 
 import json
@@ -107,9 +106,9 @@ CHANGES = {"answer": other_answers, "passage": other_passages}
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--change", type=click.Choice(sorted(CHANGES)), default="answer", show_default=True)
 @click.option("--prompt-style", default="paper", show_default=True, help="As data.prompt_style.")
-@click.option("--limit", type=click.IntRange(1), help="Questions, evenly spaced over the file.")
+@click.option("--limit", type=click.IntRange(1), help="Number of questions, evenly spaced.")
 @click.option(
-    "--except-limit", type=click.IntRange(1), help="None of those that this limit would take."
+    "--except-limit", type=click.IntRange(1), help="Leave out those that this limit selects."
 )
 def main(
     file: Path,

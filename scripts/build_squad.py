@@ -1,12 +1,11 @@
-"""Write SQuAD with the paper's prompt as a dataset folder for LM-Polygraph, which has none.
+"""Write SQuAD with the paper's prompt as a dataset folder for LM-Polygraph, which lacks SQuAD.
 
     python scripts/build_squad.py FOLDER                           # from the hub's rajpurkar/squad
     python scripts/build_squad.py FOLDER --source dev-v1.1.json    # from a SQuAD-format file
-    python scripts/build_squad.py FOLDER --closed-book             # the twin without passages
+    python scripts/build_squad.py FOLDER --closed-book             # without passages
 
-The rows are those of asmi_squad and asmi_squad_closed_book, the same in the same order for both.
-Those configs build them by themselves; this is for runs of your own: `dataset: FOLDER` and
-`load_from_disk: true`.
+The rows are those of asmi_squad and asmi_squad_closed_book, in the same order. These configs build
+them themselves; the folder is for other runs: `dataset: FOLDER` and `load_from_disk: true`.
 """
 
 from pathlib import Path

@@ -3,9 +3,9 @@
     polygraph_eval --config-name asmi_demo estimators=asmi_only squad_file=FILE.json limit=150
     python scripts/compare_masks.py workdir/output/asmi_demo/DATE/TIME
 
-The answers stay as they were; only masks are drawn anew. Every distinct mask of an answer is run
-once for all designs that drew it. Scores are kept in the run folder (compare_masks) as they are
-made, and a second start goes on where the first one stopped.
+The answers are unchanged; only masks are sampled again. Each distinct mask of an answer is run once
+for all designs. Scores are cached in the run folder (compare_masks), from which a second start
+resumes.
 """
 
 import sys
@@ -56,23 +56,23 @@ SCORES = ("ASMI", "Sem-ASMI")
 
 
 class Design(NamedTuple):
-    """How the masks of one score were drawn and where they were applied."""
+    """Sampling and scope of the masks of one score."""
 
     scope: str
     sampler: str
     num_masks: int
-    redraw: int
+    mask_seed: int
 
 
-def designs(exact_redraws: int) -> list[Design]:
-    """All of the response scope; of the exact scope, the paper's own design."""
+def designs(exact_seeds: int) -> list[Design]:
+    """All designs of the scope "response"; of the scope "all", only the paper's."""
     return [
-        *(Design("all", *PAPER, redraw) for redraw in range(exact_redraws)),
+        *(Design("all", *PAPER, mask_seed) for mask_seed in range(exact_seeds)),
         *(
-            Design("response", sampler, num_masks, redraw)
+            Design("response", sampler, num_masks, mask_seed)
             for sampler in MASK_SAMPLERS
             for num_masks in NUM_MASKS
-            for redraw in range(OTHER_SEEDS)
+            for mask_seed in range(OTHER_SEEDS)
         ),
     ]
 
@@ -101,13 +101,13 @@ def score_answer(
         of_scope = [design for design in wanted if design.scope == scope]
         masks = []
         for design in of_scope:
-            # What the engine would have drawn with seed=redraw.
+            # Masks of the engine with this seed.
             _, drawn = maths.example_masks(
                 design.num_masks,
                 num_heads(model),
                 RATE,
                 design.sampler,
-                design.redraw,
+                design.mask_seed,
                 layer,
                 input_ids.tolist(),
             )
@@ -140,7 +140,7 @@ def score_run(
     wanted: list[Design],
     attention: str,
 ) -> pd.DataFrame:
-    """A row per answer and design; what is kept already is not scored again."""
+    """A row per answer and design; cached ones are not scored again."""
     texts, tokens = run.stats["input_texts"], run.stats["asmi_tokens"]
     rows = []
     for answer, text in enumerate(tqdm(texts, desc="answers")):
@@ -161,7 +161,7 @@ def score_run(
     return table
 
 
-class Redraws:
+class SeedScores:
     """The scores of a run under all designs."""
 
     def __init__(self, table: pd.DataFrame, quality: np.ndarray, clusters: list[str]) -> None:
@@ -169,13 +169,13 @@ class Redraws:
         self.quality, self.clusters = quality, clusters
 
     def scores(self, score: str, scope: str, sampler: str, num_masks: int) -> np.ndarray:
-        """(R, n), a row per redraw of the masks."""
+        """(R, n), one row per mask seed."""
         chosen = self.by_design[scope, sampler, num_masks]
-        return chosen.pivot(index="redraw", columns="answer", values=score).to_numpy()
+        return chosen.pivot(index="mask_seed", columns="answer", values=score).to_numpy()
 
     def tokens(self, scope: str) -> np.ndarray:
-        """MI of every token of every answer, first draw of the paper's masks."""
-        chosen = self.by_design[(scope, *PAPER)].query("redraw == 0")
+        """MI of every token of every answer, first seed of the paper's masks."""
+        chosen = self.by_design[(scope, *PAPER)].query("mask_seed == 0")
         return np.concatenate(chosen.sort_values("answer")["mi"].tolist())
 
     def prr(self, draws: np.ndarray, minus: np.ndarray | None = None) -> str:
@@ -191,12 +191,12 @@ class Redraws:
 
 
 def pairs(correlations: np.ndarray) -> str:
-    """Mean correlation over pairs of redraws, and how many pairs."""
+    """Mean correlation over pairs of seeds, and the number of pairs."""
     return f"{correlations.mean():.3f} ({correlations.size})"
 
 
-def compare_scopes(other_seeds: Redraws, score: str) -> dict[str, str]:
-    """Both scopes with the paper's masks; redraws with equal numbers share their masks."""
+def compare_scopes(other_seeds: SeedScores, score: str) -> dict[str, str]:
+    """Both scopes with the paper's masks; equal seeds have equal masks."""
     exact = other_seeds.scores(score, "all", *PAPER)
     response = other_seeds.scores(score, "response", *PAPER)
     alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
@@ -207,12 +207,12 @@ def compare_scopes(other_seeds: Redraws, score: str) -> dict[str, str]:
         "difference, response - all": other_seeds.prr(response[: len(exact)], minus=exact),
         "rank correlation of scopes, same masks": pairs(alike[same]),
         "rank correlation of scopes, other masks": pairs(alike[~same]),
-        "rank correlation of redraws, scope all": pairs(rank_correlations(exact)),
-        "rank correlation of redraws, scope response": pairs(rank_correlations(response)),
+        "rank correlation of seeds, scope all": pairs(rank_correlations(exact)),
+        "rank correlation of seeds, scope response": pairs(rank_correlations(response)),
     }
 
 
-def scope_table(other_seeds: Redraws) -> Table:
+def scope_table(other_seeds: SeedScores) -> Table:
     """`compare_scopes` for both scores."""
     columns = [compare_scopes(other_seeds, score) for score in SCORES]
     shown = Table(title=f"Scopes: Bernoulli masks, p = {RATE}, S = {PAPER[1]}")
@@ -230,9 +230,9 @@ def scope_table(other_seeds: Redraws) -> Table:
     return shown
 
 
-def sampler_table(other_seeds: Redraws) -> Table:
-    """Redraw variability by sampler and S, response scope."""
-    shown = Table(title=f"Samplers: scope response, p = {RATE}, {OTHER_SEEDS} redraws")
+def sampler_table(other_seeds: SeedScores) -> Table:
+    """Seed stability by sampler and S, response scope."""
+    shown = Table(title=f"Samplers: scope response, p = {RATE}, {OTHER_SEEDS} seeds")
     shown.add_column("S", justify="right")
     for sampler, score in product(MASK_SAMPLERS, SCORES):
         shown.add_column(f"{sampler}\n{score}\nPRR ± sd", justify="right")
@@ -249,17 +249,15 @@ def sampler_table(other_seeds: Redraws) -> Table:
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--exact-other_seeds", default=2, show_default=True, type=click.IntRange(2, OTHER_SEEDS)
-)
+@click.option("--exact-seeds", default=2, show_default=True, type=click.IntRange(2, OTHER_SEEDS))
 @click.option("--attention", default="sdpa", show_default=True)
-def main(folder: Path, exact_redraws: int, attention: str) -> None:
+def main(folder: Path, exact_seeds: int, attention: str) -> None:
     model, tokenizer, run, clusters = load(folder)
     with Cache(str(folder / "compare_masks")) as kept:
-        table = score_run(model, tokenizer, run, kept, designs(exact_redraws), attention)
+        table = score_run(model, tokenizer, run, kept, designs(exact_seeds), attention)
     metric = run.quality.columns[0]
     finite = run.finite(metric)
-    other_seeds = Redraws(
+    other_seeds = SeedScores(
         table[finite[table["answer"]]],
         run.quality.loc[finite, metric].to_numpy(),
         [cluster for cluster, ok in zip(clusters, finite, strict=True) if ok],

@@ -2,7 +2,7 @@
 
     python scripts/config_page.py
 
-The files themselves are included when the site is built; the page only names them.
+The page only names the files, which are included when the site is built.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ GROUPS = {
     "stat_calculators": ("Calculators", "stat_calculators: NAME, in the list of defaults"),
     "hydra/launcher": ("Launchers", "--multirun hydra/launcher=NAME"),
 }
-"""Folder below configs/ -> what it holds, and how it is asked for."""
+"""Folder below configs/ -> title and how to select its configs."""
 
 
 def heading(text: str, line: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up an environment and builds the pages of docs/ as a site: every warning is an error, the
-# tutorials are executed, links between pages are checked, and nothing is fetched. Arguments go to
-# sphinx-build. The site: build/docs/index.html.
+# Sets up an environment and builds docs/ as a site in build/docs/index.html. Warnings are errors,
+# tutorials are run, links between pages are checked, nothing is downloaded. Arguments go to
+# sphinx-build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh docs

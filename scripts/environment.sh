@@ -1,15 +1,15 @@
-# Sourced by demo.sh, test.sh and docs.sh: an own virtual environment, .venv, set up once and again whenever
-# what it is made from changes. Argument: the extra to install (demo, dev or docs).
+# Sourced by demo.sh, test.sh and docs.sh: sets up the virtual environment .venv, and again when its inputs
+# change. Argument: the extra to install (demo, dev or docs).
 #
-# PYTHON names the interpreter (3.10 to 3.13; default python3), VENV another folder. An own build of
-# torch goes in beforehand: python3 -m venv .venv && .venv/bin/pip install torch ...
+# PYTHON: interpreter (3.10 to 3.13; default python3). VENV: another folder. To use your own build of
+# torch, install it first: python3 -m venv .venv && .venv/bin/pip install torch ...
 EXTRA=$1
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 
 "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || {
-    echo "Python 3.10 to 3.13 is needed, $PYTHON is $("$PYTHON" --version 2>&1)." \
-        "Name another with PYTHON=..." >&2
+    echo "Expected Python 3.10 to 3.13, got $PYTHON: $("$PYTHON" --version 2>&1)." \
+        "Set another with PYTHON=..." >&2
     exit 1
 }
 STAMP=$VENV/installed-$EXTRA
@@ -18,7 +18,7 @@ if [ "$(cat "$STAMP" 2>/dev/null)" != "$WANTED" ]; then
     echo "Setting up $VENV (once; some minutes and about 3 GB) ..." >&2
     [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
     PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
-    # torch by itself first, so that no other package chooses its build.
+    # torch first, so that no other package selects its build.
     "$VENV/bin/python" -c 'import torch' 2>/dev/null ||
         "${PIP[@]}" "$(grep '^torch==' scripts/constraints.txt)"
     grep -v '^torch==' scripts/constraints.txt >"$VENV/constraints.txt"

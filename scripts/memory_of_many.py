@@ -1,11 +1,11 @@
-"""Memory while `Scorer.score_many` goes through very many rows: does it stay flat?
+"""Does the memory of `Scorer.score_many` stay constant over very many rows?
 
     python scripts/memory_of_many.py                 # 100,000 rows
     python scripts/memory_of_many.py --rows 1000
 
-Rows are made as they are asked for: no two prompts are the same, a tenth has no answer and gets the
-model's own, one in a hundred is broken. The model is tiny and random, so that the rows cost little
-and whatever is kept of each would be seen.
+Rows are generated lazily: all prompts differ, one row in ten has no answer (the model answers),
+one in a hundred is invalid. The model is tiny and random, so that rows are cheap and anything kept
+per row shows.
 """
 
 import time

@@ -2,8 +2,8 @@
 
     python scripts/methods_figure.py
 
-Distributions are invented, as the figure says; every number in it is computed from them by the
-functions that score answers.
+Distributions are invented, as the figure states; the functions that score answers compute all its
+numbers from them.
 """
 
 from pathlib import Path

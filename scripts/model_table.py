@@ -1,18 +1,17 @@
-"""Which models ASMI scores: every class of transformers' registry of causal models, asked.
+"""Which models ASMI supports: tests every class of transformers' registry of causal models.
 
     python scripts/model_table.py --out docs/reference/models.csv     # every class
     python scripts/model_table.py --check docs/reference/models.csv   # compare with the file
     python scripts/model_table.py LlamaForCausalLM --full             # one class in detail
 
-Each class is built tiny and random from its configuration and scored through the public
-`subnetwork_log_probs` in both scopes, under eager attention and SDPA: short sequences before long
-ones and long before short, two splits of one length in either order, one mask, two, five and ten of
-them, in one piece and in uneven ones; and again with rotary angles that switch with the length,
-where the configuration takes them. The ground truth is a full forward pass over a copy of the model
-in which the masked heads have no weight in the output projection; where that projection is, and how
-many heads it takes, is looked up here by name, not taken from the package. A class is right if
-everything agrees, refused if ASMI says so by itself, and wrong if any number differs: then the
-script fails.
+Each class is built tiny and random from its configuration and scored with the public
+`subnetwork_log_probs` in both scopes, with eager attention and SDPA: short sequences before long
+ones and long before short, two splits of one length in either order, one, two, five and ten masks,
+in one chunk and in uneven ones; and again with rotary angles that change with the length, if the
+configuration supports them. The ground truth is a full forward pass over a copy of the model in
+which the masked heads have weight zero in the output projection; the script finds this projection
+and its number of heads by name, independently of the package. A class is "right" if all numbers
+agree, "refused" if ASMI raises an error, and "wrong" if any differs: then the script fails.
 """
 
 import copy
@@ -156,7 +155,7 @@ def projection_by_name(layer: nn.Module) -> str:
 
 
 class Judge:
-    """Whole passes over copies whose masked heads have no weight in one layer's projection."""
+    """Full forward passes over copies with weight zero for masked heads in one projection."""
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
         self.model, self.layer = model, layer
@@ -199,14 +198,14 @@ class Judge:
 
 @dataclass
 class Verdict:
-    """What became of one class.
+    """Result of one class.
 
     Attributes:
         scopes: by scope, "right", "refused: why" or "WRONG: by how much".
-        strategies: by scope, how the passes were run in the end.
-        note: which layers have heads, where not all do; or why nothing could be asked.
-        compared: every comparison, and what came out.
-        switching: whether it was asked again with angles that switch with the length.
+        strategies: by scope, how the passes were run.
+        note: layers with heads, if not all have them; or why nothing could be tested.
+        compared: every comparison with its result.
+        switching: whether it was also tested with angles that change with the length.
     """
 
     name: str
@@ -225,7 +224,7 @@ def _short(error: Exception) -> str:
 
 
 class Talk:
-    """Questions put to one model, and what came."""
+    """Test cases for one model, and its results."""
 
     def __init__(self, model: PreTrainedModel, verdict: Verdict) -> None:
         self.model, self.verdict = model, verdict
@@ -337,7 +336,7 @@ def _no_longrope() -> None:
 
 
 def verdict_of(name: str, config: type, model: type) -> Verdict:
-    """Build a class and ask it; what cannot be built or judged is said."""
+    """Build a class and test it; report why it cannot be built or tested."""
     try:
         built = tiny(config, model)
     except Exception as error:
@@ -411,9 +410,9 @@ def _column(verdict: Verdict, scope: str) -> str:
 @click.option(
     "--result-cache",
     type=click.Path(path_type=Path),
-    help="Verdicts, a line each as they are made; what stands there is not asked again.",
+    help="File of verdicts, one line each; classes already in it are not tested again.",
 )
-@click.option("--full", is_flag=True, help="Say what was compared.")
+@click.option("--full", is_flag=True, help="Also print what was compared.")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch.")
 def main(
     names: tuple[str, ...],

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the numerical tests under the instruction sets that ATen has for this processor, with 1 and 2 threads, and
-# prints a table of what passed. Arguments choose among default, avx2 and avx512; one that is unknown, or that the
-# processor lacks, is reported and skipped.
+# Runs the numerical tests with each ATen instruction set of this processor, with 1 and 2 threads, and prints a table
+# of passed and failed tests. Arguments: default, avx2, avx512; an unknown one, or one that the processor lacks, is
+# reported and skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh dev
@@ -18,7 +18,7 @@ TABLE=$(printf '%10s' capability threads passed failed skipped seconds)
 RUNS=0 FAILED=0
 for capability; do
     if [[ " ${HAS[*]} " != *" $capability "* ]]; then
-        echo "$capability: unknown, or not an instruction set of this processor (${HAS[*]}). Skipped" >&2
+        echo "$capability: not an instruction set of this processor (${HAS[*]}). Skipped" >&2
         continue
     fi
     for threads in 1 2; do

@@ -1,4 +1,4 @@
-"""How much scores of SmolLM2 on the demo's questions move between processors and threads.
+"""How much scores of SmolLM2 on the demo's questions differ between processors and threads.
 
 for c in default avx2; do for t in 1 2 4; do
     ATEN_CPU_CAPABILITY=$c python scripts/portable_scores.py make --threads $t $c-$t.json

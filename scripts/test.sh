@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up an environment, then checks format and lint, and types while the tests run in two processes.
-# Arguments go to pytest: `scripts/test.sh --slow` runs also what takes minutes, `-k NAME` a part,
-# `-n 0` all in one process. Tests of scripts/evidence are run by `pytest tests/evidence`.
+# Sets up an environment, checks format, lint and types, and runs the tests in two processes.
+# Arguments go to pytest: `scripts/test.sh --slow` adds tests that take minutes, `-k NAME` selects,
+# `-n 0` uses one process. Tests of scripts/evidence: `pytest tests/evidence`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh dev
@@ -9,4 +9,4 @@ ruff format --check .
 ruff check .
 mypy &
 pytest -n 2 --dist worksteal --ignore tests/evidence "$@"
-wait $! || { echo 'The types are wrong: mypy says above where.' >&2; exit 1; }
+wait $! || { echo 'Type errors: see the output of mypy above.' >&2; exit 1; }

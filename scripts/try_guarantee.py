@@ -1,4 +1,4 @@
-"""Is the promise of a threshold kept on other questions? From a SQuAD-format file, in three steps.
+"""Does the risk guarantee of a threshold hold on other questions? SQuAD-format file, three steps.
 
     python scripts/try_guarantee.py ask xquad.en.json ask.jsonl --passages 82 --seed 1
     polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file ask.jsonl --out said.jsonl
@@ -8,25 +8,25 @@
     polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file others.jsonl --calibration calibration.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
-The last `score` may go before `calibrate`, without the calibration run:
+The last `score` may also run before `calibrate`, without the calibration file:
 
     python scripts/try_guarantee.py decide scored.jsonl calibration.json decided.jsonl
 
-Answers of a finished benchmark run, or of shards of one, take the place of the first two commands,
-and are split by passages:
+Answers of a finished benchmark run, or of its shards, can replace the first two commands; they are
+split by passage:
 
     python scripts/try_guarantee.py take RUN ... said.jsonl
     python scripts/try_guarantee.py label said.jsonl labelled.jsonl held_out.jsonl --labelled 400
 
-Or nothing is scored at all: the run is split by passages, and decided on by what it saved.
+Without any scoring: the run is split by passage, and decisions use its saved scores.
 
     python scripts/try_guarantee.py part RUN labelled_run held_out_run --labelled 400
     polygraph_asmi calibrate --run labelled_run --metric ReferenceInAnswer --model MODEL ... --out calibration.json
     python scripts/try_guarantee.py decide held_out_run calibration.json decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
-An answer is right if a calibration run answer stands in it. The passages of the held-out questions are
-not among those of the labelled ones.
+An answer is correct if it contains a gold answer. Held-out and labelled questions have different
+passages.
 """  # noqa: E501
 
 import json
@@ -66,11 +66,11 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def drawn(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of the draw of passages."""
+    """Options for sampling passages."""
     for option in (
-        click.option("--seed", default=0, show_default=True, help="Of the draw of passages."),
+        click.option("--seed", default=0, show_default=True, help="Seed for sampling passages."),
         click.option(
-            "--per-passage", default=2, show_default=True, help="Of them over one passage."
+            "--per-passage", default=2, show_default=True, help="Labelled answers per passage."
         ),
         click.option(
             "--labelled", "size", default=400, show_default=True, help="Answers to label."
@@ -83,7 +83,7 @@ def drawn(command: Callable[..., None]) -> Callable[..., None]:
 def _split(
     passages: Sequence[Any], size: int, per_passage: int, seed: int
 ) -> tuple[list[int], list[int]]:
-    """Rows to calibrate on, and all rows over other passages."""
+    """Rows to calibrate on, and all rows about other passages."""
     distinct = sorted(set(passages))
     own: list[int] = []
     taken = set()
@@ -100,12 +100,11 @@ def _split(
 @click.argument("source", type=IN)
 @click.argument("out", type=OUT)
 @click.option("--style", type=click.Choice(["paper", "demo"]), default="demo", show_default=True)
-@click.option("--passages", default=None, type=int, help="So many of them, drawn; else all.")
-@click.option("--skip", default=0, show_default=True, help="Leave out the first so many drawn.")
-@click.option("--seed", default=0, show_default=True, help="Of that draw.")
+@click.option("--passages", default=None, type=int, help="Passages to sample; default: all.")
+@click.option("--skip", default=0, show_default=True, help="Leave out this many sampled ones.")
+@click.option("--seed", default=0, show_default=True, help="Seed for sampling.")
 def ask(source: Path, out: Path, style: str, passages: int | None, skip: int, seed: int) -> None:
-    """Prompts of all questions of SOURCE, with the calibration run answers and the passage's
-    number."""
+    """Prompts of all questions of SOURCE, with their gold answers and the passage's number."""
     paragraphs = [p for a in json.loads(source.read_text("utf-8"))["data"] for p in a["paragraphs"]]
     drawn = np.random.default_rng(seed).permutation(len(paragraphs))[skip:]
     asked_of = set(drawn[:passages])
@@ -126,7 +125,7 @@ def ask(source: Path, out: Path, style: str, passages: int | None, skip: int, se
 @click.argument("out", type=OUT)
 @click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
 def take(runs: tuple[Path, ...], out: Path, metric: str) -> None:
-    """Answers of finished RUNS with their labels, written as `score` takes them."""
+    """Labelled answers of finished RUNS, in the format of `score`."""
     rows = []
     for run in map(load_run, runs):
         config, known = run.recorded("config"), run.recorded("rows")
@@ -144,7 +143,7 @@ def take(runs: tuple[Path, ...], out: Path, metric: str) -> None:
 
 
 def _without_stop(text: str, stops: Sequence[str]) -> str:
-    """A generated answer as it would be logged; one of nothing but its end is that end."""
+    """A generated answer without its stop string, unless it consists of nothing else."""
     for stop in stops:
         if text.endswith(stop) and not text.endswith(2 * stop):  # those two may be one token
             return text.removesuffix(stop) or text
@@ -154,9 +153,9 @@ def _without_stop(text: str, stops: Sequence[str]) -> str:
 @main.command()
 @click.argument("said", type=IN)
 @click.argument("labelled", type=OUT)
-@click.option("--first", default=None, type=int, help="So many of them; else all.")
+@click.option("--first", default=None, type=int, help="Number of answers; default: all.")
 def correctness(said: Path, labelled: Path, first: int | None) -> None:
-    """Scored answers with their labels; they keep their scores."""
+    """Scored answers with labels; scores are kept."""
     _write(labelled, [row | {"correct": _is_right(row)} for row in _rows(said)[:first]])
 
 
@@ -168,7 +167,7 @@ def correctness(said: Path, labelled: Path, first: int | None) -> None:
 def label(
     said: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int
 ) -> None:
-    """Answers with their labels: some to calibrate on, those over other passages held out."""
+    """Labelled answers: some to calibrate on, those about other passages held out."""
     rows = [
         {name: row[name] for name in ("prompt", "answer", "id", "cluster")}
         | {"correct": _is_right(row)}
@@ -186,7 +185,7 @@ def label(
 @click.argument("held_out", type=FOLDER)
 @drawn
 def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int) -> None:
-    """The same of a finished RUN: two runs over parts of its rows."""
+    """The same for a finished RUN: two runs over parts of its rows."""
     import torch
 
     (file,) = manager_files(run)
@@ -212,7 +211,7 @@ def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int,
 @click.argument("out", type=OUT)
 @click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
 def decide(run: Path, calibration: Path, out: Path, metric: str) -> None:
-    """What REFERENCE says of a finished RUN's answers, or of scored lines, by what they saved."""
+    """Decisions of CALIBRATION on the saved scores of a finished RUN or of scored lines."""
     made = Calibration.load(calibration)
     if run.suffix == ".jsonl":
         scored = [(row, Score.from_dict(row, made)) for row in _rows(run)]
@@ -250,9 +249,9 @@ def _is_right(row: Mapping[str, Any]) -> bool:
 @main.command()
 @click.argument("decided", type=IN)
 def check(decided: Path) -> None:
-    """Errors among the accepted answers of DECIDED, and among the refused ones."""
+    """Errors among accepted answers of DECIDED, and among those abstained from."""
     rows = [row | {"correct": _is_right(row)} for row in _rows(decided)]
-    for accept, name in ((True, "accepted"), (False, "refused"), (None, "undecided")):
+    for accept, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
         own = [row for row in rows if row["accept"] is accept]
         if own:
             wrong = sum(not row["correct"] for row in own)

@@ -1,10 +1,10 @@
-"""Real rows on a local Ray cluster of two actors that is killed in the middle: is anything lost?
+"""Is anything lost if a local Ray cluster of two actors is killed while it scores real rows?
 
-    python scripts/try_ray.py xquad.en.json FOLDER   # a FOLDER that is not there yet
+    python scripts/try_ray.py xquad.en.json FOLDER   # FOLDER must not exist
 
-Scores questions, each with its answer and with another's, by a tiny random model: in one process,
-and on Ray, whose driver is killed (SIGKILL) once a third of the blocks is made and started again.
-The blocks must be the same to the byte.
+A tiny random model scores questions, each with its answer and with that of another question: in one
+process, and on Ray, whose driver is killed (SIGKILL) after a third of the blocks and started again.
+The blocks must be equal byte for byte.
 """
 
 import json
@@ -26,7 +26,7 @@ BLOCK = 50
 
 
 def rows(squad: Path, number: int) -> pd.DataFrame:
-    """Every question twice in a row: with its answer, and with that of the question before."""
+    """Every question twice: with its answer, and with that of the previous question."""
     asked = [
         (paragraph["context"], question["question"], question["answers"][0]["text"])
         for article in json.loads(squad.read_text(encoding="utf-8"))["data"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it with every extra into a clean environment outside the repository, and tries it
-# there from an empty folder without a hub. The folder is thrown away in the end, unless PLACE names one.
+# Builds the wheel, installs it with all extras into a clean environment outside the repository, and tests it there
+# from an empty folder without a hub. The environment is deleted at the end, unless PLACE names its folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -24,5 +24,5 @@ set -x
 polygraph_asmi --help
 polygraph_eval --config-name asmi_coqa --cfg job >config.yaml
 polygraph_asmi doctor --config-name asmi_demo --no-run  # the score below runs its model
-polygraph_asmi doctor --config-name asmi_coqa || true  # its model is on a hub: the doctor says so
+polygraph_asmi doctor --config-name asmi_coqa || true  # reports that its model is on a hub
 python -c 'from lm_polygraph_asmi import score; print(score("smollm2", "Edda built it. Who built it?", " Edda"))'

@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi._hydra.configs import configs_path, store_settings
-from lm_polygraph_asmi.commands.settings import said, setting_options
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.commands.settings import given_settings, setting_options
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
 from lm_polygraph_asmi.results.runs import load_run, together
 from lm_polygraph_asmi.scoring.calibration import settled
@@ -41,7 +42,7 @@ def test_a_new_setting_is_everywhere(tmp_path):
     @click.command()
     @setting_options(config=Warmer)
     def command(**settings):
-        given.update(said(settings))
+        given.update(given_settings(settings))
 
     assert re.search(r"--warmth FLOAT\s+How warm it is. \[kelvin\]", help_of(command))
     CliRunner().invoke(command, ["--warmth", "2", "--stop", "\\n", "--no-closing-token"])
@@ -76,12 +77,27 @@ def help_of(command):
     return " ".join(CliRunner().invoke(command, ["--help"], env={"COLUMNS": "200"}).output.split())
 
 
+def commands_below(command):
+    """A command and all its subcommands."""
+    yield command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from commands_below(command.get_command(click.Context(command), name))
+
+
+def test_every_option_and_command_has_a_help_text():
+    for command in commands_below(main):
+        assert command.help, command.name
+        for option in command.params:
+            assert isinstance(option, click.Argument) or option.help, (command.name, option.opts)
+
+
 @pytest.mark.parametrize(
     "default", ["0.6", "64", "10.0", "0.3", '"bernoulli"', '"answer"', '"heads"', '"mean"', '"sem"']
 )
 def test_a_default_stands_in_one_place(default):
     """As the default of an argument, an option or a field, in the package."""
-    said = re.compile(rf"[\w\])] ?(?::[^=,()]+)?= ?{re.escape(default)}(?![\w.])[,)]")
+    stated = re.compile(rf"[\w\])] ?(?::[^=,()]+)?= ?{re.escape(default)}(?![\w.])[,)]")
     named = "depth|top_k|tau|beta|num_samples|max_new_tokens|mask_sampler|seeded_by|perturbation"
     declared = re.compile(
         rf"(?<!control-)\b({named}|aggregation|method)\b[^=\n]*= ?{re.escape(default)}\b"
@@ -92,7 +108,7 @@ def test_a_default_stands_in_one_place(default):
         if file.name != "config.py"
         for line in file.read_text().splitlines()
         if declared.search(line) and ">>>" not in line and "==" not in line
-        and said.search(line)
+        and stated.search(line)
     ]  # fmt: skip
     assert places == []
 
@@ -126,7 +142,7 @@ def test_every_declaration_says_what_it_is():
 
 
 def test_a_run_says_the_settings_of_the_next_score(tmp_path):
-    """A benchmark in another scope, with stop strings of its own: nothing need be said again."""
+    """A benchmark in another scope, with stop strings of its own: nothing need be given again."""
     saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
     for values in saved["stats"]["asmi_settings_d60"]:
         values |= {"scope": "response"}
@@ -142,7 +158,7 @@ def test_a_run_says_the_settings_of_the_next_score(tmp_path):
     with pytest.raises(ValueError, match="scope 'response' there, 'all' here"):
         settled(tmp_path / "calibration.json", None, {"scope": "all"})
     one = Scorer(whitebox(), calibration=run).score("Who built the ferry?", " Brask")
-    # The planted run is of another model: of the settings nothing else is said.
+    # The planted run is of another model: of the settings nothing else is given.
     (other,) = [line for line in one.verdict if "other settings" in line]
     assert "(layer 3 there, 2 here; model tiny there" in other or "(layer 3 there, 2 here)" in other
 

@@ -242,7 +242,7 @@ def test_what_every_program_imports_is_light():
 COMMANDS = [
     ("--help", "score"),
     ("score --help", "--calibration"),
-    ("doctor --config-name nosuch", "there is no config 'nosuch'"),
+    ("doctor --config-name nosuch", "got 'nosuch'"),
     ("score --model x --prompt-file LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x --prompt-file LICENSE --method raw", "'raw' is not one of"),
     ("experiments --help", "scale"),

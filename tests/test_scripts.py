@@ -218,7 +218,7 @@ def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
     kept: dict = {}
     table = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
     assert len(kept) == len(rows) * len(compare.designs(2))
-    other_seeds = compare.Redraws(table, run.quality.iloc[:, 0].to_numpy(), clusters)
+    other_seeds = compare.SeedScores(table, run.quality.iloc[:, 0].to_numpy(), clusters)
     for score in ("ASMI", "Sem-ASMI"):
         (column,) = [name for name in run.scores if name.startswith(f"{score} (")]
         exact = other_seeds.scores(score, "all", "bernoulli", 40)
@@ -236,7 +236,7 @@ def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("few_resamples")
 def test_compare_masks_tables():
-    """Scores with known ranks: response redraw 0 ranks as scope all does, the others reversed."""
+    """Scores with known ranks: response seed 0 ranks as scope all does, the others reversed."""
     compare = load_external_module(str(SCRIPTS / "compare_masks.py"))
     quality = np.arange(12.0)
     right, wrong = -quality, quality
@@ -245,12 +245,12 @@ def test_compare_masks_tables():
         scores = {"all": (right, right), "response": (right, wrong, wrong, wrong, wrong)}
         if design.sampler == "balanced":
             scores = {"response": (right,) * 5}
-        for answer, score in enumerate(scores[design.scope][design.redraw]):
+        for answer, score in enumerate(scores[design.scope][design.mask_seed]):
             mi = np.array([score + 20, score + 20])
             rows.append(
                 {"answer": answer, "mi": mi, "ASMI": score, "Sem-ASMI": -score} | design._asdict()
             )
-    other_seeds = compare.Redraws(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
+    other_seeds = compare.SeedScores(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
     found = compare.compare_scopes(other_seeds, "ASMI")
     assert found["PRR, scope all"] == "+1.00 [+1.00, +1.00]"
     mean = (1 + normalised_prr(wrong, quality)) / 2
@@ -258,8 +258,8 @@ def test_compare_masks_tables():
     assert found["difference, response - all"].startswith(f"{mean - 1:+.2f} [")
     assert found["rank correlation of scopes, same masks"] == "0.000 (2)"  # of +1 and -1
     assert found["rank correlation of scopes, other masks"] == "-0.750 (8)"  # of 1 and 7
-    assert found["rank correlation of redraws, scope all"] == "1.000 (1)"
-    assert found["rank correlation of redraws, scope response"] == "0.200 (10)"  # of 6 and 4
+    assert found["rank correlation of seeds, scope all"] == "1.000 (1)"
+    assert found["rank correlation of seeds, scope response"] == "0.200 (10)"  # of 6 and 4
     reverse = compare.compare_scopes(other_seeds, "Sem-ASMI")
     assert float(reverse["PRR, scope all"].split()[0]) < -0.9
     shown = {

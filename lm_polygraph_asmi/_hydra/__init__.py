@@ -1,5 +1,5 @@
-"""What Hydra needs of this plugin: the search path of its configs, and their resolvers.
+"""The Hydra plugin: search path of the configs, and their resolvers.
 
-The folder `plugin` is what an installation puts beside the package, since Hydra finds plugins in
-the namespace package `hydra_plugins`.
+The folder `plugin` is installed beside the package, because Hydra finds plugins in the namespace
+package `hydra_plugins`.
 """

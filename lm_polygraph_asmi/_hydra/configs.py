@@ -1,4 +1,4 @@
-"""The shipped configs: where they lie, and nodes of them; the node `asmi` with every setting."""
+"""The shipped configs: their folder, their nodes, and the node `asmi` with every setting."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +16,10 @@ PACKAGE = Path(__file__).parents[1]
 def configs_path() -> Path:
     """Absolute path of the folder with the `asmi_*.yaml` configs.
 
-    It is inside the package when installed, beside it in a checkout.
+    Inside the package when installed, beside it in a checkout.
 
     Raises:
-        FileNotFoundError: a broken installation without configs.
+        FileNotFoundError: the installation has no configs.
     """
     for candidate in (PACKAGE / "configs", PACKAGE.parent / "configs"):
         if (candidate / "asmi_demo.yaml").is_file():
@@ -33,5 +33,5 @@ def container(node: DictConfig) -> dict[str, Any]:
 
 
 def store_settings(config: type[ASMIConfig] = ASMIConfig) -> None:
-    """Offer `asmi_config` to defaults lists: the node `asmi`, every setting with its default."""
+    """Register `asmi_config` for defaults lists: the node `asmi` with the default settings."""
     ConfigStore.instance().store("asmi_config", {"asmi": config().to_dict()})

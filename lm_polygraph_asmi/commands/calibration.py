@@ -1,11 +1,11 @@
-"""`polygraph_asmi calibration`: what a verdict needs of a finished run."""
+"""`polygraph_asmi calibration`: save a finished run as a calibration file."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lm_polygraph_asmi.commands.settings import said, setting_options
+from lm_polygraph_asmi.commands.settings import given_settings, setting_options
 
 
 @click.command()
@@ -13,22 +13,20 @@ from lm_polygraph_asmi.commands.settings import said, setting_options
 @setting_options("method", "depth", "source", "aggregation")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibration(run: str, out: str, **settings: Any) -> None:
-    """Save what `score --calibration` needs of RUN, without its questions and answers.
+    """Save what `score --calibration` needs from RUN, without its questions and answers.
 
-    RUN is a finished run; or a .jsonl file that `score --out` wrote, whose rows say in `wrong`
-    which of their `spans` are wrong: [false, true, null], null where nobody judged.
+    RUN is a finished run, or a .jsonl file written by `score --out`, whose rows label their
+    `spans` in the field `wrong`, such as [false, true, null]; null = unlabelled.
     """
     from rich.console import Console
 
     from lm_polygraph_asmi.scoring import Calibration
 
     if Path(out).suffix != ".json":
-        raise click.BadParameter(
-            "name a .json file: by that a saved calibration run is known", param_hint="--out"
-        )
+        raise click.BadParameter(f"expected a .json file, as `score` needs it, got {out}")
     try:
-        found = Calibration.read(run, **said(settings))
-        found.save(out)
+        calibrated = Calibration.read(run, **given_settings(settings))
+        calibrated.save(out)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    Console().print(f"{out}: {found.ground}", highlight=False, markup=False)
+    Console().print(f"{out}: {calibrated.ground}", highlight=False, markup=False)

@@ -1,27 +1,27 @@
-"""`polygraph_asmi doctor`: a run examined before it is started."""
+"""`polygraph_asmi doctor`: check a run before starting it."""
 
 import click
 
 
 @click.command()
-@click.option("--config-name", required=True, help="As for polygraph_eval.")
+@click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
 @click.option(
-    "--config-dir", type=click.Path(exists=True, file_okay=False), help="As for polygraph_eval."
+    "--config-dir", type=click.Path(exists=True, file_okay=False), help="Folder of your configs."
 )
 @click.option(
     "--run/--no-run",
     default=True,
-    help="Score two rows with every method, downloading what the run would download.",
+    help="Also score two rows with every method; downloads what the run would download.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("overrides", nargs=-1)
 def doctor(
     config_name: str, config_dir: str | None, run: bool, as_json: bool, overrides: tuple[str, ...]
 ) -> None:
-    """Say whether a run will work and what it will cost, before it is started.
+    """Check whether a run will work and estimate its cost, before starting it.
 
-    OVERRIDES are those of polygraph_eval, with one value each: of a sweep, one job is examined. The
-    exit status is 1 if something stands in the way.
+    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is checked. Exits
+    with status 1 if the run would fail.
     """
     import json
 
@@ -30,14 +30,14 @@ def doctor(
     from lm_polygraph_asmi.runs.compose import compose_run
 
     try:
-        compose_run(config_name, config_dir, overrides)  # a wrong name is told before the imports
+        compose_run(config_name, config_dir, overrides)  # fails on a wrong name before the imports
         from lm_polygraph_asmi.runs.doctor import diagnose
 
         console = Console(stderr=True, quiet=True) if as_json else Console()
-        found = diagnose(console, config_name, config_dir, overrides, run)
+        diagnosis = diagnose(console, config_name, config_dir, overrides, run)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
-    if not found.works:
+        click.echo(json.dumps(diagnosis.to_dict(), indent=1, allow_nan=False))
+    if not diagnosis.works:
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""`polygraph_asmi merge`: shards of a run joined."""
+"""`polygraph_asmi merge`: merge the shards of a run."""
 
 import click
 
@@ -6,14 +6,14 @@ import click
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
-    "--out", required=True, type=click.Path(file_okay=False), help="Folder for the joined files."
+    "--out", required=True, type=click.Path(file_okay=False), help="Folder for the merged files."
 )
 def merge(runs: tuple[str, ...], out: str) -> None:
-    """Join the shards of split RUNS (manager files, or folders searched for them).
+    """Merge the shards of RUNS (manager files, or folders that are searched for them).
 
-    The joined manager file is what one job over all rows would have left, metrics included. Several
-    settings go to OUT/MODEL/DATASET, a single one into OUT; nothing is written over. The exit
-    status is 1 if something could not be joined.
+    The merged manager file is the one that a single job over all rows would write, with metrics. A
+    single setting goes to OUT, several to OUT/MODEL/DATASET. Existing files are never overwritten.
+    Exits with status 1 if a setting could not be merged.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -22,7 +22,7 @@ def merge(runs: tuple[str, ...], out: str) -> None:
     from lm_polygraph_asmi.runs.merge import merge_runs
 
     console = Console()
-    with console.status("Joining shards, computing LM-Polygraph's metrics over all rows ..."):
+    with console.status("Merging shards, computing LM-Polygraph's metrics over all rows ..."):
         merged, errors = merge_runs(runs, out)
     if merged:
         table = Table("setting", "shards", "rows", "file")

@@ -1,4 +1,4 @@
-"""`polygraph_asmi plan`: masks and mask rate before a run."""
+"""`polygraph_asmi plan`: number of masks, mask rate and cost before a run."""
 
 import json
 from typing import Any
@@ -10,9 +10,9 @@ from lm_polygraph_asmi.config import ASMIConfig, target_layer
 
 @click.command()
 @click.option(
-    "--heads", type=click.IntRange(min=4), help="H, query heads a layer; a pilot run knows them."
+    "--heads", type=click.IntRange(min=4), help="H, query heads per layer; default: --pilot's."
 )
-@click.option("--layers", type=click.IntRange(min=2), help="L, for the cost in passes.")
+@click.option("--layers", type=click.IntRange(min=2), help="L, layers; for the cost in passes.")
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -23,14 +23,12 @@ from lm_polygraph_asmi.config import ASMIConfig, target_layer
 @click.option(
     "--prr-difference",
     type=click.FloatRange(0, 2, min_open=True),
-    help="Difference of PRR to be found: how many questions that takes, from --pilot.",
+    help="Difference in PRR to detect; prints how many questions that needs. With --pilot.",
 )
-@click.option("--pilot", type=click.Path(exists=True), help="A finished run on such questions.")
+@click.option("--pilot", type=click.Path(exists=True), help="Finished run on such questions.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Figure to write (.png, .svg, .pdf).")
-@click.option(
-    "--point", type=(float, int), help="Mask rate and masks of your own, such as 0.10 16."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
+@click.option("--point", type=(float, int), help="Mask rate and masks to check, such as 0.10 16.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     heads: int | None,
     layers: int | None,
@@ -41,12 +39,12 @@ def plan(
     point: tuple[float, int] | None,
     as_json: bool,
 ) -> None:
-    """Print the masks S and the mask rate p for a model with so many heads, why, and what it costs.
+    """Print the number of masks S and the mask rate p for a model with H heads, and the cost.
 
-    S from the coverage bound (every head masked at least once), p from the fidelity bound (no more
-    than a quarter of the heads masked at once), each with probability 0.95. The estimators take the
-    same point by default. With --pilot and --prr-difference: the questions and clusters that a
-    comparison needs to find such a difference with a power of 0.8.
+    S follows from the coverage bound (every head is masked at least once), p from the fidelity
+    bound (at most a quarter of the heads is masked at once), each with probability 0.95. These are
+    the defaults of the estimators. With --pilot and --prr-difference: how many questions and
+    clusters a comparison needs to detect this difference with power 0.8.
     """
     from rich.console import Console
 
@@ -54,29 +52,29 @@ def plan(
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
 
     if (pilot is None) != (prr_difference is None):
-        raise click.UsageError("--prr-difference and --pilot go together: one needs the other")
+        raise click.UsageError("--prr-difference and --pilot need each other: give both")
     if point is not None and (not 0 < point[0] < 1 or point[1] < 1):
-        raise click.BadParameter("wanted a mask rate in (0, 1) and at least one mask")
+        raise click.BadParameter(f"expected a mask rate in (0, 1) and masks >= 1, got {point}")
     power = None
     if pilot is not None and prr_difference is not None:
         power, of_pilot, used = _power(pilot, depth, prr_difference)
         heads, layers = heads or used.get("num_heads"), layers or used.get("num_layers")
     if heads is None:
-        raise click.UsageError("--heads is missing: H, the number of query heads of a layer")
-    found, chosen = plan_table(heads), maths.operating_point(heads)
+        raise click.UsageError("expected --heads: H, the number of query heads per layer")
+    points, chosen = plan_table(heads), maths.operating_point(heads)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
 
-            figures.save(plan_figure(found, heads), out)
+            figures.save(plan_figure(points, heads), out)
         except (OSError, ValueError) as error:
-            raise click.ClickException(f"{out} cannot be written: {error}") from error
+            raise click.ClickException(f"cannot write {out}: {error}") from error
     content: dict[str, Any] = {
         "heads": heads,
         "tolerated": heads // 4,
         "mask_rate": chosen.mask_rate,
         "num_masks": chosen.num_masks,
-        "points": json.loads(found.to_json(orient="records")),
+        "points": json.loads(points.to_json(orient="records")),
         "point": None,
         "cost": None,
         "power": None,
@@ -105,46 +103,46 @@ def plan(
         return
     console = Console()
     if power is not None:
-        title = f"To find {prr_difference:g} in PRR with a power of 0.8 at 5 %; {of_pilot}"
+        title = f"To detect {prr_difference:g} in PRR with power 0.8 at level 5 %; {of_pilot}"
         console.print(_table(power, title))
         console.print(
-            "From the pilot's standard errors over clusters, taken to fall with the square root "
-            "of their number; the same model, questions and methods. Passes: through the whole "
-            "model, to score so many answers once.",
+            "Assumes that the pilot's standard errors over clusters fall with the square root of "
+            "their number, for the same model, kind of questions and methods. Passes: full forward "
+            "passes to score that many answers once.",
             highlight=False,
         )
-    _show(console, content, found, depth)
+    _show(console, content, points, depth)
     if out is not None:
         console.print(f"Figure: {out}", highlight=False)
 
 
-def _show(console: Any, content: dict[str, Any], found: Any, depth: float) -> None:
+def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> None:
     heads = content["heads"]
     styles = [
         "bold" if row[0] == content["mask_rate"] else None if row[4] else "dim"
-        for row in found.itertuples(index=False)
+        for row in points.itertuples(index=False)
     ]
-    shown = found.assign(admissible=found["admissible"].map({True: "yes", False: "no"}))
-    title = f"{heads} heads, of which {content['tolerated']} may be masked at once"
+    shown = points.assign(admissible=points["admissible"].map({True: "yes", False: "no"}))
+    title = f"{heads} heads; at most {content['tolerated']} masked at once"
     console.print(_table(shown, title, "{:.2f}", styles))
-    said = [
-        f"Cheapest admissible point: p = {content['mask_rate']}, S = {content['num_masks']} (the "
-        "default of the estimators)."
+    lines = [
+        f"Cheapest admissible point: p = {content['mask_rate']}, S = {content['num_masks']} "
+        "(default of the estimators)."
     ]
     if (cost := content["cost"]) is not None:
         layer, layers = cost["layer"], cost["layers"]
-        said.append(
-            f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer amounts to "
-            f"{cost['passes']:.1f} passes through the whole model, {layer} layers once and "
-            f"{layers - layer} once per mask. The scope response costs far less."
+        lines.append(
+            f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer costs "
+            f"{cost['passes']:.1f} full forward passes ({layer} layers once, {layers - layer} once "
+            "per mask). The scope response costs far less."
         )
-    if (own := content["point"]) is not None:
-        said.append(
-            f"At p = {own['mask_rate']:g}, S = {own['num_masks']}, {own['heads_never_masked']:.1f} "
-            f"of {heads} heads are never masked on average; the coverage bound wants "
-            f"{own['masks_for_coverage']} masks."
+    if (point := content["point"]) is not None:
+        lines.append(
+            f"At p = {point['mask_rate']:g}, S = {point['num_masks']}: on average "
+            f"{point['heads_never_masked']:.1f} of {heads} heads are never masked; the coverage "
+            f"bound needs {point['masks_for_coverage']} masks."
         )
-    for line in said:
+    for line in lines:
         console.print(line, highlight=False)
 
 
@@ -165,19 +163,19 @@ def _table(frame: Any, title: str, number: str = "{:.3f}", styles: Any = None) -
 
 
 def _power(pilot: str, depth: float, difference: float) -> tuple[Any, str, dict[str, Any]]:
-    """What a difference of PRR takes, a word on the pilot, and its settings."""
+    """Questions needed for a difference of PRR, a description of the pilot, and its settings."""
     from lm_polygraph_asmi.report.plan import power_table
     from lm_polygraph_asmi.results.run_groups import load_run_groups
 
     try:
         group, *others = load_run_groups([pilot], depth=depth)
         if others:
-            raise ValueError(f"{pilot} holds {1 + len(others)} runs over other answers: name one")
-        found = power_table(group, difference)
+            raise ValueError(f"{pilot} has {1 + len(others)} runs with other answers: name one")
+        table = power_table(group, difference)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
-    word = f"pilot: {len(group)} answers, {clusters} clusters, {errors} errors"
+    about = f"pilot: {len(group)} answers, {clusters} clusters, {errors} errors"
     if group.too_small:
-        word += ", too small to know its standard errors well"
-    return found, word, group.settings() or {}
+        about += ", too small for reliable standard errors"
+    return table, about, group.settings() or {}

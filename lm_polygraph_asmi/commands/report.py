@@ -10,20 +10,20 @@ from lm_polygraph_asmi.config import ASMIConfig
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False), help="Folder for the report."
 )
-@click.option("--metric", help="Quality metric; default AlignScore, else the first of a run.")
+@click.option("--metric", help="Quality metric; default AlignScore, else the first of each run.")
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=ASMIConfig.depth,
     show_default=True,
-    help="Operating depth; a run that has not got it is read at its nearest.",
+    help="Relative depth to report; of a run without it, the nearest is used.",
 )
 def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) -> None:
     """Write the paper's tables and figures from finished RUNS (folders or manager files).
 
-    Runs over the same answers are shown together: other masks, other K, another scope, redraws.
-    OUT/report.md holds everything; OUT/tables has it as CSV, LaTeX and Markdown, OUT/figures as PNG
-    and SVG.
+    Runs over the same answers (other masks, K, scope or seeds) are shown together. Writes
+    OUT/report.md, its tables as CSV, LaTeX and Markdown in OUT/tables, its figures as PNG and SVG
+    in OUT/figures.
     """
     from rich.console import Console
     from rich.progress import track
@@ -33,14 +33,14 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
     console = Console()
     try:
         groups = load_run_groups(runs, metric, depth)
-        # Only now: figures and fits take seconds to import, and a run may be none.
+        # Imported late: it takes seconds, and the runs may be unreadable.
         from lm_polygraph_asmi.report import build_report
 
-        file, said = build_report(
+        file, summary = build_report(
             groups, out, lambda items: track(items, "Tables and figures", console=console)
         )
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    for line in said:
+    for line in summary:
         console.print(line.replace("**", ""), highlight=False, markup=False)
     console.print(f"{len(groups)} settings: {file}", highlight=False)

@@ -6,9 +6,9 @@ import click
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
-    "--together", "as_one", is_flag=True, help="Runs over the same answers, in one table."
+    "--together", "as_one", is_flag=True, help="Show runs over the same answers in one table."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for other programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
     import json
@@ -27,14 +27,14 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        found = [
+        content = [
             {
                 "run": str(run.path),
                 "metrics": {metric: prr_rows(run, metric) for metric in run.quality},
             }
             for run in loaded
         ]
-        click.echo(json.dumps({"runs": found}, indent=1, allow_nan=False))
+        click.echo(json.dumps({"runs": content}, indent=1, allow_nan=False))
         return
     for run in loaded:
         console.print(f"\n{run.path}", style="dim", highlight=False)

@@ -1,4 +1,4 @@
-"""`polygraph_asmi score`: answers from the shell."""
+"""`polygraph_asmi score`: score answers from the shell."""
 
 import os
 import sys
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lm_polygraph_asmi.commands.settings import said as given_settings
-from lm_polygraph_asmi.commands.settings import setting_options
+from lm_polygraph_asmi.commands.settings import given_settings, setting_options
 from lm_polygraph_asmi.config import ASMIConfig, check_streamed
 from lm_polygraph_asmi.validation import TOKENS
 
@@ -22,60 +21,57 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("rows_file", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option(
-    "--model", required=True, help="Folder, name on a hub, or smollm2 (the demo's model)."
-)
-@click.option("--gguf-file", help="Weights in this file of the folder.")
-@click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ...")
-@click.option("--device-map", help="auto for GPUs; default: the CPU.")
+@click.option("--model", required=True, help="Folder, hub ID, or smollm2 (the demo's model).")
+@click.option("--gguf-file", help="GGUF file in the folder with the weights.")
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ...")
+@click.option("--device-map", help="auto: use GPUs; default: CPU.")
 @click.option(
     "--prompt-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="A prompt as text, or .jsonl or .parquet with prompt and, if wanted, answer and samples "
-    "in each row; or name the file without this option.",
+    help="Text file with one prompt; or .jsonl or .parquet file with prompt and optional answer "
+    "and samples per row. Same as the argument.",
 )
-@click.option("--answer", help="Text as it follows the prompt; default: the model's own answer.")
-@click.option("--chat", is_flag=True, help="Put text prompts through the chat template.")
+@click.option("--answer", help="Answer text to score; default: the model's greedy answer.")
+@click.option("--chat", is_flag=True, help="Apply the chat template to text prompts.")
 @click.option(
     "--context",
     multiple=True,
-    help="A passage that stands in the prompt; says which of them the answer hangs on. @FILE reads "
-    "it from a file. In a .jsonl file: a field context in each row.",
+    help="Passage that is part of the prompt, or @FILE; repeat for several. Reports how much the "
+    "answer depends on each. In a .jsonl file: field context of a row.",
 )
 @setting_options()
 @click.option(
     "--calibration",
     multiple=True,
     type=click.Path(exists=True),
-    help="What the number means: a finished run (its manager file is a pickle: only files you "
-    "trust), or what `polygraph_asmi calibrate` or `calibration` saved; twice for one of answers "
-    "and "
-    "one of their parts.",
+    help="Calibrates the score: a finished run (its manager file is a pickle: only files you "
+    "trust), or a file saved by `polygraph_asmi calibrate` or `calibration`. Give it twice for "
+    "answers and for parts of answers.",
 )
 @click.option(
     "--out",
     type=click.Path(),
-    help="JSON lines; rows in it are kept. A folder (scored/): blocks of Parquet or JSON lines as "
-    "the input is; those in it are kept.",
+    help="JSON lines file, or folder (scored/) for blocks in the format of the input (Parquet or "
+    "JSON lines). Rows and blocks already there are kept, not scored again.",
 )
 @click.option(
     "--tokens",
     type=click.Choice(TOKENS),
-    help="What --out tells of each token; default: full, in a folder compact.",
+    help="Detail per token in --out; default: full, in a folder compact.",
 )
-@click.option("--id-column", help="Field with a row's own id, for messages.")
+@click.option("--id-column", help="Field with the ID of a row, shown in messages.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Who makes the blocks of a folder.",
+    help="Where to score the blocks of a folder.",
 )
-@click.option("--actors", default=1, show_default=True, help="For ray: models side by side.")
-@click.option("--gpus-per-actor", default=0.0, show_default=True, help="For ray.")
-@click.option("--block-rows", default=256, show_default=True, help="Rows of a block of a folder.")
-@click.option("--stream", is_flag=True, help="Show the model's answer while it is written.")
-@click.option("--html", type=click.Path(dir_okay=False), help="Page to write.")
+@click.option("--actors", default=1, show_default=True, help="For ray: models in parallel.")
+@click.option("--gpus-per-actor", default=0.0, show_default=True, help="For ray: GPUs.")
+@click.option("--block-rows", default=256, show_default=True, help="For a folder: rows per block.")
+@click.option("--stream", is_flag=True, help="Show and score the answer during generation.")
+@click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(
     model: str,
     gguf_file: str | None,
@@ -98,9 +94,9 @@ def score(
     stream: bool,
     **settings: Any,
 ) -> None:
-    """Score answers: how fragile they are, token by token, and what that means.
+    """Score one prompt or a file of prompts.
 
-    The exit status is 1 if a row could not be scored.
+    Exits with status 1 if any row fails.
     """
     import time
 
@@ -108,7 +104,9 @@ def score(
     from rich.progress import track
 
     if (rows_file is None) == (prompt_file is None):
-        raise click.UsageError("name one file of prompts: as an argument, or with --prompt-file")
+        raise click.UsageError(
+            "expected one file of prompts: as an argument, or with --prompt-file"
+        )
     prompt_file = str(prompt_file or rows_file)
     from lm_polygraph_asmi.results.scales import with_scale
     from lm_polygraph_asmi.scoring.calibration import settled
@@ -123,23 +121,23 @@ def score(
     )
 
     console, errors = Console(), Console(stderr=True)
-    if not sys.warnoptions:  # those of other libraries, which no user can act on
+    if not sys.warnoptions:  # of other libraries, which users cannot fix
         warnings.simplefilter("ignore")
     try:
-        asked = given_settings(settings)
+        given = given_settings(settings)
         config = ASMIConfig()
-        if not calibration:  # whose settings are those that were not given
-            config = with_scale(config.replace(**asked))
+        if not calibration:  # else its settings are the defaults
+            config = with_scale(config.replace(**given))
         if out and _is_folder(out):
-            settled(calibration, None, asked)  # refuses what does not go together
+            settled(calibration, None, given)  # raises if they do not fit together
             loading = {"model": model, "gguf_file": gguf_file, "dtype": dtype,
-                       "device_map": device_map, **asked}  # fmt: skip
+                       "device_map": device_map, **given}  # fmt: skip
             _refuse_given(
                 ("answer", "chat", "context", "html", "stream", "id_column"),
-                "not for a folder of blocks, whose rows say it and keep all their fields",
+                "not for a folder of blocks: set it in the rows, which keep all fields",
             )
             if engine == "local":
-                _refuse_given(("actors", "gpus_per_actor"), "for --engine ray")
+                _refuse_given(("actors", "gpus_per_actor"), "only for --engine ray")
             loading["calibration"] = list(calibration) or None
             raise SystemExit(
                 _blocks(loading, prompt_file, Path(out), tokens or "compact",
@@ -147,42 +145,42 @@ def score(
             )  # fmt: skip
         _refuse_given(
             ("engine", "actors", "gpus_per_actor", "block_rows"),
-            "for a folder of blocks: name one with --out scored/",
+            "only for a folder of blocks, such as --out scored/",
         )
         if out and Path(out).suffix.lower() in (".parquet", *TABLES):
             raise ValueError(
-                f"--out {out}: a file of scores is .jsonl. Blocks of Parquet, or of what the input "
-                "is, go into a folder: --out scored/"
+                f"expected a .jsonl file or a folder, got --out {out}. For Parquet, or the format "
+                "of the input, name a folder: --out scored/"
             )
         for file in filter(None, (out, html)):
             if not Path(file).absolute().parent.is_dir():
-                raise ValueError(f"{file} cannot be written: there is no such folder")
+                raise ValueError(f"cannot write {file}: its folder does not exist")
             if not os.access(
                 file if Path(file).exists() else Path(file).absolute().parent, os.W_OK
             ):
-                raise ValueError(f"{file} cannot be written: permission denied")
+                raise ValueError(f"cannot write {file}: permission denied")
             if Path(file).absolute() == Path(prompt_file).absolute():
-                raise ValueError(f"{file} is the --prompt-file: name another file")
+                raise ValueError(f"cannot write {file}: it is the --prompt-file")
         if html and out and Path(html).absolute() == Path(out).absolute():
             raise ValueError(f"--out and --html name the same file: {out}")
         if answer == "":
             raise ValueError(
-                "--answer is empty: there is no token to score. Leave it out to score the model's "
-                "own answer"
+                "expected a text, got an empty --answer. Leave it out to score the model's greedy "
+                "answer"
             )
         rows = read_rows(prompt_file)
         if not rows:
-            raise ValueError(f"{prompt_file} holds no row")
+            raise ValueError(f"{prompt_file} has no rows")
         if answer is not None and len(rows) > 1:
-            raise ValueError("--answer is for a single prompt: put answers into the .jsonl file")
+            raise ValueError("--answer needs a single prompt: put answers into the .jsonl file")
         if len(rows) > 1 and not (out or html):
             raise ValueError(
-                f"{prompt_file} holds {len(rows)} rows: name a file with --out or --html"
+                f"{prompt_file} has {len(rows)} rows: name a file with --out or --html"
             )
         if context and len(rows) > 1:
-            raise ValueError("--context is for a single prompt: put context into the .jsonl file")
+            raise ValueError("--context needs a single prompt: put context into the .jsonl file")
         for field, close in misspelt({name for row in rows for name in row.content}).items():
-            errors.print(f"Warning: the field {field!r} is not read; {close!r} would be.",
+            errors.print(f"Warning: ignoring the field {field!r}; did you mean {close!r}?",
                          style="yellow", highlight=False)  # fmt: skip
         if answer is not None:
             rows[0].content["answer"] = answer
@@ -190,16 +188,16 @@ def score(
             rows[0].content["context"] = list(map(_passage, context))
         if chat:
             in_chat(rows)
-        config, *found = settled(calibration, None, asked)
-        known = [one for one in found if one is not None]
+        config, *loaded = settled(calibration, None, given)
+        calibrations = [*filter(None, loaded)]
         if stream and (len(rows) > 1 or answer is not None or context or out):
-            raise ValueError("--stream is for the model's own answer to a single prompt")
+            raise ValueError("--stream needs a single prompt, and no --answer, --context or --out")
         if stream:
-            check_streamed({"source": config.source} | asked)
-        from lm_polygraph_asmi.scoring.loading import load  # torch: only once all else is right
+            check_streamed({"source": config.source} | given)
+        from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, calibration=known, **asked)
+            scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations, **given)
         if stream:
             result = _streamed(scorer, rows[0].content, console)
             if html:
@@ -207,9 +205,7 @@ def score(
             return
         left = rows_left(scorer, rows, Path(out) if out else None)
         if html and len(left) < len(rows):
-            raise ValueError(
-                f"{out} holds some rows already, which --html cannot show: leave it out"
-            )
+            raise ValueError(f"--html cannot show the rows already in {out}: leave one of them out")
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     scores, failed, odd = [], 0, 0
@@ -219,8 +215,8 @@ def score(
     for row, result, problem in shown:
         if result is None:
             failed += 1
-            own = row.content.get(id_column) if id_column else None
-            named = f"row {row.number}" if own is None else f"row {row.number} ({own})"
+            row_id = row.content.get(id_column) if id_column else None
+            named = f"row {row.number}" if row_id is None else f"row {row.number} ({row_id})"
             errors.print(f"{named}: {problem}", style="red", markup=False, highlight=False)
             continue
         odd += bool(result.warnings)
@@ -233,20 +229,20 @@ def score(
         console.print(f"Page: {html}", highlight=False)
     if len(rows) > 1 or len(left) < len(rows):
         counts = {"scored": len(left) - failed, "failed": failed}
-        said = [f"{number} {what}" for what, number in counts.items() if number]
+        summary = [f"{number} {what}" for what, number in counts.items() if number]
         if len(left) < len(rows):
-            said.append(f"{len(rows) - len(left)} were in {out} already")
+            summary.append(f"{len(rows) - len(left)} already in {out}")
         if odd:
-            said.append(f"{odd} with warnings")
+            summary.append(f"{odd} with warnings")
         if left:
-            said.append(f"{len(left) / (time.perf_counter() - start):.3g} rows per second")
-        console.print(f"{', '.join(said)}.", highlight=False, soft_wrap=True)
+            summary.append(f"{len(left) / (time.perf_counter() - start):.3g} rows per second")
+        console.print(f"{', '.join(summary)}.", highlight=False, soft_wrap=True)
         active_calibration = scorer.calibration
         if active_calibration is not None and active_calibration.decision is not None:
             from lm_polygraph_asmi.scoring.rows import rows_done
 
             seen: list[Any] = scores
-            if out:  # those of earlier sessions, too; of tokens their lines may tell nothing
+            if out:  # also of earlier starts, whose lines may lack tokens
                 seen = [SimpleNamespace(**line) for line in rows_done(Path(out)).values()]
             console.print(decided(seen), highlight=False, soft_wrap=True)
             for drift in active_calibration.drifts(seen):
@@ -256,7 +252,7 @@ def score(
 
 
 def _refuse_given(options: Sequence[str], why: str) -> None:
-    """Refuse options that would go unheard."""
+    """Raise an error for options that would have no effect."""
     context = click.get_current_context()
     given = [
         "--" + name.replace("_", "-")
@@ -272,7 +268,7 @@ def _is_folder(out: str) -> bool:
 
 
 def _streamed(scorer: Any, content: Mapping[str, Any], console: Any) -> Any:
-    """The answer, each token shaded as it appears; then what `score` says of it."""
+    """Print the answer, each token shaded as it appears, then its score."""
     from rich.text import Text
 
     from lm_polygraph_asmi.scoring.page import visible
@@ -299,7 +295,7 @@ def _blocks(
     actors: int,
     gpus_per_actor: float,
 ) -> int:
-    """Score a file into a folder of blocks; the exit status."""
+    """Score a file into a folder of blocks and return the exit status."""
     import time
 
     from rich.console import Console
@@ -329,38 +325,38 @@ def _blocks(
 
         done = score_blocks(load(**loading), source, left, folder, tokens) if left else iter(())
     rows = failed = broken = 0
-    for one in track(done, "Blocks", total=len(left), console=errors, disable=len(left) < 2):
-        if one.error is not None:
+    for block in track(done, "Blocks", total=len(left), console=errors, disable=len(left) < 2):
+        if block.error is not None:
             broken += 1
-            errors.print(f"block {one.number}: {one.error}", style="red", markup=False,
+            errors.print(f"block {block.number}: {block.error}", style="red", markup=False,
                          highlight=False)  # fmt: skip
             continue
-        rows, failed = rows + one.rows, failed + one.failed
-    said = (
-        [f"{rows - failed} scored", f"{failed} with asmi_error"] if failed else [f"{rows} scored"]
-    )
+        rows, failed = rows + block.rows, failed + block.failed
+    summary = [f"{rows - failed} scored"]
+    if failed:
+        summary.append(f"{failed} with asmi_error")
     if broken:
-        said.append(f"{broken} blocks not written, which the next start tries again")
+        summary.append(f"{broken} blocks not written: start again to retry them")
     if rows:
-        said.append(f"{rows / (time.perf_counter() - start):.3g} rows per second")
-    console.print(f"{', '.join(said)}; in {folder}.", highlight=False, soft_wrap=True)
+        summary.append(f"{rows / (time.perf_counter() - start):.3g} rows per second")
+    console.print(f"{', '.join(summary)}; in {folder}.", highlight=False, soft_wrap=True)
     return 1 if broken or failed else 0
 
 
 def decided(scores: "Sequence[Score]") -> str:
-    """How many answers were accepted, how many refused, and of how many nothing was decided."""
+    """Numbers of answers accepted, abstained from, and without a decision."""
     counts = {
         "accepted": sum(one.accept is True for one in scores),
-        "refused": sum(one.accept is False for one in scores),
-        "undecided": sum(one.accept is None for one in scores),
+        "abstained": sum(one.accept is False for one in scores),
+        "without a decision": sum(one.accept is None for one in scores),
     }
-    said = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    summary = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
     reason = next((one.accept_reason for one in scores if one.accept is None), None)
-    return f"{said}." if reason is None else f"{said}. {reason}"
+    return f"{summary}." if reason is None else f"{summary}. {reason}"
 
 
-def _passage(given: str) -> str:
-    """A passage as it was given, or read from the file it names."""
-    if not given.startswith("@"):
-        return given
-    return Path(given[1:]).read_text(encoding="utf-8").removesuffix("\n")
+def _passage(text: str) -> str:
+    """A passage: the text itself, or the content of @FILE."""
+    if not text.startswith("@"):
+        return text
+    return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")

@@ -1,6 +1,6 @@
-"""The three estimators and a baseline: one file each, so that a config can name its module.
+"""Three ASMI estimators and four baselines, one file each, so that configs can name the module.
 
-The examples begin with the statistics of one answer of two tokens, as the calculators leave them:
+The examples use these statistics of one answer of two tokens, as the calculators return them:
 
 >>> import numpy as np
 >>> from lm_polygraph_asmi.config import ASMIConfig

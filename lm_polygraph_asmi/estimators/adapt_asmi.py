@@ -1,4 +1,4 @@
-"""Adapt-ASMI: the semantic discount, gated by the diversity of sampled answers."""
+"""Adapt-ASMI: Sem-ASMI with its discount gated by the diversity of sampled answers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ class AdaptASMI(MaskedHeadsEstimator):
     """Mean over tokens of MI_t (1 - alpha(x) A_t), in nats; higher = more uncertain.
 
     Equation "adapt-mi". alpha(x) = sigmoid(beta (tau - div(x))), tau and beta of the config: near 1
-    where the sampled answers paraphrase each other, near 0 where they differ.
+    if the sampled answers paraphrase each other, near 0 if they differ.
 
     Example:
         >>> AdaptASMI(num_masks=50, mask_rate=0.2)(stats).round(2)  # div = tau: half the discount

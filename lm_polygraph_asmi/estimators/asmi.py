@@ -1,4 +1,4 @@
-"""ASMI: disagreement of attention subnetworks, unweighted."""
+"""ASMI: mutual information of attention subnetworks, unweighted."""
 
 from collections.abc import Mapping
 from typing import Any

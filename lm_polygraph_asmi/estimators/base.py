@@ -1,4 +1,4 @@
-"""What the three estimators share: settings, their check, and how tokens become a score."""
+"""Base class of the ASMI estimators: settings, their check, and the score of an answer."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,33 +16,31 @@ from lm_polygraph_asmi.validation import LEVELS, check_one_of
 
 
 class MaskedHeadsEstimator(Estimator):
-    """Sequence-level score: mean over the T response tokens of a per-token score, or their sum or
-    maximum.
+    """Score of an answer: mean, sum or maximum of per-token scores over its T tokens.
 
-    In nats, between 0 and ln S (the sum: T ln S); higher = more uncertain. T counts every token
-    LM-Polygraph's greedy decoding returned, the closing newline or end token too, exactly as its
-    Perplexity does.
+    In nats, between 0 and ln S (the sum: T ln S); higher = more uncertain. T counts every token of
+    LM-Polygraph's greedy decoding, including the closing newline or end token, as its Perplexity
+    does.
 
-    The masked passes are made by the masked-heads calculator, which owns their settings. The
-    arguments here say which settings the score is meant to have: they are part of the estimator's
-    name, and a calculator that used others is an error rather than a mislabelled score.
+    The masked-heads calculator runs the masked passes with its own settings. The settings here are
+    the expected ones: they are part of the estimator's name, and a calculator that used others
+    raises an error instead of a mislabelled score.
 
     Args:
-        config: the settings the score is meant to have; of the seed and the masks' rest, too.
-            `closing_token` False leaves the closing token out of the score. An answer that consists
-            of its closing token alone is then scored on that token. Of a stop string that takes
-            several tokens, only the last is left out.
+        config: the expected settings, including the mask seed. With `closing_token` False, the
+            closing token is left out of the score, unless it is the only token of the answer. Of a
+            stop string of several tokens, only the last is left out.
         level: "sequence", or "claim" for a score of each claim in an answer.
-        **settings: in place of those of the config.
+        **settings: replace those of the config.
 
     Raises:
-        TypeError: a setting there is not.
-        ValueError: one out of range.
+        TypeError: unknown setting.
+        ValueError: setting out of range.
     """
 
     symbol: str
     method: str | None = None
-    """The setting of this name, for the three of `config.METHODS`."""
+    """Value of the setting `method`, for the three methods of `config.METHODS`."""
 
     def __init__(
         self, config: ASMIConfig | None = None, *, level: str = "sequence", **settings: Any
@@ -50,8 +48,8 @@ class MaskedHeadsEstimator(Estimator):
         source = settings.get("source", "all")
         if not isinstance(source, str):
             raise ValueError(
-                f"an estimator reads one source, got {source!r}: name an estimator for each of "
-                "them, as the group asmi_sources does"
+                f"expected one source per estimator, got {source!r}: name one estimator for each, "
+                "as the group asmi_sources does"
             )
         if self.method is not None:
             settings |= {"method": self.method}
@@ -67,34 +65,36 @@ class MaskedHeadsEstimator(Estimator):
         return at_depth(statistic, self.config.depth, self.config.source)
 
     def __str__(self) -> str:
-        """Name in tables and saved runs: depth and K always, the rest where not the default."""
+        """Name in tables and saved runs: depth, K, and all settings that are not the default."""
         more = ["claims, experimental"] if self.level == "claim" else []
         return self.config.label(self.symbol, *more)
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a run's manifest says of the score, below its name in the part "methods"."""
+        """Entry of the score in the manifest's part "methods"."""
         return self.config.to_dict() | {"symbol": self.symbol}
 
     def __call__(self, stats: dict[str, Any]) -> np.ndarray | list[list[float]]:
-        """One score per example of the batch; at the level of claims, a list of them each.
+        """One score per example of the batch; at level "claim", one list of scores per example.
 
         Raises:
-            KeyError: a statistic is missing; the message says which calculator makes it.
-            ValueError: the calculator used other settings, or a score would not be finite.
+            KeyError: a statistic is missing; the message names its calculator.
+            ValueError: the calculator used other settings, or a score is not finite.
         """
         for settings in require(stats, self._name("asmi_settings")):
             self._check_settings(settings)
         token_scores = self._token_scores(stats)
         if self.level == "claim":
             examples = zip(token_scores, require(stats, "claims"), strict=True)
-            by_claim = [[self._of_claim(own, claim) for claim in said] for own, said in examples]
+            by_claim = [[self._of_claim(scores, c) for c in claims] for scores, claims in examples]
             self._check_finite([score for scores in by_claim for score in scores])
             return by_claim
         scores = []
-        for own, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
-            leave_out = closing and not self.config.closing_token and len(own) > 1
-            scores.append(aggregate(own[:-1] if leave_out else own, self.config.aggregation))
+        for example, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
+            leave_out = closing and not self.config.closing_token and len(example) > 1
+            scores.append(
+                aggregate(example[:-1] if leave_out else example, self.config.aggregation)
+            )
         self._check_finite(scores)
         return np.array(scores)
 
@@ -102,16 +102,16 @@ class MaskedHeadsEstimator(Estimator):
         places = list(claim.aligned_token_ids)
         if not places or not 0 <= min(places) <= max(places) < len(token_scores):
             raise ValueError(
-                f"the claim {claim.claim_text!r:.80} names the tokens {places}, but the answer has "
-                f"{len(token_scores)}: claims and scores are of other answers"
+                f"the claim {claim.claim_text!r:.80} has the tokens {places}, but the answer has "
+                f"{len(token_scores)}: claims and scores belong to different answers"
             )
         return aggregate(token_scores[places], self.config.aggregation)
 
     def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():
             raise ValueError(
-                f"{self} would return {scores}: LM-Polygraph would take a NaN for the most "
-                "confident answer, so the run stops here"
+                f"expected finite scores from {self}, got {scores}: the run stops, because "
+                "LM-Polygraph ranks NaN as most confident"
             )
 
     def _check_settings(self, used: dict[str, Any]) -> None:
@@ -131,13 +131,13 @@ class MaskedHeadsEstimator(Estimator):
 
 
 class SourceEstimator(MaskedHeadsEstimator):
-    """A mean over tokens of what a source gives, made beside the masked passes.
+    """Mean over tokens of a statistic of one source, computed beside the masked passes.
 
     Raises:
-        ValueError: no source; else as every estimator.
+        ValueError: source "all"; else as every estimator.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         if self.config.source == "all":
-            raise ValueError(f"{self.symbol} needs a source, such as source='context'")
+            raise ValueError(f"{self.symbol} expected a source such as 'context', got 'all'")

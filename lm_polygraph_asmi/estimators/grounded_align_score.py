@@ -1,4 +1,4 @@
-"""What users would take instead: does AlignScore find the answer in its passage?"""
+"""Baseline for grounded answers: AlignScore of passage and answer."""
 
 import inspect
 import re
@@ -11,31 +11,31 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph_asmi.results.names import require
 
 PASSAGE = r"\n(?:Passage:\n|Story: )(.*?)\n+Question: "
-"""Where the paper's prompts have the passage (SQuAD) or the story (CoQA)."""
+"""The passage (SQuAD) or the story (CoQA) in the paper's prompts."""
 EMPTY = "(empty)"
-"""In place of an answer without text, as the quality metric does."""
+"""Replaces an answer without text, as in the quality metric."""
 
 
 class GroundedAlignScore(Estimator):
     """1 - AlignScore of passage and answer, in [0, 1]; higher = more uncertain.
 
-    A baseline for answers that should come from a given passage. It is not the quality metric
-    AlignScore: that compares the answer with the reference, which no user has. Judged by that
-    metric, it is judged by the same model; a metric of words is the fairer label. Source: Zha et
-    al. (2023), AlignScore.
+    A baseline for answers that should follow from a passage. The quality metric AlignScore
+    compares the answer with the gold answer instead, which users do not have. That metric uses the
+    same model, so a word-based correctness label is the fairer one here. Source: Zha et al. (2023),
+    AlignScore.
 
     Args:
-        checkpoint: file or URL of AlignScore's weights; None: those of LM-Polygraph's metric.
+        checkpoint: file or URL of AlignScore's weights; None: the default of LM-Polygraph's metric.
         passage: regular expression whose first group is the passage in the prompt.
-        batch_size: pairs at once.
+        batch_size: pairs per batch.
 
     Raises:
-        ValueError: an expression without a group.
+        ValueError: a regular expression without a group.
 
     Example:
         >>> estimator = GroundedAlignScore(passage="Context: (.*?) Question: ")
-        >>> asked = {"input_texts": ["Who built it?"], "greedy_texts": ["Edda"]}
-        >>> estimator(asked)  # doctest: +ELLIPSIS
+        >>> stats = {"input_texts": ["Who built it?"], "greedy_texts": ["Edda"]}
+        >>> estimator(stats)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ValueError: GroundedAlignScore (passage=...) finds no passage in the prompt 'Who ...
     """
@@ -47,12 +47,12 @@ class GroundedAlignScore(Estimator):
         self.checkpoint, self.batch_size = checkpoint, int(batch_size)
         self.passage = re.compile(passage, re.DOTALL)
         if self.passage.groups < 1:
-            raise ValueError(f"passage needs a group, such as {PASSAGE!r}; got {passage!r}")
+            raise ValueError(f"passage: expected a group, such as {PASSAGE!r}, got {passage!r}")
         self._scorer: Any = None
 
     def __str__(self) -> str:
-        own = "" if self.passage.pattern == PASSAGE else f" (passage={self.passage.pattern})"
-        return f"GroundedAlignScore{own}"
+        setting = "" if self.passage.pattern == PASSAGE else f" (passage={self.passage.pattern})"
+        return f"GroundedAlignScore{setting}"
 
     def __call__(self, stats: dict[str, Any]) -> np.ndarray:
         """One score per example of the batch.
@@ -63,24 +63,23 @@ class GroundedAlignScore(Estimator):
         """
         passages = [self._passage_of(prompt) for prompt in require(stats, "input_texts")]
         answers = [text if text.strip() else EMPTY for text in require(stats, "greedy_texts")]
-        found = 1 - np.asarray(self.scorer.score(contexts=passages, claims=answers), dtype=float)
-        if not np.isfinite(found).all():
-            raise ValueError(f"{self} would return {found}: the weights may be damaged")
-        return found
+        scores = 1 - np.asarray(self.scorer.score(contexts=passages, claims=answers), dtype=float)
+        if not np.isfinite(scores).all():
+            raise ValueError(f"{self}: expected finite scores, got {scores}: damaged weights?")
+        return scores
 
     def _passage_of(self, prompt: str) -> str:
-        found = self.passage.search(prompt)
-        if found is None or not found[1].strip():
+        match = self.passage.search(prompt)
+        if match is None or not match[1].strip():
             raise ValueError(
-                f"{self} finds no passage in the prompt {prompt!r:.200}: it is for answers that "
-                "come from a given one. Name where it stands with `passage`, or leave this "
-                "estimator out"
+                f"{self} finds no passage in the prompt {prompt!r:.200}: set `passage` to a "
+                "regular expression that matches it, or leave this estimator out"
             )
-        return found[1]
+        return match[1]
 
     @property
     def scorer(self) -> Any:
-        """AlignScore itself, loaded when first asked for."""
+        """AlignScore's scorer, loaded on first use."""
         if self._scorer is None:
             import torch
             from lm_polygraph.generation_metrics.alignscore import AlignScore

@@ -1,4 +1,4 @@
-"""Sem-ASMI: disagreement among near-synonyms is discounted."""
+"""Sem-ASMI: ASMI that discounts disagreement among near-synonyms."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""How much attention goes to a source."""
+"""Baseline: attention of the layer to a source."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from lm_polygraph_asmi.results.names import require
 
 
 class SourceAttention(SourceEstimator):
-    """Mean over tokens and heads of the layer of the attention on the source's tokens, 0 to 1.
+    """Attention on the source's tokens, mean over tokens and heads of the layer, in [0, 1].
 
-    Higher = more attention; whether that is more uncertain differs between models.
+    Higher = more attention; whether that means more uncertain differs between models.
     """
 
     symbol = "Source-attention"

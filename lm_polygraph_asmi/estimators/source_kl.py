@@ -1,4 +1,4 @@
-"""What a source gives to the output: one pass in which no head brings anything of it."""
+"""Baseline: effect of a source on the output, from one pass in which no head reads it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from lm_polygraph_asmi.results.names import require
 
 
 class SourceKL(SourceEstimator):
-    """Mean over tokens of the KL to the unmasked output of that without a source, in nats.
+    """Mean over tokens of KL(output without a source || unmasked output), in nats.
 
-    The source's part is taken from all heads of the layer. Higher = the answer hangs more on the
-    source; whether that is more uncertain differs between models.
+    The source's part is removed from all heads of the layer. Higher = the answer depends more on
+    the source; whether that means more uncertain differs between models.
     """
 
     symbol = "Source-KL"

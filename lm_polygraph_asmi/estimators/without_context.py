@@ -1,4 +1,4 @@
-"""What the context gives to the output: one pass over the prompt without it."""
+"""Baseline: effect of the context on the output, from one pass over the prompt without it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from lm_polygraph_asmi.results.names import require
 
 
 class WithoutContext(SourceEstimator):
-    """Mean over tokens of the KL to the model's output of that without the context, in nats.
+    """Mean over tokens of KL(output without the context || output), in nats.
 
-    The context's tokens are taken out of the prompt. Higher = the answer hangs more on the context;
-    whether that is more uncertain differs between models. No head is masked; settings are those of
-    the run it stands in.
+    The context's tokens are removed from the prompt. Higher = the answer depends more on the
+    context; whether that means more uncertain differs between models. No head is masked; the
+    settings in its name are those of the run.
     """
 
     symbol = "Without-context"

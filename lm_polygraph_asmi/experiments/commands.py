@@ -1,7 +1,6 @@
-"""`polygraph_asmi experiments`: scales for the control conditions, and the causal
-probe.
+"""`polygraph_asmi experiments`: scales for the control conditions, and the causal probe.
 
-Imports click alone, as the files of `lm_polygraph_asmi.commands` do.
+Imports only click at the top, as the files of `lm_polygraph_asmi.commands` do.
 """
 
 import json
@@ -15,14 +14,16 @@ from lm_polygraph_asmi.commands.settings import setting_options
 
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of the model that is loaded again."""
+    """Options for loading the model of the run."""
     for option in (
         setting_options("depth", "memory_budget"),
-        click.option("--device-map", help="auto for GPUs; default: the CPU."),
-        click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ..."),
-        click.option("--gguf-file", help="Weights in this file of the folder."),
+        click.option("--device-map", help="auto: use GPUs; default: CPU."),
         click.option(
-            "--model", required=True, help="The run's: folder, name on a hub, or smollm2."
+            "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ..."
+        ),
+        click.option("--gguf-file", help="GGUF file in the folder with the weights."),
+        click.option(
+            "--model", required=True, help="Model of the run: folder, hub ID, or smollm2."
         ),
     ):
         command = option(command)
@@ -35,10 +36,10 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--held-out",
     required=True,
     type=click.Path(exists=True),
-    help="Finished run over other rows: the scales are found on its answers, without a label.",
+    help="Finished run over other rows; its answers (no labels) determine the scales.",
 )
 @_model_options
-@click.option("--rows", default=20, show_default=True, help="Answers to take, evenly spaced.")
+@click.option("--rows", default=20, show_default=True, help="Answers to use, evenly spaced.")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def scale(
     run: str,
@@ -52,11 +53,10 @@ def scale(
     memory_budget: int | None,
     out: str,
 ) -> None:
-    """Find the scales at which the control conditions equal masked heads, for a
-    finished RUN.
+    """Find the scales at which control conditions match head masking, for a finished RUN.
 
-    By norm (the change of the layer's output is as large) and by effect (the model's predictions
-    move as far). A run of a condition takes the file as asmi.perturbation_scale.
+    Matches by norm (same change of the layer's output) and by effect (same change of the model's
+    predictions). Pass the file to runs of a condition as asmi.perturbation_scale.
     """
     from rich.console import Console
 
@@ -65,26 +65,26 @@ def scale(
     console = Console()
     try:
         if not Path(out).absolute().parent.is_dir():
-            raise ValueError(f"{out} cannot be written: there is no such folder")
+            raise ValueError(f"cannot write {out}: its folder does not exist")
         with console.status("Matching"):
-            found = scales_for(
+            matched = scales_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
             )
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    Path(out).write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
-    for condition, own in found["conditions"].items():
-        if "refused" in own:
-            console.print(f"{condition}: {own['refused']}", highlight=False, markup=False)
+    Path(out).write_text(json.dumps(matched, indent=1, allow_nan=False), encoding="utf-8")
+    for condition, scales in matched["conditions"].items():
+        if "refused" in scales:
+            console.print(f"{condition}: {scales['refused']}", highlight=False, markup=False)
             continue
-        # Without a plain chain of layers the size of a change is not known, nor a scale by it.
+        # Without a plain chain of layers the size of a change is unknown, and so is its scale.
         effect, norm, size = (
-            "none found" if own[name] is None else f"{own[name]:.4g}"
+            "none flips" if scales[name] is None else f"{scales[name]:.4g}"
             for name in ("effect", "norm", "relative_change")
         )
         console.print(
-            f"{condition}: by effect {effect}, by norm {norm}; as it is, KL {own['kl']:.3g} nats, "
-            f"relative change {size}",
+            f"{condition}: by effect {effect}, by norm {norm}; unscaled: KL "
+            f"{scales['kl']:.3g} nats, relative change {size}",
             highlight=False,
         )
 
@@ -92,19 +92,19 @@ def scale(
 @click.command()
 @click.argument("run", type=click.Path(exists=True))
 @_model_options
-@click.option("--tokens", "count", default=200, show_default=True, help="In each group.")
-@click.option("--draws", default=10, show_default=True, help="Of random heads, for each token.")
-@click.option("--control-depth", default=0.3, show_default=True, help="Of random heads elsewhere.")
-@click.option("--seed", default=0, show_default=True, help="Of random heads.")
+@click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")
+@click.option("--draws", default=10, show_default=True, help="Draws of random heads per token.")
+@click.option("--control-depth", default=0.3, show_default=True, help="Depth of the random heads.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random heads.")
 @click.option(
     "--result-cache",
     type=click.Path(file_okay=False),
-    help="Folder in which examples are kept as they are done; default: beside the file.",
+    help="Folder that caches finished examples; default: beside the output file.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="JSON file; default: beside the manager file, where `report` finds it.",
+    help="JSON file to write; default: beside the manager file, where `report` finds it.",
 )
 def probe(
     run: str,
@@ -117,9 +117,9 @@ def probe(
     out: str | None,
     **settings: Any,
 ) -> None:
-    """Ablate the heads that RUN calls critical, and say how often predictions flip.
+    """Ablate the critical heads of RUN and report how often predictions flip.
 
-    RUN is one of the config asmi_heads. Killed, it resumes.
+    RUN is a run of the config asmi_heads. A killed probe resumes from its cache.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -131,26 +131,26 @@ def probe(
     try:
         manager, *others = manager_files(run)
         if others:
-            raise ValueError(f"{run} holds several seeds: name one of the files in it")
+            raise ValueError(f"expected one seed, got several in {run}: name one of its files")
         path = Path(out) if out else probe_path(manager)
         if not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no such folder")
+            raise ValueError(f"cannot write {path}: its folder does not exist")
         from lm_polygraph_asmi.experiments.probe import probe_of
 
-        kept = result_cache or str(path.with_suffix(".cache"))
-        how = (manager, model, gguf_file, dtype, device_map, depth)
-        asked, answers = probe_of(*how, result_cache=kept, **settings)
+        cache = result_cache or str(path.with_suffix(".cache"))
+        loading = (manager, model, gguf_file, dtype, device_map, depth)
+        prepared, answers = probe_of(*loading, result_cache=cache, **settings)
         with Progress(console=Console(stderr=True)) as shown:
-            task = shown.add_task("Probing", total=len(asked.rows))
-            found = asked.run(answers, lambda: shown.advance(task))
+            task = shown.add_task("Probing", total=len(prepared.rows))
+            flips = prepared.run(answers, lambda: shown.advance(task))
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    write_probe({"run": str(manager), "model": model, **found}, manager, path)
+    write_probe({"run": str(manager), "model": model, **flips}, manager, path)
     replayed = [
-        a == b for a, b in zip(found["tokens"]["argmax"], found["tokens"]["replayed"], strict=True)
+        a == b for a, b in zip(flips["tokens"]["argmax"], flips["tokens"]["replayed"], strict=True)
     ]
     console.print(
-        f"{path}: {len(replayed)} tokens of {len(asked.rows)} answers; with no head ablated "
+        f"{path}: {len(replayed)} tokens of {len(prepared.rows)} answers; with no head ablated "
         f"{len(replayed) - sum(replayed)} of them flip.",
         highlight=False,
         markup=False,

@@ -1,1 +1,1 @@
-"""What LM-Polygraph and its side models need; nothing of how a score is computed."""
+"""Adapters for LM-Polygraph, its models and its side models; no score is computed here."""

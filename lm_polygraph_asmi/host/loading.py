@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a folder, the cache or a hub; errors say what to do."""
+"""Loads a model and its tokenizer from a folder, the cache or a hub."""
 
 import io
 import warnings
@@ -35,21 +35,21 @@ def load_model(
     """A causal language model, in evaluation mode.
 
     Args:
-        model_path: folder, or name on a hub.
-        dtype: "auto", or the name of one of torch's.
+        model_path: folder, or hub ID.
+        dtype: "auto", or the name of a torch dtype.
         device_map: as for transformers' `from_pretrained`.
-        attn_implementation: eager by default because LM-Polygraph's RAUQ reads attention maps;
-            ASMI's own passes follow the option `attention` of its calculator. None is
-            transformers' choice.
-        trust_remote_code: whether code that comes with the model may run.
+        attn_implementation: eager by default, because LM-Polygraph's RAUQ reads attention maps.
+            ASMI's passes follow the option `attention` of its calculator. None: transformers'
+            choice.
+        trust_remote_code: whether code from the model repository may run.
         **kwargs: for `from_pretrained`, such as `gguf_file` or `revision`.
 
     Raises:
         OSError: no such folder, and no such model in the cache or on the hub.
-        ValueError: no such dtype.
+        ValueError: unknown dtype.
     """
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"dtype must be auto or one of torch's, such as float32, got {dtype!r}")
+        raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             model_path,
@@ -59,41 +59,39 @@ def load_model(
             trust_remote_code=trust_remote_code,
             **kwargs,
         )
-    except (OSError, HFValidationError) as error:  # the latter of older releases, of no folder
-        raise OSError(
-            f"the model {model_path} cannot be loaded: {_why(model_path, error)}"
-        ) from error
+    except (OSError, HFValidationError) as error:  # the latter from older releases
+        raise OSError(f"cannot load the model {model_path}: {_why(model_path, error)}") from error
     except ValueError as error:
         if "Unrecognized model" not in str(error):
             raise
         raise ValueError(
-            f"the model {model_path} cannot be loaded: its config.json is missing, or names no "
-            "model_type. Name a folder as transformers' save_pretrained writes it; for weights in "
-            "a GGUF file name the file, too (gguf_file)"
+            f"cannot load the model {model_path}: its config.json is missing or has no model_type. "
+            "Name a folder written by transformers' save_pretrained; for weights in a GGUF file, "
+            "also name the file (gguf_file)"
         ) from error
     return model.eval()
 
 
 def _why(model_path: str, error: Exception) -> str:
-    """Why there is no model, and what to do."""
+    """Why the model cannot be loaded, and what to do."""
     if Path(model_path).is_dir():
-        return f"the folder is not complete. {error}"
-    if model_path.startswith(("/", ".", "~")):  # no hub has such names
-        return "there is no such folder. Name one that is there, or a model's name on a hub"
+        return f"the folder is incomplete. {error}"
+    if model_path.startswith(("/", ".", "~")):  # never hub IDs
+        return "the folder does not exist. Name an existing folder or a hub ID"
     return (
-        "it is neither a folder here nor in the cache, and no hub gave it (no connection, no such "
-        "name, or a licence to accept). Name a local folder (model.path in a config), or fetch it "
-        f"once. {error}"
+        "it is neither a local folder nor in the cache, and the hub did not provide it (no "
+        "connection, unknown name, or a licence to accept). Name a local folder (model.path in a "
+        f"config), or download it once. {error}"
     )
 
 
 def load_tokenizer(
     model_path: str, trust_remote_code: bool = False, **kwargs: Any
 ) -> PreTrainedTokenizerBase:
-    """Its tokenizer, padding on the left as generation in batches needs.
+    """The tokenizer of a model, padding on the left for generation in batches.
 
     Raises:
-        OSError: none there.
+        OSError: no tokenizer there.
     """
     tokenizer = AutoTokenizer.from_pretrained(
         model_path, padding_side="left", trust_remote_code=trust_remote_code, **kwargs
@@ -103,27 +101,27 @@ def load_tokenizer(
     return tokenizer
 
 
-@lru_cache(maxsize=1)  # a notebook calls again and again
+@lru_cache(maxsize=1)  # notebooks call it repeatedly
 def load_named(
     name: str, gguf_file: str | None = None, dtype: str = "auto", device_map: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer by name, without progress bars; the last one is kept in memory.
+    """Model and tokenizer by name, without progress bars; the last pair stays in memory.
 
     Args:
-        name: folder, name on a hub, or "smollm2", the demo's.
-        gguf_file: weights in this file of the folder.
-        dtype: "auto", or the name of one of torch's.
+        name: folder, hub ID, or "smollm2", the demo's model.
+        gguf_file: GGUF file in the folder with the weights.
+        dtype: "auto", or the name of a torch dtype.
         device_map: as for transformers' `from_pretrained`.
 
     Raises:
-        OSError: no such model here, in the cache or on the hub.
-        ValueError: no such dtype; another file or dtype for "smollm2".
+        OSError: no such folder, and no such model in the cache or on the hub.
+        ValueError: unknown dtype; a file or other dtype for "smollm2".
     """
     if name == SMOLLM2:
         if gguf_file is not None or dtype not in ("auto", "float32"):
             raise ValueError(
-                f"{SMOLLM2} is one file, computed in float32: leave out gguf_file and dtype "
-                f"(got {gguf_file!r}, {dtype!r})"
+                f"expected no gguf_file and dtype for {SMOLLM2} (one file, float32), "
+                f"got {gguf_file!r} and {dtype!r}"
             )
         name, gguf_file, dtype = str(weights_folder()), GGUF_FILE, "float32"
     file: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
@@ -134,11 +132,11 @@ def load_named(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, notes and warnings of other libraries; errors are raised as ever."""
+    """Hide progress bars, notes and warnings of other libraries; errors are still raised."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        # Converting GGUF weights shows a bar that no setting of transformers hides.
+        # No setting of transformers hides the progress bar of converting GGUF weights.
         with redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield

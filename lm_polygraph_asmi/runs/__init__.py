@@ -1,1 +1,1 @@
-"""What surrounds a run of polygraph_eval: its rows, its checks, its record, its shards."""
+"""Around a run of polygraph_eval: rows, checks, manifest and merging of shards."""

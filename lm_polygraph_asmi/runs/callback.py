@@ -1,4 +1,4 @@
-"""The Hydra callback of every shipped config: checks before a run, a manifest beside results."""
+"""The Hydra callback of every shipped config: checks before a run, and the manifest."""
 
 import gc
 import inspect
@@ -22,10 +22,10 @@ log = logging.getLogger("lm_polygraph")
 
 
 class RunRecord(Callback):
-    """Checks a run before its model is loaded, and records what it was.
+    """Checks a run before its model is loaded, and writes the manifest.
 
-    Hydra turns errors of a callback into warnings, so a single run is stopped by SystemExit; jobs
-    of a multirun go on to fail at the same point by themselves, without taking others along.
+    Hydra turns errors of a callback into warnings, so SystemExit stops a single run. Jobs of a
+    multirun continue and fail later on their own, without stopping the others.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class RunRecord(Callback):
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
-        # Configs name quality metrics that the script looks up among its global names.
+        # The script looks up quality metrics of the config among its global names.
         offer(inspect.unwrap(task_function).__globals__)
         findings = check_run(config)
         for finding in findings:
@@ -48,12 +48,12 @@ class RunRecord(Callback):
         if any(finding.fatal for finding in findings):
             if config.hydra.mode != RunMode.MULTIRUN:
                 raise SystemExit(
-                    "polygraph_eval was stopped before the model was loaded; see above"
+                    "polygraph_eval stopped before loading the model: see the errors above"
                 )
             return
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
-            # What an earlier run left in this folder counts until this one has results.
+            # The manifest of an earlier run in this folder is valid until this one has results.
             if not manager.exists():
                 write_manifest(manifest, manager)
 
@@ -76,10 +76,10 @@ class RunRecord(Callback):
             if manager.is_file() and manager.stat().st_mtime >= self._started:
                 _add_results(manifest, manager)
             elif manager.is_file():
-                continue  # of an earlier run
+                continue  # belongs to an earlier run
             write_manifest(manifest, manager)
         if isinstance(error, BaseException):
-            # Hydra keeps the error, and with its frames the model, until the whole sweep has ended.
+            # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)
             gc.collect()
 
@@ -89,7 +89,7 @@ def _now() -> str:
 
 
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
-    """What is known of a run before it starts, for every manager file it will write."""
+    """Manifests at the start of a run, by the manager files it will write."""
     from lm_polygraph_asmi.results import manifest
     from lm_polygraph_asmi.runs.rows import row_identities
 
@@ -113,7 +113,7 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "dataset": {"name": choices.get("benchmark"), "path": job["dataset"], **data},
             "seeds": {
                 "run": seed,
-                # A config of one's own need not have the node `asmi`; see also `_add_results`.
+                # User configs may lack the node `asmi`; see also `_add_results`.
                 "masks": OmegaConf.select(config, "asmi.seed"),
                 "samples": OmegaConf.select(config, "asmi.sampling_seed"),
                 "subsample": data.get("subsample_seed"),
@@ -130,28 +130,28 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
 
 
 def _methods(job: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the run's scores by name, for everybody who reads them."""
+    """Settings of the run's scores, by name."""
     from lm_polygraph.utils.factory_estimator import FactoryEstimator
 
     ours = (e for e in job["estimators"] if e["name"].startswith("lm_polygraph_asmi."))
-    built = [FactoryEstimator()(one["name"], one.get("cfg") or {}) for one in ours]
+    built = [FactoryEstimator()(entry["name"], entry.get("cfg") or {}) for entry in ours]
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
     generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
-    return {str(one): one.described | generated for one in built if hasattr(one, "described")}
+    return {str(e): e.described | generated for e in built if hasattr(e, "described")}
 
 
 def _scales(job: dict[str, Any]) -> dict[str, Any]:
-    """What the file of scales holds that a run takes, if it takes one."""
+    """Content of the run's file of scales, if it has one."""
     from lm_polygraph_asmi.results.scales import read_scales
 
-    own = (job.get("asmi") or {}).get("perturbation_scale")
-    file = (job.get("controls") or {}).get("scales") or (own if isinstance(own, str) else None)
+    scale = (job.get("asmi") or {}).get("perturbation_scale")
+    file = (job.get("controls") or {}).get("scales") or (scale if isinstance(scale, str) else None)
     return {} if file is None else {"scales": read_scales(file)}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:
-    """What only a finished manager file knows; a word on what its reader must know."""
+    """Add what only a finished manager file has; warn about scores that are not finite."""
     import numpy as np
     import torch
 
@@ -159,10 +159,10 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
 
     content = torch.load(manager, weights_only=False)
     stats = content["stats"]
-    if content["state"] != "failed":  # of several seeds, another one may have failed
+    if content["state"] != "failed":  # another seed may have failed
         manifest["status"] = "completed"
         manifest.pop("error", None)
-    # A model of the hub is in the cache only now, if this run was its first.
+    # In its first run a hub model enters the cache only after the start.
     manifest["model"] |= model_of(manifest["config"]["model"])
     manifest["asmi"] = asmi_settings(stats)
     for used in manifest["asmi"]:
@@ -172,7 +172,7 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     manifest["asmi_reused"] = sum(map(bool, reused))
     if manifest["asmi_reused"]:
         log.warning(
-            "ASMI: masked passes of %d of %d answers were taken from the result cache",
+            "ASMI: masked passes of %d of %d answers come from the result cache",
             manifest["asmi_reused"],
             len(reused),
         )
@@ -180,9 +180,9 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
         unusable = int(np.sum(~np.isfinite(np.asarray(scores, dtype=float))))
         if unusable:
             log.warning(
-                "%s: %d of %d scores are not finite. LM-Polygraph's own PRR takes them for the "
-                "most confident (NaN, -inf) or most uncertain (inf) answers; `polygraph_asmi "
-                "results` leaves these answers out for all methods",
+                "%s: %d of %d scores are not finite. LM-Polygraph's PRR ranks them as most "
+                "confident (NaN, -inf) or most uncertain (inf); `polygraph_asmi results` leaves "
+                "these answers out for all methods",
                 name,
                 unusable,
                 len(scores),

@@ -1,4 +1,4 @@
-"""A run's config, composed outside of a run."""
+"""Composes the config of a run outside of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from lm_polygraph_asmi._hydra.configs import configs_path
 def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
     """A run's config with the node `hydra`, composed as polygraph_eval does.
 
-    A config of `folder` hides a shipped one of the same name, which polygraph_eval would take.
+    A config in `folder` hides a shipped one of the same name; polygraph_eval would use the latter.
 
     Raises:
-        ValueError: no such config, or an override that it does not take.
+        ValueError: unknown config or override.
     """
     place = Path(folder).resolve() if folder else configs_path()
     try:
@@ -27,7 +27,7 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
         text = str(error)
         if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
             known = {file.stem for path in (place, configs_path()) for file in path.glob("*.yaml")}
-            text = f"there is no config {name!r}, but {', '.join(sorted(known))}"
+            text = f"expected a config among {', '.join(sorted(known))}; got {name!r}"
         raise ValueError(text) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"
     HydraConfig.instance().set_config(config)  # what ${hydra:...} reads

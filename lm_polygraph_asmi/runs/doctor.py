@@ -1,4 +1,4 @@
-"""Whether a run will work and what it will cost: checks without its model, then two rows of it."""
+"""Whether a run will work, and its cost: checks without its model, then two of its rows."""
 
 import inspect
 import shutil
@@ -51,7 +51,7 @@ def _problems(*texts: str | None) -> Iterator[Finding]:
 
 
 def _needed_calculators(config: DictConfig) -> list[StatCalculatorContainer]:
-    """The statistics calculators of a run, chosen as LM-Polygraph chooses them."""
+    """The stat calculators of a run, selected as in LM-Polygraph."""
     available = [StatCalculatorContainer(**c) for c in config.stat_calculators if c != "auto"]
     if "auto" in config.stat_calculators:
         language, cache = config.get("language", "en"), config.get("hf_cache")
@@ -68,12 +68,12 @@ def _check_side_models(config: DictConfig) -> Iterator[Finding]:
     nli, cross_encoders = set(), set()
     try:
         needed = _needed_calculators(config)
-    except Exception as error:  # the host knows no other type
+    except Exception as error:  # LM-Polygraph raises no other type
         yield Finding(with_hint(str(error)), fatal=True)
         return
     for calculator in needed:
         settings = container(calculator.cfg)
-        settings = settings.get("cfg", settings)  # those of a calculator that is timed
+        settings = settings.get("cfg", settings)  # of a timed calculator
         if "deberta_path" in settings:
             nli.add((settings["deberta_path"], settings.get("hf_cache")))
         if "cross_encoder_name" in settings:
@@ -85,7 +85,7 @@ def _check_side_models(config: DictConfig) -> Iterator[Finding]:
 
 
 def _check_quality(config: DictConfig) -> Iterator[Finding]:
-    # Without a choice LM-Polygraph takes all it has.
+    # By default LM-Polygraph uses all its metrics.
     everything = OmegaConf.create([{"name": "AlignScore"}])
     for metric in config.get("generation_metrics") or everything:
         yield from _problems(_metric_problem(container(metric)))
@@ -108,13 +108,13 @@ def _missing_for_align_score(checkpoint: str) -> list[str | None]:
 
 
 def _metric_problem(metric: dict[str, Any]) -> str | None:
-    """What keeps a quality metric from being made; LM-Polygraph would say so behind the model."""
+    """Why a quality metric cannot be built; LM-Polygraph reports it after loading the model."""
     name, arguments = metric["name"], metric.get("kwargs") or {}
     kind = METRICS.get(name) or getattr(generation_metrics, name, None)
     if kind is None:
         return (
-            f"there is no quality metric {name!r}: take one of LM-Polygraph's, such as AlignScore, "
-            f"or {', '.join(METRICS)}"
+            f"unknown quality metric {name!r}: use one of LM-Polygraph, such as AlignScore, or "
+            f"{', '.join(METRICS)}"
         )
     ignored = sorted(set(metric) - {"name", "args", "kwargs"})
     try:
@@ -123,29 +123,29 @@ def _metric_problem(metric: dict[str, Any]) -> str | None:
     except TypeError as error:
         problem = str(error)
     if ignored:
-        said = ", ".join(f"{key}: {metric[key]}" for key in ignored)
+        given = ", ".join(f"{key}: {metric[key]}" for key in ignored)
         return (
-            f"LM-Polygraph reads name, args and kwargs of a quality metric, not {said}: write "
-            f"{{name: {name}, kwargs: {{{said}}}}}"
+            f"LM-Polygraph reads name, args and kwargs of a quality metric, not {given}: write "
+            f"{{name: {name}, kwargs: {{{given}}}}}"
         )
-    return problem and f"the quality metric {name} cannot be made: {problem}"
+    return problem and f"cannot build the quality metric {name}: {problem}"
 
 
 def _check_model(config: DictConfig) -> Iterator[Finding]:
     model = container(config.model)
     if model.get("type") != "CausalLM":
-        return  # perhaps none of the hub's
+        return  # may not be a hub model
     path, arguments = model["path"], model.get("load_model_args") or {}
     revision, gguf_file = arguments.get("revision"), arguments.get("gguf_file")
     if missing := side_models.missing_model(
         f"the model {path!r}",
         path,
-        "set model.path to a local folder that holds it",
+        "set model.path to its local folder",
         revision=revision,
         gguf_file=gguf_file,
     ):
         if has_own_script(config):
-            missing += ". The config's own load script may load it otherwise: the two rows tell"
+            missing += ". The config's load script may still load it: the two rows test this"
         yield Finding(missing, fatal=not has_own_script(config))
         return
     needed = side_models.weights_bytes(path, revision)
@@ -153,16 +153,16 @@ def _check_model(config: DictConfig) -> Iterator[Finding]:
     free = free_gpu_memory() if on_gpu else psutil.virtual_memory().available
     if needed and needed > free:
         yield Finding(
-            f"memory too small for the model: the weights take {decimal(needed)}, and "
-            f"{decimal(free)} of {'GPU' if on_gpu else 'main'} memory are free. Take a smaller "
-            "model, or a machine with more",
+            f"memory too small for the model: the weights need {decimal(needed)}, and "
+            f"{decimal(free)} of {'GPU' if on_gpu else 'main'} memory are free. Use a smaller "
+            "model, or a machine with more memory",
             fatal=not on_gpu,  # device_map=auto computes the rest on the CPU, slowly
         )
 
 
 def free_gpu_memory() -> int:
     """Free bytes on all GPUs together."""
-    # Asked in a process of its own: this one would keep a context on the GPU beside the two rows.
+    # In a separate process: this one would keep a GPU context during the two rows.
     total = "sum(cuda.mem_get_info(i)[0] for i in range(cuda.device_count()))"
     code = f"from torch import cuda; print({total})"
     return int(subprocess.check_output([sys.executable, "-c", code], text=True))
@@ -176,17 +176,17 @@ def _check_disk(config: DictConfig) -> Iterator[Finding]:
             continue
         path = Path(folder).resolve()
         place = next(parent for parent in (path, *path.parents) if parent.exists())
-        needed = setting == "cache_path"  # without a result cache a run still gives its results
+        needed = setting == "cache_path"  # a run works without a result cache
         remedy = f"free disk space, or set {setting} to another folder"
         try:
             with tempfile.TemporaryDirectory(dir=place) as probe:
                 if not needed:  # not every network file system takes SQLite
                     diskcache.Cache(probe).close()
         except (OSError, sqlite3.Error, diskcache.Timeout) as error:
-            yield Finding(f"{path} cannot be written ({error}): {remedy}", fatal=needed)
+            yield Finding(f"cannot write {path} ({error}): {remedy}", fatal=needed)
             continue
         if (free := shutil.disk_usage(place).free) < ENOUGH_DISK:
-            text = f"the disk of {path} is nearly full, {decimal(free)} are free: {remedy}"
+            text = f"the disk of {path} has only {decimal(free)} free: {remedy}"
             yield Finding(text, fatal=needed and free < LITTLE_DISK)
 
 
@@ -204,30 +204,30 @@ def _check_scores(trial: Trial) -> Iterator[Finding]:
     finite = np.isfinite(trial.scores).all()
     if not finite.all():
         yield Finding(
-            f"scores that are not finite from {', '.join(finite.index[~finite])}; LM-Polygraph "
-            "takes NaN for the most confident answer. Leave them out, or try another "
+            f"expected finite scores, got others from {', '.join(finite.index[~finite])}; "
+            "LM-Polygraph ranks NaN as most confident. Leave them out, or try another "
             "model.load_model_args.dtype",
             fatal=False,
         )
 
 
 def examine(findings: Iterator[Finding]) -> list[tuple[str, str]]:
-    """States (of `STYLES`) and texts of what a check finds; its own errors are problems too."""
+    """(state, text) of each finding of a check, states of `STYLES`; an error is a problem too."""
     try:
-        said = [("problem" if fatal else "warning", text) for text, fatal in findings]
+        states = [("problem" if fatal else "warning", text) for text, fatal in findings]
     except Exception as error:  # an interpolation that fails can raise anything
         return [("problem", str(error) or type(error).__name__)]
-    return said or [("ok", "")]
+    return states or [("ok", "")]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found of a run.
+    """Findings about a run.
 
     Attributes:
-        config: its name.
-        checks: of each thing said: name of the check, state (of `STYLES`), and what to do.
-        cost: what the whole run will take, by two of its rows; empty where none were scored.
+        config: name of its config.
+        checks: (check, state, what to do) of each finding, states of `STYLES`.
+        cost: estimated cost of the whole run, from two rows; empty if none were scored.
     """
 
     config: str
@@ -236,12 +236,12 @@ class Diagnosis:
 
     @property
     def works(self) -> bool:
-        """Whether nothing stands in its way."""
+        """Whether no check found a problem."""
         return all(state != "problem" for _, state, _ in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        named = [dict(zip(("check", "state", "text"), said, strict=True)) for said in self.checks]
+        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
         return asdict(self) | {"checks": named, "works": self.works}
 
 
@@ -252,24 +252,24 @@ def diagnose(
     overrides: Sequence[str] = (),
     run: bool = True,
 ) -> Diagnosis:
-    """Print the report on a run, and return it.
+    """Check a run, print the findings and return them.
 
     Args:
-        console: where to.
+        console: where to print.
         config_name, config_dir, overrides: as for polygraph_eval.
         run: also score two rows.
 
     Raises:
-        ValueError: no such config, or an override that it does not take.
+        ValueError: unknown config or override.
     """
     config = compose_run(config_name, config_dir, overrides)
     job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
     report = Table("check", "state", "what to do", title=f"{config_name}{job}")
-    found = Diagnosis(config_name, [], {})
+    diagnosis = Diagnosis(config_name, [], {})
 
-    def add(name: str, said: list[tuple[str, str]]) -> None:
-        for state, text in said:
-            found.checks.append((name, state, text))
+    def add(name: str, findings: list[tuple[str, str]]) -> None:
+        for state, text in findings:
+            diagnosis.checks.append((name, state, text))
             report.add_row(name, Text(state, STYLES[state]), Text(text))
 
     cost = None
@@ -277,9 +277,9 @@ def diagnose(
         for name, check in CHECKS.items():
             status.update(f"checking: {name}")
             add(name, examine(check(config)))
-            if name == "settings" and not found.works:
-                break  # the others read them
-        if run and found.works:
+            if name == "settings" and not diagnosis.works:
+                break  # the other checks need them
+        if run and diagnosis.works:
             status.update("scoring two rows with every method")
             folder = ["--config-dir", config_dir] if config_dir else []
             try:
@@ -287,10 +287,10 @@ def diagnose(
                 add("two rows", examine(_check_scores(trial)))
                 rows, seeds = count_rows(config), len(config.get("seed") or [1])
                 cost = estimate(trial, rows, seeds)
-                found.cost.update(costs(trial, rows, seeds))
+                diagnosis.cost.update(costs(trial, rows, seeds))
             except (RuntimeError, ValueError) as error:
                 add("two rows", [("problem", str(error))])
     console.print(report)
     if cost:
         console.print(cost)
-    return found
+    return diagnosis

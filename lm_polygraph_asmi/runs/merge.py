@@ -1,9 +1,8 @@
-"""Joins the shards of a run into the files that one unsplit run would have left.
+"""Merges the shards of a run into the files of one unsplit run.
 
-A setting is a model on a dataset under fixed settings; `data.num_shards` splits its rows over jobs.
-Each job leaves a manager file with scores and metrics of its own rows, and a manifest that says
-which rows these were. Here they are put back in order and the metrics computed over all of them,
-by LM-Polygraph's own code.
+A setting is a model on a dataset with one prompt; `data.num_shards` splits its rows over jobs. Each
+job writes a manager file with scores and metrics of its rows, and a manifest with their ids. Here
+rows are put back in order, and LM-Polygraph's code computes the metrics over all of them.
 """
 
 import hashlib
@@ -28,24 +27,24 @@ from lm_polygraph_asmi.results.manifest import (
 )
 
 OF_A_JOB = {"dataset", "cache_path", "save_path", "seed"}
-"""Nodes at the top of a config that differ between jobs of a setting: where its rows and results
-lie, and the list of seeds, of which a manager file has one."""
+"""Top-level nodes of a config that differ between jobs of a setting: folders of rows and results,
+and the list of seeds (a manager file has one seed)."""
 OF_A_MACHINE = {"result_cache", "memory_budget", "device_map"}
-"""Settings that fit a job to its machine; calculators are given copies, so they may be anywhere."""
+"""Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
 
 class MergeError(ValueError):
-    """Runs that cannot be joined; the text says why, and what to do."""
+    """Runs that cannot be merged; the text says why and what to do."""
 
 
 class Shard(NamedTuple):
     """One job's share of a setting.
 
     Attributes:
-        manager: its manager file; not there yet where the job has not come to its end.
-        manifest: what its manifest says.
-        number, total: it is shard `number`, from 0, of `total`.
-        ids: of its rows, in their order.
+        manager: its manager file; does not exist before the job ends.
+        manifest: content of its manifest.
+        number, total: shard `number`, from 0, of `total`.
+        ids: ids of its rows, in order.
     """
 
     manager: Path
@@ -59,13 +58,13 @@ class Shard(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A setting that has been joined.
+    """A merged setting.
 
     Attributes:
         group: model, dataset and seed.
-        shards, rows: how many.
+        shards, rows: numbers of them.
         file: the manager file, with the manifest beside it.
-        warnings: what its reader must know.
+        warnings: texts for the user.
     """
 
     group: str
@@ -76,16 +75,16 @@ class Merged(NamedTuple):
 
 
 def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merged], list[str]]:
-    """Join all complete settings found under some paths.
+    """Merge all complete settings below some paths.
 
     Args:
-        paths: manager files, or folders searched for them. What was joined before is passed over.
-        out: folder for the manager files, one per seed: they lie in it if there is one setting,
-            else in MODEL/DATASET below it, or MODEL/DATASET-HASH where settings would share that.
+        paths: manager files, or folders that are searched for them. Merged files are skipped.
+        out: folder for the manager files, one per seed: directly in it for a single setting, else
+            in MODEL/DATASET below it (MODEL/DATASET-HASH if settings share these names).
 
     Returns:
-        The settings that were joined, and why others, or files outside any setting, were not.
-        Nothing is raised for these.
+        The merged settings, and the errors of other settings and unreadable files, which are not
+        raised.
     """
     shards, errors = _find_shards(paths)
     groups: dict[str, str] = {}
@@ -93,40 +92,40 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
     for shard in shards:
         manifest = shard.manifest
         key = _key(manifest["config"])
-        # Names are those of config groups; a config of one's own may not have them.
+        # Names are those of config groups, which user configs may lack.
         model = manifest["model"]["name"] or Path(manifest["model"]["path"]).name
         groups[key] = f"{model}/{manifest['dataset']['name'] or manifest['config_name']}"
         runs.setdefault((key, manifest["seeds"]["run"]), []).append(shard)
     merged = []
-    for (key, seed), found in runs.items():
+    for (key, seed), parts in runs.items():
         group = groups[key]
         if list(groups.values()).count(group) > 1:
             group += f"-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         file = Path(out, group if len(groups) > 1 else "", f"ue_manager_seed{seed}")
         try:
-            merged.append(_join(f"{group}, seed {seed}", _finished_shards(found), file))
+            merged.append(_join(f"{group}, seed {seed}", _finished_shards(parts), file))
         except (ValueError, OSError) as error:
             errors.append(f"{group}, seed {seed}: {error}")
     return merged, errors
 
 
 def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
-    """The metrics of `polygraph_eval`, whose own list stands in a script. Raises nothing."""
+    """The metrics of `polygraph_eval`, whose own list is inside a script."""
     metrics = [PredictionRejectionArea(), PredictionRejectionArea(max_rejection=0.5)]
     metrics += [IsotonicPCC(), ECE(normalize=True)]
     return [*metrics, ROCAUC(), PRAUC()] if config.get("use_claim_ue") else metrics
 
 
 def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
-    """All shards under some paths, those of killed jobs too, and what could not be read."""
+    """All shards below some paths, including those of killed jobs, and errors of reading."""
     managers, shards, errors = set(), [], []
     for path in map(Path, paths):
         root = path.resolve()
-        # A job that was killed has left a manifest alone.
+        # A killed job leaves only a manifest.
         patterns = ("ue_manager_seed*", "asmi_manifest_seed*.json")
         files = [root] if root.is_file() else [f for p in patterns for f in root.rglob(p)]
         if not files:
-            errors.append(f"{path} holds no run: no ue_manager_seed* and no manifest")
+            errors.append(f"{path} has no run: no ue_manager_seed* and no manifest")
         for file in files:
             name = file.name.removesuffix(".json").replace("asmi_manifest", "ue_manager")
             managers.add(file.with_name(name))
@@ -134,21 +133,21 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
         try:
             manifest = read_manifest(manager)
             if manifest.get("format") != FORMAT:
-                raise ValueError(f"{manifest_path(manager)} is not of the format {FORMAT}")
+                raise ValueError(f"expected format {FORMAT} in {manifest_path(manager)}")
         except (FileNotFoundError, ValueError) as error:
-            errors.append(f"{error}. Nobody knows which rows {manager} holds: run it again")
+            errors.append(f"{error}. The rows of {manager} are unknown: run it again")
             continue
         if "merged_from" not in manifest:
             data = manifest["dataset"]
             number, total = data.get("shard", 0), data.get("num_shards", 1)
             shards.append(Shard(manager, manifest, number, total, manifest["rows"]["ids"]))
     if not shards and not errors:
-        errors.append("there is nothing to join: these files are joined already")
+        errors.append("nothing to merge: these files are merged already")
     return shards, errors
 
 
 def _key(config: Mapping[str, Any]) -> str:
-    """What all shards of a setting have in common, and no others."""
+    """Key that all shards of a setting share, and no others."""
 
     def portable(node: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in node.items() if name not in OF_A_MACHINE}
@@ -158,27 +157,27 @@ def _key(config: Mapping[str, Any]) -> str:
     return json.dumps({n: v for n, v in shared.items() if n not in OF_A_JOB}, sort_keys=True)
 
 
-def _finished_shards(found: Sequence[Shard]) -> list[Shard]:
+def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:
     """The finished run of every shard, in the order of rows.
 
-    A run that failed or was killed does not matter where the same shard has been finished since.
+    Failed or killed runs are ignored if the same shard has also finished.
     """
     finished, problems = [], []
-    total, manifest = found[0].total, found[0].manifest
+    total, manifest = shards[0].total, shards[0].manifest
     for number in range(total):
-        runs = [shard for shard in found if shard.number == number]
+        runs = [shard for shard in shards if shard.number == number]
         completed = [shard for shard in runs if shard.manifest["status"] == "completed"]
         finished += completed
         if len(completed) > 1:
             several = " and ".join(map(str, completed))
-            problems.append(f"wanted once, but finished were {several}: name only one of them")
+            problems.append(f"expected one finished run, got {several}: name only one of them")
         elif not completed:
             for shard in runs:
-                error = shard.manifest.get("error", "the job was killed, or is not done yet")
+                error = shard.manifest.get("error", "the job was killed, or is still running")
                 problems.append(f'{shard} has the status "{shard.manifest["status"]}": {error}')
             if not runs:
                 problems.append(f"shard {number} of {total} is missing")
-            # hydra.mode: a config such as asmi_grid is a multirun by itself.
+            # hydra.mode: configs such as asmi_grid are multiruns by default.
             command = ["polygraph_eval", "--config-name", manifest["config_name"], "hydra.mode=RUN"]
             command += _common_overrides(manifest)
             command += [f"data.num_shards={total}", f"data.shard={number}"]
@@ -189,8 +188,8 @@ def _finished_shards(found: Sequence[Shard]) -> list[Shard]:
 
 
 def _common_overrides(manifest: Mapping[str, Any]) -> list[str]:
-    own = ("data.shard", "data.num_shards", "save_path")
-    return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in own]
+    per_job = ("data.shard", "data.num_shards", "save_path")
+    return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in per_job]
 
 
 def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
@@ -200,19 +199,19 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
         for shard in shards
     ]
     if file.exists():
-        # A sweep may be joined again once its last setting is finished.
+        # A sweep may be merged again when its last setting has finished.
         if read_manifest(file).get("merged_from") == sources:
             rows = sum(len(shard.ids) for shard in shards)
-            return Merged(group, len(shards), rows, file, ["joined before"])
-        raise MergeError(f"{file} is there already: name another --out, or remove it")
+            return Merged(group, len(shards), rows, file, ["merged before"])
+        raise MergeError(f"{file} exists already: name another --out, or remove it")
     _check_rows(shards)
     managers = [_load(shard) for shard in shards]
     _check_alike(shards, managers)
     pairs = list(zip(shards, managers, strict=True))
     warnings = []
     for name in dict.fromkeys(name for manager in managers for name in manager.stats):
-        # LM-Polygraph saves a statistic in those batches alone where it was computed; with fewer
-        # entries than rows they would no longer stand beside their rows.
+        # LM-Polygraph saves a statistic only for batches in which it was computed; with fewer
+        # entries than rows, entries would be assigned to wrong rows.
         lacking = [s for s, manager in pairs if len(manager.stats.get(name, [])) != len(s.ids)]
         if lacking:
             warnings.append(f"statistic {name} left out: not one entry per row of {lacking[0]}")
@@ -228,10 +227,10 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
     joined.eval_ue()
     manifest = _joined_manifest(shards, joined.stats) | {"merged_from": sources}
     for name, releases in manifest["packages"].items():
-        if ", " in releases:  # seldom moves a score, and shards may be days apart: not refused
+        if ", " in releases:  # only a warning: rarely changes a score, and shards may be days apart
             warnings.append(f"shards ran with different releases of {name}: {releases}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The manager file comes last and as a whole, so that where one is there, all is.
+    # The manager file is written last and atomically, so that it implies all other files.
     unfinished = file.with_name(f".{file.name}.tmp")
     joined.save(str(unfinished))
     write_manifest(manifest, file)
@@ -240,22 +239,22 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
 
 
 def _check_rows(shards: Sequence[Shard]) -> None:
-    """Whether shards were cut from the same rows: disjoint, and of sizes that differ by one."""
+    """Check that shards are from the same rows: disjoint, with sizes that differ by at most one."""
     if len(shards) > 1 and shards[0].manifest["config"].get("subsample_eval_dataset", -1) != -1:
         raise MergeError(
-            "subsample_eval_dataset drew rows within each shard, others than an unsplit run draws: "
-            "run the shards again with data.size or data.limit in its place"
+            "subsample_eval_dataset sampled within each shard, so rows differ from an unsplit run: "
+            "run the shards again with data.size or data.limit instead"
         )
     sizes = [len(shard.ids) for shard in shards]
     if max(sizes) - min(sizes) > 1:
-        raise MergeError(f"{sizes} rows were not cut from the same data: run all shards again")
+        raise MergeError(f"shards of {sizes} rows are not from the same data: run all shards again")
     holder: dict[str, Shard] = {}
     for shard in shards:
         for row in shard.ids:
             if holder.setdefault(row, shard) is not shard:
                 raise MergeError(
-                    f"row {row!r} is in {holder[row]} and in {shard}: the data was not the same "
-                    "for all, or repeats its ids. Run all shards again"
+                    f"row {row!r} is in {holder[row]} and in {shard}: the data differ, or repeat "
+                    "ids. Run all shards again"
                 )
 
 
@@ -275,25 +274,25 @@ def _load(shard: Shard) -> UEManager:
     for name, length in lengths.items():
         if length != len(shard.ids):
             raise MergeError(
-                f"{shard} has {length} values of {name}, but its manifest names {len(shard.ids)} "
-                "rows. Run this shard again"
+                f"expected {len(shard.ids)} values of {name} in {shard}, as in its manifest, got "
+                f"{length}. Run this shard again"
             )
     return manager
 
 
 def _check_alike(shards: Sequence[Shard], managers: Sequence[UEManager]) -> None:
-    """What the config leaves open: a branch of the hub moves on, and with `ignore_exceptions` an
-    estimator that fails on one batch is dropped."""
-    for what, found in {
+    """Check what can differ with one config: revision of a hub branch, and estimators that
+    `ignore_exceptions` dropped."""
+    for what, parts in {
         "model revisions": [[shard.manifest["model"]["revision"]] for shard in shards],
         "ASMI settings": [asmi_settings(manager.stats) for manager in managers],
         "estimators": [[name for _, name in manager.estimations] for manager in managers],
         "quality metrics": [[name for _, name in manager.gen_metrics] for manager in managers],
     }.items():
-        for shard, values in zip(shards, found, strict=True):
-            if values != found[0]:
-                here = [value for value in found[0] if value not in values]
-                there = [value for value in values if value not in found[0]]
+        for shard, values in zip(shards, parts, strict=True):
+            if values != parts[0]:
+                here = [value for value in parts[0] if value not in values]
+                there = [value for value in values if value not in parts[0]]
                 raise MergeError(
                     f"different {what}: {here} in {shards[0]}, {there} in {shard}. Run one of "
                     "them again"
@@ -304,18 +303,18 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
     manifests = [shard.manifest for shard in shards]
     first, whole = manifests[0], {"shard": 0, "num_shards": 1}
     data = first["config"].get("data", {})
-    prefix_cache: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     packages: dict[str, list[str]] = {}
     for manifest in manifests:
         for name, size in manifest["peak_memory_bytes"].items():
-            prefix_cache[name] = max(size, prefix_cache.get(name, 0))
+            peaks[name] = max(size, peaks.get(name, 0))
         for name, release in manifest["packages"].items():
             packages.setdefault(name, []).append(release)
     return first | {
         "started": min(manifest["started"] for manifest in manifests),
         "finished": max(manifest["finished"] for manifest in manifests),
         "overrides": _common_overrides(first),
-        # The folders of rows hold a shard each.
+        # Each folder of rows has one shard.
         "dataset": first["dataset"] | whole | {"path": None},
         "config": first["config"] | {"dataset": None, "data": data | whole},
         "rows": {
@@ -325,7 +324,7 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         "packages": {name: ", ".join(dict.fromkeys(of)) for name, of in packages.items()},
         "device": ", ".join(dict.fromkeys(manifest["device"] for manifest in manifests)),
         "seconds_wall": sum(manifest["seconds_wall"] for manifest in manifests),
-        "peak_memory_bytes": prefix_cache,
+        "peak_memory_bytes": peaks,
         "asmi": asmi_settings(stats),
         "asmi_reused": sum(manifest["asmi_reused"] for manifest in manifests),
         "seconds": seconds_per_phase(stats),

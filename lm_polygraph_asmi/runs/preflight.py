@@ -1,4 +1,4 @@
-"""Checks of a run that need no model: what would stop it, or bias its comparison, hours later."""
+"""Checks of a run without its model: what would stop it, or bias its comparison, hours later."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 
 OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
-"""Scripts that load a model by `load_model_args`; ours with eager attention by default."""
+"""Scripts that load a model by `load_model_args`; ours defaults to eager attention."""
 
 
 NAMED = 10
-"""Rows that a finding names."""
+"""Largest number of rows that a finding lists."""
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a run, and what to do about it.
+    """A problem of a run, and what to do about it.
 
     Attributes:
-        text: in plain words.
-        fatal: whether the run cannot give its results; otherwise it can, with a reservation.
+        text: message for the user.
+        fatal: whether the run would fail or give wrong results; otherwise a warning.
     """
 
     text: str
@@ -40,22 +40,22 @@ class Finding(NamedTuple):
 
 
 def check_run(config: DictConfig) -> list[Finding]:
-    """All findings of this module; what cannot even be checked is one too."""
-    found = []
+    """All findings of this module; an error in a check is one, too."""
+    findings = []
     for check in (check_config, check_data):
         try:
-            found += list(check(config))
+            findings += list(check(config))
         except Exception as error:  # an interpolation that fails can raise anything
-            found.append(Finding(f"{type(error).__name__}: {error}", fatal=True))
-    return found
+            findings.append(Finding(f"{type(error).__name__}: {error}", fatal=True))
+    return findings
 
 
 def check_config(config: DictConfig) -> Iterator[Finding]:
     """Findings about the settings of a run."""
     for setting in (missing := _missing(config)):
-        yield Finding(f"{setting} must be given: add {setting}=... to the command", fatal=True)
+        yield Finding(f"{setting} is missing: add {setting}=... to the command", fatal=True)
     if missing:
-        return  # others may be made of them
+        return  # other settings may depend on them
     estimators: list[Estimator] = []
     faults: dict[str, list[str]] = {}
     for entry in config.estimators:
@@ -63,13 +63,13 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             estimators.append(FactoryEstimator()(entry.name, entry.get("cfg", {})))
         except Exception as error:  # an estimator's constructor can raise anything
             faults.setdefault(str(error), []).append(entry.name)
-    for fault, names in faults.items():  # those of ASMI share their settings
-        yield Finding(f"{', '.join(names)} cannot be built: {fault}", fatal=True)
+    for fault, names in faults.items():  # estimators of ASMI share their settings
+        yield Finding(f"cannot build {', '.join(names)}: {fault}", fatal=True)
     for name, times in Counter(map(str, estimators)).items():
         if times > 1:
             yield Finding(
-                f"{times} estimators are called {name!r}, and LM-Polygraph keeps scores by name: "
-                "give each other settings, or leave all but one out",
+                f"{times} estimators have the name {name!r}, by which LM-Polygraph saves scores: "
+                "change their settings, or leave all but one out",
                 fatal=True,
             )
     yield from _check_attention(config, estimators)
@@ -78,8 +78,8 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
     yield from _check_without_effect(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
-            "several seeds: answers, masks and samples do not follow from LM-Polygraph's seed, so "
-            "the runs will be alike. Redraw with asmi.seed and asmi.sampling_seed",
+            "several seeds: answers, masks and samples do not depend on LM-Polygraph's seed, so "
+            "the runs will be equal. Vary asmi.seed and asmi.sampling_seed instead",
             fatal=False,
         )
     if config.get("ignore_exceptions"):
@@ -90,36 +90,36 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
 
 
 def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
-    """Settings of `asmi` that a benchmark has elsewhere, given another value there."""
+    """Settings of `asmi` that a benchmark reads elsewhere and that differ from there."""
     for name, there, default in (
         ("method", "estimators", ASMIConfig.method),
         ("stop", "generation_params.stop_strings", None),
         ("max_new_tokens", "max_new_tokens", None),
     ):
-        given = OmegaConf.select(config, f"asmi.{name}")
-        if given is not None and given != (default or OmegaConf.select(config, there)):
+        value = OmegaConf.select(config, f"asmi.{name}")
+        if value is not None and value != (default or OmegaConf.select(config, there)):
             yield Finding(
-                f"asmi.{name}={given} has no effect in a benchmark: set {there}", fatal=True
+                f"asmi.{name}={value} has no effect in a benchmark: set {there}", fatal=True
             )
 
 
 def _check_scales(config: DictConfig) -> Iterator[Finding]:
-    """Whether a file of scales, given as the scale itself, is for this model and data set."""
-    given = OmegaConf.select(config, "asmi.perturbation_scale")
-    if not isinstance(given, str):
-        return  # the resolver `asmi_scale` looks itself
+    """Whether the file in `asmi.perturbation_scale` is for this model and dataset."""
+    value = OmegaConf.select(config, "asmi.perturbation_scale")
+    if not isinstance(value, str):
+        return  # the resolver `asmi_scale` checks itself
     condition = OmegaConf.select(config, "asmi.perturbation")
     model, data = (container(config.get(name) or DictConfig({})) for name in ("model", "data"))
     try:
-        matched_scale(given, condition, model=model_of(model), dataset=data)
+        matched_scale(value, condition, model=model_of(model), dataset=data)
     except (OSError, ValueError) as error:
         yield Finding(str(error), fatal=True)
 
 
 def _missing(config: DictConfig) -> list[str]:
-    """Settings that must be given and are not."""
+    """Mandatory settings without a value."""
 
-    # Not `OmegaConf.missing_keys`, which resolves interpolations and with them reads the rows.
+    # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
     def walk(node: Any, name: str) -> Iterator[str]:
         if node == "???":
             yield name
@@ -128,53 +128,53 @@ def _missing(config: DictConfig) -> list[str]:
                 yield from walk(value, f"{name}.{key}" if name else str(key))
 
     written = cast(dict[str, Any], OmegaConf.to_container(config))
-    written.pop("hydra", None)  # filled in by Hydra
+    written.pop("hydra", None)  # set by Hydra
     return list(walk(written, ""))
 
 
 def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterator[Finding]:
-    wanted = [str(e) for e in estimators if "attention_all" in e.stats_dependencies]
+    reading = [str(e) for e in estimators if "attention_all" in e.stats_dependencies]
     attention = OmegaConf.select(config, "model.load_model_args.attn_implementation")
     reads_maps = config.get("output_attentions", True)
-    if wanted and not reads_maps:
+    if reading and not reads_maps:
         yield Finding(
-            f"{', '.join(wanted)} read attention maps, but output_attentions is false: set it to "
-            "true, or leave them out",
+            f"{', '.join(reading)} read attention maps, but output_attentions is false: set it to "
+            "true, or leave these estimators out",
             fatal=True,
         )
-    if wanted and OmegaConf.select(config, "asmi.answers") is not None:
+    if reading and OmegaConf.select(config, "asmi.answers") is not None:
         yield Finding(
-            f"{', '.join(wanted)} read attention maps of generation, which the saved answers of "
-            "asmi.answers do not have: leave them out",
+            f"{', '.join(reading)} read attention maps of generation, which the saved answers of "
+            "asmi.answers lack: leave these estimators out",
             fatal=True,
         )
     if reads_maps and attention is None and not loads_eager(config):
         yield Finding(
-            "LM-Polygraph's own calculators ask for attention maps (output_attentions is true "
-            "unless a config says otherwise), which only eager attention makes, and transformers "
-            "loads models with sdpa where nothing is asked for: set "
-            "model.load_model_args.attn_implementation=eager, or output_attentions=false",
-            fatal=not has_own_script(config),  # which may ask for it
+            "LM-Polygraph's calculators read attention maps (output_attentions defaults to true), "
+            "which only eager attention returns, but transformers loads models with sdpa by "
+            "default: set model.load_model_args.attn_implementation=eager, or "
+            "output_attentions=false",
+            fatal=not has_own_script(config),  # which may set it
         )
     if reads_maps and attention not in (None, "eager"):
         yield Finding(
             f"output_attentions is true, but the model is loaded with {attention} attention, which "
-            "makes no attention maps: set model.load_model_args.attn_implementation=eager (ASMI's "
-            "own passes follow asmi.attention), or output_attentions=false",
+            "returns no attention maps: set model.load_model_args.attn_implementation=eager (ASMI "
+            "itself follows asmi.attention), or output_attentions=false",
             fatal=True,
         )
 
 
 def has_own_script(config: DictConfig) -> bool:
-    """Whether the model is loaded by a script of the user's, which does what it likes."""
+    """Whether a script of the user loads the model, in an unknown way."""
     script = OmegaConf.select(config, "model.path_to_load_script")
     return bool(script) and Path(str(script)).name not in (OUR_SCRIPT, HOST_SCRIPT)
 
 
 def loads_eager(config: DictConfig) -> bool:
-    """Whether the model has eager attention though its config does not say which."""
+    """Whether the model has eager attention although its config does not set it."""
     if "auto" not in (config.get("stat_calculators") or []):
-        return True  # calculators that were chosen one by one say themselves what they read
+        return True  # individually listed calculators have this setting themselves
     script = OmegaConf.select(config, "model.path_to_load_script")
     arguments = OmegaConf.select(config, "model.load_model_args") or {}
     return Path(str(script)).name == OUR_SCRIPT and "attn_implementation" not in arguments
@@ -184,29 +184,29 @@ def _check_generation(config: DictConfig) -> Iterator[Finding]:
     generation = config.get("generation_params") or {}
     if generation.get("do_sample"):
         yield Finding(
-            "generation_params.do_sample is true: LM-Polygraph would sample the answers it calls "
-            "greedy. Set it to false; sampled answers are drawn all the same",
+            "generation_params.do_sample is true: LM-Polygraph would sample the greedy answers. "
+            "Set it to false; methods that need samples still get them",
             fatal=True,
         )
     elif generation.get("do_sample") is None:
         yield Finding(
-            "generation_params.do_sample is not set: where a model ships do_sample: true, "
-            "LM-Polygraph samples the answers it calls greedy. Set it to false",
+            "generation_params.do_sample is not set: if a model ships do_sample: true, "
+            "LM-Polygraph samples the greedy answers. Set it to false",
             fatal=False,
         )
     if config.get("batch_size", 1) > 1 and generation.get("stop_strings"):
         yield Finding(
-            "batch_size is above 1 with stop strings: LM-Polygraph takes the padding behind "
-            "answers that end early for part of them, in the scores of its own methods and in the "
-            "quality metric (ASMI cuts it off). Use batch_size: 1",
+            "batch_size is above 1 with stop strings: LM-Polygraph counts the padding after "
+            "answers that end early as part of them, in its own scores and in the quality metric "
+            "(ASMI removes it). Use batch_size: 1",
             fatal=False,
         )
 
 
 def check_data(config: DictConfig) -> Iterator[Finding]:
-    """Findings about the rows of a run; reads them, from the hub if need be."""
+    """Findings about the rows of a run; reads them, from the hub if necessary."""
     if _missing(config):
-        return  # said by `check_config`
+        return  # reported by `check_config`
     try:
         rows = count_rows(config)
     except (OSError, ValueError) as error:
@@ -216,7 +216,7 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     splits = Path(str(config.dataset)) / "dataset_dict.json"
     if not _is_built(config) and config.get("load_from_disk") and splits.is_file():
         yield Finding(
-            f"{config.dataset} holds several splits, and LM-Polygraph reads a folder of one: name "
+            f"{config.dataset} has several splits, but LM-Polygraph reads a folder of one: name "
             f"{splits.parent / str(config.get('eval_split', 'test'))}",
             fatal=True,
         )
@@ -229,29 +229,29 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     sharded = OmegaConf.select(config, "data.num_shards", default=1) > 1
     if sharded and config.get("subsample_eval_dataset", -1) != -1:
         yield Finding(
-            "subsample_eval_dataset would draw rows within each shard, others than an unsplit run "
-            "draws: use data.size or data.limit",
+            "subsample_eval_dataset would sample within each shard, so rows would differ from an "
+            "unsplit run: use data.size or data.limit",
             fatal=True,
         )
     columns = (config.text_column, config.get("label_column"))
     if _is_built(config) and columns != ("input", "output"):
         yield Finding(
-            f"text_column and label_column are {columns}, but rows are kept in the columns input "
-            "and output: leave them so, and name those of the source with data.text_column and "
-            "data.label_column",
+            f"expected text_column=input and label_column=output, in which rows are saved, got "
+            f"{columns}: leave both unset, and name the columns of the source with "
+            "data.text_column and data.label_column",
             fatal=True,
         )
     if rows < 2:
         yield Finding(
-            f"the run has {'a single' if rows else 'no'} row: LM-Polygraph's calibration metric "
-            "(IsotonicPCC) needs two and ends the run with an error. Take more (data.limit, "
-            "data.num_shards, subsample_eval_dataset)",
+            f"expected two rows or more, got {rows}: with fewer, LM-Polygraph's calibration metric "
+            "(IsotonicPCC) ends the run with an error. Use more (data.limit, data.num_shards, "
+            "subsample_eval_dataset)",
             fatal=True,
         )
 
 
 def _check_context(config: DictConfig) -> Iterator[Finding]:
-    """Whether each prompt has the context that masks with a source ask for."""
+    """Whether each prompt has the context that masks with a source need."""
     sources = OmegaConf.select(config, "asmi.sources", default=["all"])
     without = OmegaConf.select(config, "asmi.without_context")
     regex = OmegaConf.select(config, "asmi.context_regex")
@@ -272,13 +272,13 @@ def _check_context(config: DictConfig) -> Iterator[Finding]:
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
         yield Finding(
             f"data.context_regex {regex!r} finds no context in {len(lacking)} of {len(rows)} rows: "
-            f"{', '.join(lacking[:NAMED])}{more}. Mend it, or leave asmi.sources at all",
+            f"{', '.join(lacking[:NAMED])}{more}. Correct it, or leave asmi.sources at all",
             fatal=True,
         )
 
 
 def count_rows(config: DictConfig) -> int:
-    """How many rows a run asks; reads them, from the hub if need be.
+    """Number of rows of a run; reads them, from the hub if necessary.
 
     Raises:
         ConnectionError, ValueError: as `rows.read_rows`.
@@ -294,13 +294,13 @@ def count_rows(config: DictConfig) -> int:
 
 
 def _is_built(config: DictConfig) -> bool:
-    """Whether the rows are those of the node `data`."""
-    # As written: resolving it would build the rows, outside the reach of our messages.
+    """Whether the rows come from the node `data`."""
+    # Unresolved: resolving it would build the rows, without our error messages.
     written = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
     return isinstance(written, str) and "asmi_rows" in written
 
 
-@lru_cache(maxsize=1)  # the doctor asks twice
+@lru_cache(maxsize=1)  # the doctor calls it twice
 def _rows_in(
     _: Path, source: str | tuple[str, ...], split: str, text: str, label: str | None
 ) -> int:
@@ -310,7 +310,7 @@ def _rows_in(
     for column in (text, label):
         if column not in table.columns:
             raise ValueError(
-                f"{source} has no column {column!r}, but {list(table.columns)}: set text_column "
-                "and label_column"
+                f"expected a column {column!r} in {source}, got {list(table.columns)}: set "
+                "text_column and label_column"
             )
     return len(table)

@@ -1,8 +1,8 @@
-"""The rows a run asks: read from where they are, subsampled, cut into shards, with identities.
+"""The rows of a run: read from their source, subsampled, split into shards, with ids.
 
-LM-Polygraph keeps texts alone and reads CSV files in a way that turns the answer "None" into NaN
-and "007" into 7. So the rows of a shipped config become a `datasets` folder (`load_from_disk:
-true`) with columns `id`, `cluster`, `input` (prompt) and `output` (reference answer, or a list).
+LM-Polygraph keeps only texts, and reads CSV files so that the answer "None" becomes NaN and "007"
+becomes 7. So the rows of a shipped config are saved as a `datasets` folder (`load_from_disk: true`)
+with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a list of them).
 """
 
 import hashlib
@@ -34,10 +34,10 @@ class Row(NamedTuple):
     """One question of a run.
 
     Attributes:
-        id: survives subsampling and sharding; the source's own, or "split:number".
-        cluster: key of rows that are not independent (same story or passage), a hash.
+        id: id in the source, or "split:number"; the same after subsampling and sharding.
+        cluster: key (hash) that dependent rows share, such as those with one story or passage.
         input: prompt.
-        output: reference answer, or all accepted ones.
+        output: gold answer, or all accepted ones.
     """
 
     id: str
@@ -47,36 +47,36 @@ class Row(NamedTuple):
 
 
 def cluster_key(text: str) -> str:
-    """Short, printable key of the text that rows share."""
+    """Short, printable key of a text that rows share."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def spread(items: list[Item], limit: int | None) -> list[Item]:
-    """At most `limit` items, evenly spaced: the same ones every time."""
+    """At most `limit` items, evenly spaced and deterministic."""
     if limit is None or limit >= len(items):
         return items
     return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def subsample(items: list[Item], size: int | None, seed: int) -> list[Item]:
-    """The rows LM-Polygraph's `subsample_eval_dataset` draws for a seed, in its order."""
+    """The rows that LM-Polygraph's `subsample_eval_dataset` samples for a seed, in its order."""
     if size is None or size >= len(items):
         return items
     return [items[i] for i in np.random.RandomState(seed).choice(len(items), size, replace=False)]
 
 
 def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
-    """Shard number `shard` (from 0) of `num_shards`: neighbouring rows, sizes differing by one.
+    """Shard `shard` (from 0) of `num_shards`: consecutive rows, with sizes that differ by one.
 
     Raises:
-        ValueError: no such shard, or one without a row.
+        ValueError: no such shard, or an empty one.
     """
     if not 0 <= shard < num_shards:
-        raise ValueError(f"data.shard must lie in 0 ... {num_shards - 1}, got {shard}")
+        raise ValueError(f"expected data.shard in 0 ... {num_shards - 1}, got {shard}")
     if num_shards > len(items):
         raise ValueError(
-            f"data.num_shards is {num_shards}, but there are {len(items)} rows: some shards would "
-            "be empty"
+            f"expected data.num_shards of at most {len(items)}, the number of rows, got "
+            f"{num_shards}"
         )
     return items[shard * len(items) // num_shards : (shard + 1) * len(items) // num_shards]
 
@@ -90,28 +90,28 @@ def read_rows(
     closed_book: bool = False,
     cluster_regex: str | None = None,
 ) -> list[Row]:
-    """All rows of a source, in its order.
+    """All rows of a source, in order.
 
     Args:
-        source: a SQuAD-format JSON file, a `datasets` folder, or a dataset on a hub (name, or name
-            and configuration); None is the demo's own questions.
-        split: of a hub dataset or a folder with several.
-        text_column, label_column: where prompts and answers are (None: no answers), unless the
-            source has SQuAD's columns, from which the prompt is made.
-        prompt_style, closed_book: the prompt for SQuAD's columns, see `squad.PROMPTS`.
-        cluster_regex: rows that agree in its first group share a cluster; None: by passage where
-            there is one, else by whole prompt.
+        source: SQuAD-format JSON file, `datasets` folder, or hub dataset (name, or name and
+            configuration); None: the demo's questions.
+        split: split of a hub dataset, or of a folder with several.
+        text_column, label_column: columns of prompts and answers (None: no answers). Unused if the
+            source has SQuAD's columns, from which the prompt is built.
+        prompt_style, closed_book: prompt for SQuAD's columns, see `squad.PROMPTS`.
+        cluster_regex: rows with the same first group share a cluster; None: rows with the same
+            passage, or without passages the same prompt.
 
     Raises:
         ConnectionError: the source cannot be reached.
         FileNotFoundError: no such JSON file.
-        ValueError: no such split or column, no rows, a row without an answer, or a prompt asked
-            for that this source cannot have.
+        ValueError: no such split or column, no rows, a row without an answer, or a prompt setting
+            that this source does not support.
     """
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
     if name.endswith(".json"):
         if not Path(name).is_file():
-            raise FileNotFoundError(f"data.source names {name}, which is not there")
+            raise FileNotFoundError(f"data.source: the file {name} does not exist")
         rows = _from_questions(read_squad(name), prompt_style, closed_book)
     else:
         table = _load(source, name, split)
@@ -121,26 +121,26 @@ def read_rows(
         else:
             if closed_book or prompt_style != "paper":
                 raise ValueError(
-                    f"{name} has finished prompts (columns {columns}), so data.closed_book and "
-                    "data.prompt_style cannot change them: name a source with SQuAD's columns, or "
-                    "leave both as they are"
+                    f"{name} has complete prompts (columns {columns}), which data.closed_book and "
+                    "data.prompt_style cannot change: name a source with SQuAD's columns, or leave "
+                    "both unset"
                 )
             for column in (text_column, label_column):
                 if column is not None and column not in columns:
                     raise ValueError(
-                        f"{name} has no column {column!r}, but {columns}: set data.text_column and "
-                        "data.label_column"
+                        f"expected a column {column!r} in {name}, got {columns}: set "
+                        "data.text_column and data.label_column"
                     )
             rows = _from_columns(table, text_column, label_column, split)
     if not rows:
-        raise ValueError(f"{name} holds no row in the split {split!r}: see data.split")
+        raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
     if cluster_regex is not None:
         rows = [row._replace(cluster=_cluster_by(cluster_regex, row.input)) for row in rows]
-    rows = _with_own_ids(rows, name)
+    rows = _with_unique_ids(rows, name)
     repeated = len(rows) - len({row.input for row in rows})
     if repeated:
         log.warning(
-            "%s: %d of %d rows repeat an earlier prompt. They stay, and share a cluster", name,
+            "%s: %d of %d rows repeat an earlier prompt. They are kept, in one cluster", name,
             repeated, len(rows),
         )  # fmt: skip
     return rows
@@ -158,22 +158,22 @@ def _load(source: Any, name: str, split: str) -> Dataset:
         ) from error
     except OSError as error:
         raise ConnectionError(
-            f"the dataset {name} cannot be reached: it is neither a folder here nor in the cache, "
-            f"and the hub did not answer. Fetch it once with a connection, or set data.source to a "
+            f"cannot reach the dataset {name}: it is neither a local folder nor in the cache, and "
+            "the hub did not answer. Download it once with a connection, or set data.source to a "
             f"folder ({error})"
         ) from error
 
 
-def _with_own_ids(rows: list[Row], name: str) -> list[Row]:
-    """Every row with an id of its own: the second "7" becomes "7#2"."""
+def _with_unique_ids(rows: list[Row], name: str) -> list[Row]:
+    """Make ids unique: the second "7" becomes "7#2"."""
     times: Counter[str] = Counter()
-    own = []
+    unique = []
     for row in rows:
         times[row.id] += 1
-        own.append(row._replace(id=f"{row.id}#{times[row.id]}") if times[row.id] > 1 else row)
+        unique.append(row._replace(id=f"{row.id}#{times[row.id]}") if times[row.id] > 1 else row)
     if len(times) < len(rows):
         log.warning("%s repeats %d ids; they were numbered", name, len(rows) - len(times))
-    return own
+    return unique
 
 
 def _was_saved(folder: Path) -> bool:
@@ -197,38 +197,38 @@ def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> l
     for row in rows:
         accepted = row.output if isinstance(row.output, list) else [row.output]
         if not isinstance(row.input, str) or not accepted or None in accepted:
-            raise ValueError(f"row {row.id} lacks a prompt or an answer: {row}")
+            raise ValueError(f"row {row.id} has no prompt or no answer: {row}")
     return rows
 
 
 def _cluster_by(regex: str, prompt: str) -> str:
-    found = re.search(regex, prompt)
-    if found is None or not found.groups():
+    match = re.search(regex, prompt)
+    if match is None or not match.groups():
         raise ValueError(
             f"data.cluster_regex {regex!r} has no group, or does not match: {prompt[:200]!r}"
         )
-    return cluster_key(found[1])
+    return cluster_key(match[1])
 
 
 def save_rows(rows: list[Row], folder: Path) -> None:
-    """Write rows as a folder for `datasets.load_from_disk`; a whole one stays as it is.
+    """Write rows as a folder for `datasets.load_from_disk`; a complete one is kept.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     if folder.exists():
         if _holds(folder, len(rows)):
             return
-        shutil.rmtree(folder)  # something has cleaned up in it
+        shutil.rmtree(folder)  # incomplete: files were deleted
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Several jobs may build the same folder at once: each its own, and the first one is kept.
-    own = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    # Several jobs may build this folder at once: each in its own, and the first one wins.
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     columns = {name: [getattr(row, name) for row in rows] for name in Row._fields}
-    Dataset.from_dict(columns).save_to_disk(own)
+    Dataset.from_dict(columns).save_to_disk(temporary)
     try:
-        own.rename(folder)
+        temporary.rename(folder)
     except OSError:
-        shutil.rmtree(own)
+        shutil.rmtree(temporary)
         if not _holds(folder, len(rows)):
             raise
 
@@ -244,17 +244,17 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
     """The rows that a config's node `data` describes.
 
     Args:
-        data: what `read_rows` takes, and, in the order they act in, `size` with `subsample_seed`
-            (a random sample), `first` (the head of that), `except_limit` (without the rows that
-            such a `limit` keeps), `limit` (evenly spaced among them), `shard` and `num_shards`.
+        data: arguments of `read_rows`, and then, applied in this order: `size` with
+            `subsample_seed` (a random sample), `first` (its first rows), `except_limit` (drops the
+            rows that such a `limit` keeps), `limit` (evenly spaced), `shard` and `num_shards`.
 
     Raises:
         ConnectionError, ValueError: as `read_rows` and `shard_of`.
     """
     source = dict(data)
     first, except_limit = source.pop("first", None), source.pop("except_limit", None)
-    for told in ("context_regex", "grounded"):  # of the prompts, not what is asked
-        source.pop(told, None)
+    for name in ("context_regex", "grounded"):  # describe the prompts, do not select rows
+        source.pop(name, None)
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)
@@ -266,7 +266,7 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
         seen = {row.id for row in spread(rows, except_limit)}
         rows = [row for row in rows if row.id not in seen]
         if not rows:
-            raise ValueError(f"data.except_limit={except_limit} leaves no row out of {len(seen)}")
+            raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(seen)}")
     return shard_of(spread(rows, limit), shard, num_shards)
 
 
@@ -279,7 +279,7 @@ def rows_folder(data: Mapping[str, Any]) -> Path:
         ConnectionError, ValueError: as `read_selected_rows`.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    # A source may be a relative path: what it names depends on the working directory.
+    # A source may be a relative path, which depends on the working directory.
     return _rows_folder(json.dumps(dict(data), default=str), Path.cwd(), home)
 
 
@@ -296,13 +296,13 @@ def _rows_folder(described: str, _: Path, home: Path) -> Path:
 
 
 def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
-    """Ids and cluster keys of the rows a run asks, in its order; empty where they are not known.
+    """Ids and cluster keys of the rows of a run, in order; empty if unknown.
 
-    LM-Polygraph's own `subsample_eval_dataset`, which keeps no identities, is replayed.
+    LM-Polygraph's `subsample_eval_dataset`, which drops ids, is repeated.
 
     Args:
-        config: of the run, resolved.
-        seed: LM-Polygraph's, of which the subsample is a function.
+        config: resolved config of the run.
+        seed: LM-Polygraph's seed, which determines the subsample.
     """
     if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
         return {"ids": [], "clusters": []}
@@ -315,6 +315,6 @@ def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]
         numbers = subsample(numbers, int(size * len(table)) if size < 1 else size, seed)
     columns = table.column_names
     ids = table["id"] if "id" in columns else range(len(table))
-    own = config["text_column"]
-    clusters = table["cluster"] if "cluster" in columns else list(map(cluster_key, table[own]))
+    prompts = config["text_column"]
+    clusters = table["cluster"] if "cluster" in columns else list(map(cluster_key, table[prompts]))
     return {"ids": [str(ids[i]) for i in numbers], "clusters": [str(clusters[i]) for i in numbers]}

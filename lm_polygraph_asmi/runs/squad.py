@@ -1,4 +1,4 @@
-"""Questions in SQuAD's layout, which LM-Polygraph has not, and the prompts they are asked with."""
+"""Questions in SQuAD's format, which LM-Polygraph lacks, and their prompts."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ DEMO_DATA = Path(__file__).parents[1] / "data" / "demo_qa.json"
 
 
 class Question(NamedTuple):
-    """One question over one passage, with its first reference answer."""
+    """One question about one passage, with its first gold answer."""
 
     id: str
     passage: str
@@ -17,8 +17,8 @@ class Question(NamedTuple):
     answer: str
 
 
-# SmolLM2-135M stops at once or rambles on the paper's bare prompt; four worked questions over one
-# invented passage make it answer with a span.
+# With the paper's zero-shot prompt SmolLM2-135M stops at once or rambles; four examples about one
+# invented passage (4-shot) make it answer with a span.
 _EXAMPLE_PASSAGE = (
     "The ferry Ondine was built in Brask in 1931 by Edda Holm. It carried coal until 1950, when "
     "Piet Rell bought it for 900 crowns and turned it into a floating library."
@@ -62,37 +62,37 @@ PROMPTS: dict[tuple[str, bool], Callable[[Question], str]] = {
     ("demo", True): _demo_closed,
 }
 """(style, closed book) -> prompt. "paper": the paper's zero-shot prompt, appendix "Benchmark
-Prompts and Examples". "demo": four worked questions first. The closed-book twin of either leaves
-the passage out and keeps the rest."""
+Prompts and Examples". "demo": 4-shot. The closed-book version of either leaves out only the
+passage."""
 
 
 def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
-    """How a question is asked.
+    """The prompt of a question, as a function.
 
     Raises:
         ValueError: an unknown prompt style.
     """
     if (style, closed_book) not in PROMPTS:
         known = sorted({name for name, _ in PROMPTS})
-        raise ValueError(f"prompt style must be one of {known}, got {style!r}")
+        raise ValueError(f"expected a prompt style in {known}, got {style!r}")
     return PROMPTS[style, closed_book]
 
 
 def read_squad(file: str | Path) -> list[Question]:
-    """Questions of a SQuAD-format JSON file, in its order.
+    """Questions of a SQuAD-format JSON file, in order.
 
     Raises:
-        ValueError: the file is not in that layout, or a question has no answer.
+        ValueError: the file has another format, or a question has no answer.
     """
     try:
         questions = list(_questions(json.loads(Path(file).read_text(encoding="utf-8"))))
     except (KeyError, IndexError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"{file} is not SQuAD-format JSON (data / paragraphs / context, qas / id, question, "
-            f"answers / text): {error!r}"
+            f"expected SQuAD-format JSON (data / paragraphs / context, qas / id, question, answers "
+            f"/ text) in {file}: {error!r}"
         ) from error
     if not questions:
-        raise ValueError(f"{file} holds no question")
+        raise ValueError(f"{file} has no questions")
     return questions
 
 
@@ -105,7 +105,7 @@ def _questions(content: dict) -> Iterator[Question]:
 
 
 def questions_of(rows: Iterable[Mapping[str, Any]]) -> list[Question]:
-    """Questions of the hub's dataset `squad`, or another with its columns.
+    """Questions of the hub dataset `squad`, or of another with its columns.
 
     Raises:
         ValueError: a question without an answer.

@@ -1,4 +1,4 @@
-"""The stat calculator behind all three estimators: the engine, for LM-Polygraph's runner."""
+"""The stat calculator of all ASMI estimators: runs the engine inside LM-Polygraph."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,16 +19,16 @@ from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
 class MaskedHeadsCalculator(StatCalculator):
     """Scores the greedy response under S head masks at one layer per depth.
 
-    Returns the statistics listed in `lm_polygraph_asmi.results.names`; needs LM-Polygraph's
-    `greedy_tokens` alone, and uses what its generation knew where that was kept.
+    Returns the statistics of `lm_polygraph_asmi.results.names`. Needs only LM-Polygraph's
+    `greedy_tokens`; reuses the key-value cache of generation if there is one.
 
     Args:
         config, **engine: as for `scoring.engine.Engine`.
-        context_regex: for sources other than "all": its first group is the context in a prompt.
+        context_regex: for sources other than "all"; its first group matches the context.
 
     Raises:
-        TypeError: a setting there is not.
-        ValueError: one out of range; a source other than "all" without `context_regex`.
+        TypeError: unknown setting.
+        ValueError: setting out of range; a source other than "all" without `context_regex`.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class MaskedHeadsCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """Statistics of a batch, one entry per example each.
+        """Statistics of a batch, with one entry per example.
 
         Raises:
-            TypeError: a model whose heads cannot be masked.
-            ValueError: an empty response, one beyond the context window, or a prompt in which
-                `context_regex` finds no context.
+            TypeError: the heads of the model cannot be masked.
+            ValueError: a response is empty or beyond the context window, or `context_regex` finds
+                no context in a prompt.
             FloatingPointError: NaN or infinite logits.
         """
         transformer = causal_model(model)
         stop_conditions = StopConditions.of(model)
-        memories = dependencies.get(MEMORY) or [None] * len(texts)
+        caches = dependencies.get(MEMORY) or [None] * len(texts)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
@@ -73,7 +73,7 @@ class MaskedHeadsCalculator(StatCalculator):
                 assert self.context_regex is not None
                 context = [context_span(model, text, prompt.tolist(), self.context_regex)]
             example = self.engine.score(
-                transformer, prompt, response, context, prefix_cache=memories[row]
+                transformer, prompt, response, context, prefix_cache=caches[row]
             )
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
@@ -82,7 +82,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
 
 def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
-    """What a reader of saved statistics needs to read the token ids in them."""
+    """Texts of the token ids in the statistics, for readers of saved files."""
     named = ("asmi_tokens", "asmi_top_token", "asmi_candidates")
     ids = {
         token
@@ -94,7 +94,7 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
 
 
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
-    """Builder named in a config's `stat_calculators` entry; refuses unfit models at once."""
+    """Builder named in a config's `stat_calculators` entry; checks the model at once."""
     calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model)
     check_greedy(environment.model)

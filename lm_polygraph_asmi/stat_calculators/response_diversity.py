@@ -1,4 +1,4 @@
-"""The stat calculator of Adapt-ASMI's gate: diversity of the sampled responses."""
+"""The stat calculator for Adapt-ASMI's gate: diversity of the sampled responses."""
 
 import logging
 import time
@@ -17,14 +17,14 @@ log = logging.getLogger("lm_polygraph")
 
 
 class ResponseDiversityCalculator(StatCalculator):
-    """div(x) of the responses LM-Polygraph sampled, embedded exactly.
+    """div(x) of the responses sampled by LM-Polygraph.
 
-    The host's own `sample_embeddings` is something else: it is the state of the last token *fed*,
-    of a pad token in batches, and of the prompt for one-token samples. Here `sample_tokens` are
-    embedded by `hidden_states[L // 2]` at their final token.
+    Embeds each of the `sample_tokens` by `hidden_states[L // 2]` at its final token. LM-Polygraph's
+    `sample_embeddings` differ: state of the last token *fed*, of a pad token in batches, and of the
+    prompt for one-token samples.
 
     Args:
-        attention: attention implementation; None keeps the model's own.
+        attention: attention implementation; None keeps that of the model.
     """
 
     def __init__(self, attention: str | None = None) -> None:
@@ -42,9 +42,9 @@ class ResponseDiversityCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """The statistics in `results.names.DIVERSITY`, one entry per example.
+        """The statistics `results.names.DIVERSITY`, with one entry per example.
 
-        Fewer than two responses with a token give `engine.NO_EVIDENCE`, with a warning.
+        With fewer than two non-empty responses, returns `engine.NO_EVIDENCE` and warns.
         """
         transformer = causal_model(model)
         stop_conditions = StopConditions.of(model)
@@ -59,8 +59,8 @@ class ResponseDiversityCalculator(StatCalculator):
             numbers.append(len(responses))
             if len(responses) < 2:
                 log.warning(
-                    "Adapt-ASMI: %d of %d sampled responses have a token, no pair to compare; "
-                    "the semantic discount is left out for this example",
+                    "Adapt-ASMI: %d of %d sampled responses are non-empty, expected >= 2; this "
+                    "example gets no semantic discount",
                     len(responses),
                     len(samples),
                 )
@@ -77,6 +77,6 @@ class ResponseDiversityCalculator(StatCalculator):
 def load_stat_calculator(
     config: Mapping[str, Any], environment: Any
 ) -> ResponseDiversityCalculator:
-    """Builder named in a config's `stat_calculators` entry; refuses unfit models at once."""
+    """Builder named in a config's `stat_calculators` entry; checks the model at once."""
     causal_model(environment.model)
     return ResponseDiversityCalculator(**config)

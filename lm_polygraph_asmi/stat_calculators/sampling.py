@@ -1,4 +1,4 @@
-"""LM-Polygraph's sampled answers, with a seed per question and a number that can be set."""
+"""LM-Polygraph's sampled answers, with a seed per question and a configurable number."""
 
 import time
 from collections.abc import Mapping
@@ -20,20 +20,18 @@ from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache, tokenizer_ke
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
-    """Draws the answers of every question from a generator of its own.
+    """Samples the answers of each question with a random generator of its own.
 
-    The host draws them all from one stream, so that they depend on what ran before: on the rows in
-    front, on the shard, on the list of estimators. Here they follow from the prompt and `seed`
-    alone. Rows of a batch are drawn one by one, so no padding gets into them, and a prompt is run
-    once for all its answers. Of the statistics, `sample_embeddings` differs from the host's for
-    one-token answers: it is the state of the prompt's last token, where the host takes a mean over
-    the prompt.
+    They depend only on the prompt and `seed`. LM-Polygraph samples all from one stream, so that its
+    answers depend on earlier rows, the shard and the list of estimators. Rows of a batch are
+    sampled one by one, without padding; a prompt is run once for all its answers. For one-token
+    answers `sample_embeddings` is the state of the prompt's last token; LM-Polygraph takes a mean
+    over the prompt.
 
     Args:
         samples_n: answers per question.
         seed: base seed.
-        result_cache: folder in which the answers are kept (`result_cache.ResultCache`); None keeps
-            nothing.
+        result_cache: folder of the cached answers (`results.cache.ResultCache`); None: no cache.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """The host's statistics, and `seconds_samples`."""
+        """LM-Polygraph's statistics, and `seconds_samples`."""
         rows = [self._row(text, model, max_new_tokens) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -71,35 +69,35 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
             devices = range(torch.cuda.device_count())
             with torch.random.fork_rng(devices):
                 torch.manual_seed(example_seed(self.seed, prompt))
-                behind = _BehindPrompt(model, torch.tensor([prompt], device=model.device()))
-                drawn = super().__call__({}, [text], behind, max_new_tokens)
+                cached = _PromptCached(model, torch.tensor([prompt], device=model.device()))
+                drawn = super().__call__({}, [text], cached, max_new_tokens)
             row = {name: values[0] for name, values in drawn.items()}
             row["seconds_samples"] = time.perf_counter() - start
             self.result_cache.put(key, row)
         return row
 
     def _identify(self, model: Model) -> dict[str, Any]:
-        """All that governs generation but the prompt."""
+        """Everything that determines generation, except the prompt."""
         transformer = causal_model(model)
         return {
             **self._keys.of(transformer, model_state(transformer)),
             **tokenizer_key(model.tokenizer),
             "attention": attention_of(transformer),
             "generation": vars(model.generation_parameters),
-            # What the run does not set comes from here, end tokens among it.
+            # Supplies what the run does not set, such as end tokens.
             "model_generation": transformer.generation_config.to_json_string(),
         }
 
 
-class _BehindPrompt:
-    """A LM-Polygraph model that generates behind one prompt, whose keys and values it keeps."""
+class _PromptCached:
+    """A LM-Polygraph model that generates after one prompt and caches its keys and values."""
 
     def __init__(self, model: Model, prompt: Int[Tensor, "1 P"]) -> None:
         self._model = model
-        found = structure_of(causal_model(model))
-        # Layers without keys and values keep a state of their own: there the prompt runs again.
-        self._cache = DynamicCache() if len(found.sites) == found.num_layers else None
-        if self._cache is not None and prompt.shape[1] > 1:  # generation itself runs the last token
+        structure = structure_of(causal_model(model))
+        # Layers without keys and values have another state: then the prompt is run again.
+        self._cache = DynamicCache() if len(structure.sites) == structure.num_layers else None
+        if self._cache is not None and prompt.shape[1] > 1:  # generation runs the last token
             with torch.no_grad():
                 model.model(prompt[:, :-1], past_key_values=self._cache, logits_to_keep=1)
 

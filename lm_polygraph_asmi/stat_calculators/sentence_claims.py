@@ -1,7 +1,7 @@
-"""Claims without a correctness label: each sentence of an answer is one. Experimental.
+"""Claims without a chat model: each sentence of an answer is one claim. Experimental.
 
-LM-Polygraph's own extractor asks a chat model. Where there is none, this entry of a config's
-`stat_calculators` takes its place, behind `auto`:
+LM-Polygraph's extractor asks a chat model. To replace it, add this entry to a config's
+`stat_calculators`, after `auto`:
 
     - name: SentenceClaimsCalculator
       builder: lm_polygraph_asmi.stat_calculators.sentence_claims
@@ -25,10 +25,9 @@ STATS = ["claims", "claim_texts_concatenated", "claim_input_texts_concatenated"]
 
 
 class SentenceClaimsCalculator(StatCalculator):
-    """Sentences, lines of code and items of lists as LM-Polygraph's claims.
+    """Turns sentences, lines of code and list items into LM-Polygraph's claims.
 
-    A claim's tokens are those with a character in it. Nothing is left out: a sentence that is not
-    finished is a claim, too.
+    A claim's tokens are those with a character in it. Unfinished sentences are claims, too.
     """
 
     @staticmethod
@@ -42,7 +41,7 @@ class SentenceClaimsCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """`claims` of each answer; all of them in one list, and the input of each."""
+        """`claims` per answer; their texts in one list; and the input text of each claim."""
         answers = require(dependencies, "greedy_texts")
         tokens = require(dependencies, "greedy_tokens")
         claims = [
@@ -51,27 +50,27 @@ class SentenceClaimsCalculator(StatCalculator):
         ]
         return {
             "claims": claims,
-            "claim_texts_concatenated": [claim for own in claims for claim in own],
+            "claim_texts_concatenated": [claim for answer in claims for claim in answer],
             "claim_input_texts_concatenated": [
-                text for text, own in zip(texts, claims, strict=True) for _ in own
+                text for text, answer in zip(texts, claims, strict=True) for _ in answer
             ],
         }
 
 
 def _claims(tokenizer: Any, answer: str, ids: list[int]) -> list[Claim]:
-    """Claims of one answer; `answer` is the host's text, without the end token."""
+    """Claims of one answer; `answer` is LM-Polygraph's text, without the end token."""
     text, places = spans(tokenizer, [], ids)
     text = text[: len(answer)] if text.startswith(answer) else text
-    found = []
+    claims = []
     for start, end in segment_answer(text):
-        own = [
+        numbers = [
             number
             for number, (first, last) in enumerate(places)
             if first < end and max(last, first + 1) > start
         ]
-        if own:
-            found.append(Claim(text[start:end], text[start:end], own))
-    return found
+        if numbers:
+            claims.append(Claim(text[start:end], text[start:end], numbers))
+    return claims
 
 
 def load_stat_calculator(*_: Any) -> SentenceClaimsCalculator:

@@ -1,4 +1,4 @@
-"""LM-Polygraph's own calculators, with the seconds they take among their statistics."""
+"""LM-Polygraph's calculators, with their run time as one more statistic."""
 
 import time
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from lm_polygraph.utils.model import Model
 
 
 class TimedCalculator(StatCalculator):
-    """Another calculator, unchanged, and the seconds per example it took.
+    """Wraps a calculator and adds the seconds it takes per example.
 
     Args:
-        calculator: the other one.
+        calculator: the wrapped one.
         phase: the statistic is called `seconds_PHASE`; see `results.names.SECONDS`.
     """
 
@@ -23,7 +23,7 @@ class TimedCalculator(StatCalculator):
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
-        return [], []  # whose names it makes depends on the other one: its entry lists them
+        return [], []  # depends on the wrapped one: the config entry lists them
 
     def __call__(
         self,
@@ -32,7 +32,7 @@ class TimedCalculator(StatCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, Any]:
-        """The other calculator's statistics and one more: a batch's seconds, shared evenly."""
+        """The wrapped statistics, and the seconds of the batch divided evenly."""
         start = time.perf_counter()
         stats = self.calculator(dependencies, texts, model, max_new_tokens)
         seconds = (time.perf_counter() - start) / len(texts)
@@ -42,7 +42,7 @@ class TimedCalculator(StatCalculator):
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> TimedCalculator:
     """Builder named in a config's `stat_calculators` entry.
 
-    `builder` and `cfg` are what the entry of the other calculator would have, `phase` as above.
+    `builder` and `cfg` are those of the wrapped calculator's entry; `phase` as above.
     """
     builder = import_module(config["builder"])
     return TimedCalculator(

@@ -478,7 +478,7 @@ def test_the_command_stops_gently(folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_load_script(folder):
-    arguments = ["--model", str(folder), "--requests", "24", "--prefix_cache", "200"]
+    arguments = ["--model", str(folder), "--requests", "24", "--memory", "200"]
     done = CliRunner().invoke(bench_serve.main, arguments, catch_exceptions=False)
     assert "none lost; other texts than a direct call: 0" in done.output
     assert ", 0 not answered as expected" in done.output
@@ -493,7 +493,7 @@ def test_the_load_script(folder):
         (["--method", "raw"], "'raw' is not one of"),
         (["--source", "context"], "no such option"),
         (["--depth", "2"], "depth must lie in (0, 1)"),
-        (["--api-key-file", "EMPTY"], "its first line is empty"),
+        (["--api-key-file", "EMPTY"], "expected a token, got an empty line"),
         (["--host", "0.0.0.0"], "WARNING: anyone who reaches 0.0.0.0:8000 can use this model"),
         (["--otel"], "opentelemetry"),
     ],

@@ -74,7 +74,7 @@ def test_claims_of_another_answer(places):
         ],
         "claims": [[Claim("text", "sentence", places)]],
     }
-    with pytest.raises(ValueError, match="claims and scores are of other answers"):
+    with pytest.raises(ValueError, match="claims and scores belong to different answers"):
         ASMI(level="claim")(stats)
 
 

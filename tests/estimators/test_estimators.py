@@ -190,7 +190,7 @@ def test_each_source_is_a_score_of_its_own():
         estimator(stats(scope="response"))
     with pytest.raises(ValueError, match="source 'context' is for scope 'response'"):
         ASMI(source="context")
-    with pytest.raises(ValueError, match="an estimator reads one source"):
+    with pytest.raises(ValueError, match="expected one source per estimator"):
         ASMI(source=["all", "context"], scope="response")
 
 
@@ -208,5 +208,5 @@ def test_cheaper_ways_to_ask_what_an_answer_hangs_on():
         np.testing.assert_allclose(estimator(found), expected)
         assert str(estimator) == f"{name} (60%, K=64, scope=response, source=context)"
         assert set(estimator.stats_dependencies) <= set(found)
-        with pytest.raises(ValueError, match=f"{name} needs a source"):
+        with pytest.raises(ValueError, match=f"{name} expected a source"):
             kind(scope="response")

@@ -336,5 +336,5 @@ def test_a_folder_that_is_not_there_is_told_before_the_search(tmp_path):
         ),
     ):  # fmt: skip
         assert done.exit_code == 1
-        assert "there is no such folder" in done.output
+        assert "its folder does not exist" in done.output
         assert isinstance(done.exception, SystemExit)

@@ -58,7 +58,7 @@ def test_prompts_without_a_context_are_named():
 
 
 @pytest.mark.parametrize(
-    ("regex", "message"), [("Passage: .*", "has no group"), ("(", "is no regular expression")]
+    ("regex", "message"), [("Passage: .*", "has no group"), ("(", "is not a valid Python regular")]
 )
 def test_expressions_that_are_none(regex, message):
     with pytest.raises(ValueError, match=message):
@@ -87,7 +87,7 @@ def test_tokens_that_are_not_known():
     ids = tokenizer()(text)["input_ids"]
     with pytest.raises(ValueError, match="other tokens than the prompt had"):
         token_spans(tokenizer(), text, [*ids, 5], [(0, 3)])
-    with pytest.raises(ValueError, match="no token stands for"):
+    with pytest.raises(ValueError, match="no token covers"):
         token_spans(tokenizer(), text, ids, [(3, 3)])
 
 

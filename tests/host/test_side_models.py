@@ -113,9 +113,9 @@ def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("microsoft/none", "neither a folder here nor in the hub's cache, and HF_HUB_OFFLINE"),
-        ("some/none", "neither a folder here nor in the hub's cache, and HF_HUB_OFFLINE"),
-        ("/no/such/folder", "neither a folder here nor a possible name on the hub"),
+        ("microsoft/none", "neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
+        ("some/none", "neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
+        ("/no/such/folder", "neither a local folder nor a valid hub ID"),
     ],
 )
 def test_no_nli_model(path, message, tmp_path):
@@ -172,7 +172,7 @@ def test_cached_model(hub_cache):
         file.unlink()
     assert side_models.missing_nli_model(name, cache) == (
         "the NLI model 'microsoft/stand-in' is in the hub's cache without its weights, and "
-        "HF_HUB_OFFLINE keeps it from the hub: set nli_path to a local folder with such a model"
+        "HF_HUB_OFFLINE blocks the hub: set nli_path to a local folder with such a model"
     )
 
 
@@ -187,10 +187,10 @@ def test_hub(monkeypatch, tmp_path):
         side_models.missing_cross_encoder()
     )
     asked.side_effect = RepositoryNotFoundError("404", response=Mock())
-    assert "the hub has no model of that name" in side_models.missing_cross_encoder()
+    assert "the hub has no model of this name" in side_models.missing_cross_encoder()
     asked.side_effect = RevisionNotFoundError("404", response=Mock())
     assert side_models.missing_model("it", "some/none", "do so", revision="v2") == (
-        "it is neither a folder here nor in the hub's cache, and the hub has no revision 'v2' of "
+        "it is neither a local folder nor in the hub's cache, and the hub has no revision 'v2' of "
         "it: do so"
     )
 
@@ -201,7 +201,7 @@ def test_revisions_in_the_cache(hub_cache):
         return side_models.missing_model("it", name, "do so", cache=cache, revision=revision)
 
     assert missing("main") is missing("0" * 40) is None
-    assert missing("v2").startswith("it is neither a folder here nor in the hub's cache")
+    assert missing("v2").startswith("it is neither a local folder nor in the hub's cache")
 
 
 def test_a_gguf_file(tmp_path):
@@ -255,10 +255,10 @@ def test_everything_missing(tmp_path, monkeypatch):
     assert "'microsoft/deberta-large-mnli' is neither" in side_models.missing_nli_model()
     assert "'cross-encoder/stsb-roberta-large' is" in side_models.missing_cross_encoder()
     assert (
-        "AlignScore-large.ckpt' is not there, and HF_HUB_OFFLINE is set: set align_score_path"
+        "AlignScore-large.ckpt' does not exist, and HF_HUB_OFFLINE is set: set align_score_path"
         in (side_models.missing_align_score())
     )
-    assert "subfolder roberta-large holds it" in side_models.missing_align_score_roberta()
+    assert "has it as subfolder roberta-large" in side_models.missing_align_score_roberta()
     assert "python -m spacy download en_core_web_sm" in side_models.missing_spacy_pipeline()
     assert "python -m nltk.downloader punkt_tab" in side_models.missing_punkt()
 
@@ -281,13 +281,13 @@ def test_checkpoint_urls(tmp_path, monkeypatch):
 
 def test_checkpoint_files(stand_ins, tmp_path):
     file = tmp_path / "some.ckpt"
-    assert f"'{file}' is not there: set align_score_path" in side_models.missing_align_score(
+    assert f"'{file}' does not exist: set align_score_path" in side_models.missing_align_score(
         str(file)
     )
     file.write_bytes(stand_ins.align_score.read_bytes()[:-100])
-    assert "is broken" in side_models.missing_align_score(str(file))
+    assert "is damaged" in side_models.missing_align_score(str(file))
     file.write_text("version https://git-lfs.github.com/spec/v1")
-    assert "is broken" in side_models.missing_align_score(str(file))
+    assert "is damaged" in side_models.missing_align_score(str(file))
     torch.save({"state_dict": {}, "hyper_parameters": argparse.Namespace()}, file)
     sentence = side_models.missing_align_score(str(file))
     assert "does not load from a local file (argparse.Namespace)" in sentence

@@ -77,7 +77,7 @@ def test_the_papers_cost_in_passes(layers, ratio):
     assert by_hand == pytest.approx(ratio, abs=0.05)
     command = ["plan", "--heads", "32", "--layers", str(layers)]
     shown = CliRunner().invoke(main, command, env={"COLUMNS": "300"}).output
-    assert f"amounts to {ratio:.1f} passes through the whole model" in shown
+    assert f"costs {ratio:.1f} full forward passes" in shown
     with pytest.raises(ValueError, match="expected a layer in 0"):
         maths.flops_ratio(layers, layers, 40)
 
@@ -101,8 +101,8 @@ def test_a_pilot_says_how_many_questions(tmp_path):
     assert "too small" not in done.output
     save(tmp_path / "small", content(n=40))
     small = ["plan", "--pilot", str(tmp_path / "small"), "--prr-difference", "0.03"]
-    assert "too small to know" in CliRunner().invoke(main, small, env={"COLUMNS": "200"}).output
-    assert "8 heads, of which 2 may be masked" in done.output  # the pilot's
+    assert "too small for" in CliRunner().invoke(main, small, env={"COLUMNS": "200"}).output
+    assert "8 heads; at most 2 masked" in done.output  # the pilot's
     assert "(layer 4 of 6)" in done.output
     # What the answers cost, at the masks that the plan proposes.
     shown = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
@@ -119,8 +119,8 @@ def test_a_pilot_that_says_nothing(tmp_path):
         assert done.exit_code
         return done.output
 
-    assert "go together" in refused("--heads", "32", "--prr-difference", "0.03")
-    assert "--heads is missing" in refused("--layers", "32")
+    assert "need each other" in refused("--heads", "32", "--prr-difference", "0.03")
+    assert "expected --heads" in refused("--layers", "32")
     save(tmp_path / "none", content(depths=()))
     pilot = ["--prr-difference", "0.03", "--pilot"]
     assert "a pilot needs an ASMI score" in refused(*pilot, str(tmp_path / "none"))

@@ -111,9 +111,9 @@ def test_shards_are_the_rows_in_order():
 @pytest.mark.parametrize(
     ("shard", "num_shards", "message"),
     [
-        (3, 3, "must lie in 0 ... 2, got 3"),
+        (3, 3, "in 0 ... 2, got 3"),
         (-1, 3, "got -1"),
-        (0, 12, "some shards would be empty"),
+        (0, 12, "of at most 11"),
     ],
 )
 def test_no_such_shard(shard, num_shards, message):
@@ -134,7 +134,7 @@ def test_repeated_prompts_stay_and_are_reported(tmp_path, caplog):
     source = saved(tmp_path, input=["Who?", "Where?", "Who?"], output=["A", "B", "C"])
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         rows = read_rows(source, "test", "input", "output")
-    assert "1 of 3 rows repeat an earlier prompt. They stay, and share a cluster" in caplog.text
+    assert "1 of 3 rows repeat an earlier prompt. They are kept, in one cluster" in caplog.text
     assert [row.output for row in rows] == ["A", "B", "C"]
     assert rows[0].cluster == rows[2].cluster
 
@@ -166,10 +166,10 @@ def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": ["Who?"], "output": ["A"]}, "has no column 'input', but \\['text', 'output'\\]"),
+        ({"text": ["Who?"], "output": ["A"]}, "'input' in .*, got \\['text', 'output'\\]"),
         ({"input": ["Who?"], "gold": ["A"]}, "set data.text_column and data.label_column"),
-        ({"input": ["Who?", "W"], "output": ["A", None]}, "row test:1 lacks a prompt or an answer"),
-        ({"input": ["Who?"], "output": [[]]}, "row test:0 lacks a prompt or an answer"),
+        ({"input": ["Who?", "W"], "output": ["A", None]}, "row test:1 has no prompt or no answer"),
+        ({"input": ["Who?"], "output": [[]]}, "row test:0 has no prompt or no answer"),
     ],
 )
 def test_bad_data(tmp_path, columns, message):
@@ -186,14 +186,14 @@ def test_an_empty_split(tmp_path):
 
 @pytest.mark.parametrize("source", ["nowhere/at-all", ["nowhere/at-all", "continuation"]])
 def test_an_unreachable_dataset(source):
-    with pytest.raises(ConnectionError, match=r"the dataset nowhere/at-all.* cannot be reached"):
+    with pytest.raises(ConnectionError, match="cannot reach the dataset nowhere/at-all"):
         read_rows(source, "test", "input", "output")
 
 
 def test_prompts_that_are_finished_cannot_be_asked_otherwise(tmp_path):
     source = saved(tmp_path, input=["Who?"], output=["A"])
     for changed in ({"closed_book": True}, {"prompt_style": "demo"}):
-        with pytest.raises(ValueError, match="has finished prompts"):
+        with pytest.raises(ValueError, match="has complete prompts"):
             rows_folder(data(source, **changed))
 
 
@@ -264,7 +264,7 @@ def test_rows_that_a_limit_left_out_can_be_asked_for(tmp_path):
     assert asked(except_limit=4) == [row for row in asked() if row not in looked_at]
     assert asked(except_limit=4, limit=3) == ["q1?", "q7?", "q13?"]
     assert set(asked(except_limit=4, limit=4)) < set(asked(except_limit=4, limit=8))
-    with pytest.raises(ValueError, match=r"data\.except_limit=20 leaves no row out of 20"):
+    with pytest.raises(ValueError, match=r"data\.except_limit=20 leaves no row of 20"):
         asked(except_limit=20)
     with pytest.raises(ValueError, match=r"data\.except_limit must be at least 1 or null"):
         asked(except_limit=0)

@@ -39,7 +39,7 @@ def test_closed_book_twin_lacks_the_passage_and_keeps_the_rest(style):
 
 
 def test_unknown_style():
-    with pytest.raises(ValueError, match=r"prompt style must be one of \['demo', 'paper'\]"):
+    with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper'\]"):
         prompt_of("haiku", closed_book=False)
 
 
@@ -66,14 +66,14 @@ def test_the_hubs_columns_give_the_questions_of_the_file(tmp_path):
 def test_a_file_in_another_layout(tmp_path, content):
     file = tmp_path / "bad.json"
     file.write_text(content)
-    with pytest.raises(ValueError, match=r"bad.json is not SQuAD-format JSON"):
+    with pytest.raises(ValueError, match=r"expected SQuAD-format JSON .* in .*bad.json"):
         read_squad(file)
 
 
 def test_a_file_without_questions(tmp_path):
     file = tmp_path / "empty.json"
     file.write_text('{"data": []}')
-    with pytest.raises(ValueError, match="holds no question"):
+    with pytest.raises(ValueError, match="has no questions"):
         read_squad(file)
 
 

@@ -38,7 +38,7 @@ def failure(monkeypatch, code: int, printed: str) -> str:
         ("s/greedy_probs.py", "x", "IndexError: tuple index out", "attn_implementation=eager"),
         ("m.py", "x", "torch.OutOfMemoryError: CUDA out of memory. Tried", "memory too small"),
         ("m.py", "x", "OSError: [Errno 28] No space left on device", "free disk space"),
-        ("m.py", "x", "OSError: We couldn't connect to 'https://hug", "cannot be reached"),
+        ("m.py", "x", "OSError: We couldn't connect to 'https://hug", "cannot reach the hub"),
     ],
 )
 def test_what_a_failed_run_means(monkeypatch, file, source, error, hint):
@@ -51,7 +51,7 @@ def test_what_a_failed_run_means(monkeypatch, file, source, error, hint):
 @pytest.mark.parametrize(
     ("code", "printed", "said"),
     [
-        (-9, "Loading", "the system ended it with signal 9\nmemory too small"),
+        (-9, "Loading", "the system killed it with signal 9\nmemory too small"),
         (1, "Loading\nstopped; see above\n", "Loading\nstopped; see above"),
         (1, TRACEBACK.format(file="a", source="x", error="E: a\n\nb"), "E: a\nb"),
     ],
@@ -67,11 +67,11 @@ def test_estimate():
         console.print(estimate(tried, rows=10_000, seeds=2))
     shown = " ".join(capture.get().split())
     for row in (
-        "asmi │ 0.50 s a row",
-        "a row, everything counted │ 3.00 s",
+        "asmi │ 0.50 s per row",
+        "one row, in total │ 3.00 s",
         "until the first row │ 30 seconds",
         "the whole run, 10,000 rows, 2 seeds │ about 16.7 hours",
-        "peak of memory, main │ 2.0 GB",
+        "peak memory, main │ 2.0 GB",
     ):
         assert row in shown
     with console.capture() as capture:

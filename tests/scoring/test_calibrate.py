@@ -499,7 +499,7 @@ def test_from_rows_to_decisions_by_command(folder):
     found = Calibration.load(folder / "calibration.json")
     assert f"Decision {found.decision}." in said
     assert found.recommendation in said
-    assert "answers of nothing" not in said
+    assert "empty answers" not in said
     assert (folder / "other_thresholds.svg").stat().st_size > 1000
     assert (folder / "reliability.svg").stat().st_size > 1000
     files = ("--calibration", folder / "calibration.json", "--out", folder / "out.jsonl")
@@ -508,7 +508,7 @@ def test_from_rows_to_decisions_by_command(folder):
     assert code == 0, said
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     accepted = [line["accept"] for line in lines]
-    for answer, name in ((True, "accepted"), (False, "refused"), (None, "undecided")):
+    for answer, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
         number = accepted.count(answer)
         assert (f"{number} {name}" in said) == bool(number)
     bare = folder / "bare.jsonl"  # the same, where nothing was wanted of tokens
@@ -523,17 +523,17 @@ def test_from_rows_to_decisions_by_command(folder):
     code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 1.4,
                      "--out", folder / "calibration.json")  # fmt: skip
     assert code != 0
-    assert "risk must lie strictly between 0 and 1, got 1.4" in said
+    assert "expected risk between 0 and 1 (exclusive), got 1.4" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "calibration.json")
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
     (folder / "few.jsonl").write_text(few)
     code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
     assert code == 0, said
-    assert "1 answers of nothing left out: `score` never accepts one." in said
+    assert "Left out 1 empty answers: `score` never accepts one." in said
     for own, message in (
-        ((folder / "rows.jsonl", "--metric", "TokenF1"), "--metric is for --run"),
-        (("--run", folder, "--right-from", 0.3), "--scored and --right-from are for ROWS"),
+        ((folder / "rows.jsonl", "--metric", "TokenF1"), "--metric needs --run"),
+        (("--run", folder, "--right-from", 0.3), "--scored and --right-from need ROWS"),
     ):
         code, said = run("calibrate", *own, *given)
         assert code == 2

@@ -119,13 +119,13 @@ def test_a_name_simply_loads(tmp_path, capfd):
     assert loading.load_named.cache_info().misses == seen
     assert len(again.tokens) == 1
     assert float(Scorer(folder).score(PROMPT, " Brask")) == float(found)
-    with pytest.raises(OSError, match="cannot be loaded: there is no such folder"):
+    with pytest.raises(OSError, match="the folder does not exist"):
         score(str(tmp_path / "none"), PROMPT)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"config\.json is missing, or names no model_type"):
         score(str(tmp_path / "empty"), PROMPT)
     shutil.copy(f"{folder}/config.json", tmp_path / "empty")
-    with pytest.raises(OSError, match=r"the folder is not complete\. .*model\.safetensors"):
+    with pytest.raises(OSError, match=r"the folder is incomplete\. .*model\.safetensors"):
         score(str(tmp_path / "empty"), PROMPT)
     with pytest.raises(ValueError, match="brings its tokenizer: leave it out"):
         score(folder, PROMPT, tokenizer=tiny_lm.tokenizer())

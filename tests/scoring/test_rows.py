@@ -256,7 +256,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     again = command("--prompt-file", source, "--out", out, "--depth", "0.9")
     assert again.exit_code == 0
     assert calls == [ROWS[1]["prompt"]]
-    assert f"1 scored, 3 were in {out} already, 1 with warnings, " in again.stdout
+    assert f"1 scored, 3 already in {out}, 1 with warnings, " in again.stdout
     assert sorted(line["row"] for line in written(out)) == [1, 2, 3, 4]
 
 
@@ -279,7 +279,7 @@ def test_command_that_streams(command, model, tokenizer, tmp_path):
     ):
         refused = command(source, "--stream", "--scope", "response", *given)
         assert refused.exit_code == 1
-        assert "--stream is for the model's own answer to a single prompt" in refused.stderr
+        assert "--stream needs a single prompt" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -301,11 +301,11 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, exp
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--out", "x.parquet"], "--out x.parquet: a file of scores is .jsonl"),
+        (["--out", "x.parquet"], "got --out x.parquet"),
         (["--out", "scored/", "--id-column", "id"], "--id-column: not for a folder of blocks"),
-        (["--out", "scored/", "--actors", "2"], "--actors: for --engine ray"),
-        (["--block-rows", "9"], "--block-rows: for a folder of blocks"),
-        (["--engine", "ray"], "--engine: for a folder of blocks"),
+        (["--out", "scored/", "--actors", "2"], "--actors: only for --engine ray"),
+        (["--block-rows", "9"], "--block-rows: only for a folder of blocks"),
+        (["--engine", "ray"], "--engine: only for a folder of blocks"),
         (["--stream", "--scope", "response", "--source", "context"], "with source='all'"),
         (["--stream", "--scope", "all"], "with scope='response'"),
         (["--stream", "--seeded-by", "answer"], "with seeded_by='prompt'"),
@@ -321,7 +321,7 @@ def test_command_says_which_field_it_does_not_read(command, tmp_path):
     rows = [{"prompt": PROMPT, "answr": " Brask", "id": "a", "answers": ["Brask"]}]
     done = command(write(tmp_path / "in.jsonl", rows), "--out", tmp_path / "out.jsonl")
     assert done.exit_code == 0
-    assert "Warning: the field 'answr' is not read; 'answer' would be." in done.stderr
+    assert "Warning: ignoring the field 'answr'; did you mean 'answer'?" in done.stderr
     assert misspelt(["prompt", "answer", "answers", "id", "correct", "quality", "cluster"]) == {}
 
 
@@ -439,7 +439,7 @@ def test_command_that_saves_a_reference(tmp_path):
             [str(run), "--depth", "0.9", "--out", str(out)],
             "no score with the settings depth=0.9",
         ),
-        ([str(run), "--out", str(tmp_path / "calibration")], "name a .json file"),
+        ([str(run), "--out", str(tmp_path / "calibration")], "expected a .json file"),
         ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "No such file"),
     ):
         done = CliRunner().invoke(main, ["calibration", *words])
@@ -455,13 +455,13 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
     precious.write_text("my notes")
     for arguments, message in (
         (["--prompt-file", source, "--dtype", "float99"], "got 'float99'"),
-        (["--prompt-file", source, "--dtype", "nn"], "dtype must be auto or one of torch's"),
-        (["--prompt-file", many, "--answer", "x"], "--answer is for a single prompt"),
+        (["--prompt-file", source, "--dtype", "nn"], "expected dtype auto or a torch dtype"),
+        (["--prompt-file", many, "--answer", "x"], "--answer needs a single prompt"),
         (["--prompt-file", many], "name a file with --out or --html"),
-        (["--prompt-file", write(tmp_path / "none.jsonl", [])], "holds no row"),
+        (["--prompt-file", write(tmp_path / "none.jsonl", [])], "has no rows"),
         (["--prompt-file", source, "--out", precious], "holds no scored rows"),
         (["--prompt-file", source, "--depth", "60"], "depth must lie in (0, 1)"),
-        (["--prompt-file", source, "--html", source], "is the --prompt-file: name another file"),
+        (["--prompt-file", source, "--html", source], "it is the --prompt-file"),
         (["--prompt-file", source, "--out", page, "--html", page], "name the same file"),
     ):
         done = command(*arguments)
@@ -470,7 +470,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         assert isinstance(done.exception, SystemExit)
     missing = command("--prompt-file", source, model=tmp_path / "no model")
     assert missing.exit_code == 1
-    assert "cannot be loaded" in missing.stderr
+    assert "cannot load the model" in missing.stderr
     assert calls == []
     assert precious.read_text() == "my notes"
 
@@ -478,7 +478,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--answer", ""], "--answer is empty"),
+        (["--answer", ""], "got an empty --answer"),
         (
             ["--calibration", "."],
             "nor a folder that holds one: LM-Polygraph writes ue_manager_seed1",
@@ -526,7 +526,7 @@ def test_commands_with_labelled_parts(command, tmp_path):
     assert {part["validated"] for part in line["spans"]} == {expected.ranks}
     assert expected.ground in " ".join(done.stdout.split())
     again = command(*arguments, "--calibration", saved, "--calibration", answers)
-    assert again.stdout.rstrip().endswith(f"1 were in {out} already.")
+    assert again.stdout.rstrip().endswith(f"1 already in {out}.")
     twice = command(*arguments, "--calibration", saved, "--calibration", scored)
     assert "two calibration runs of parts" in twice.stderr
 

@@ -278,8 +278,8 @@ def test_passages_in_every_form():
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ("A barge", "stands nowhere in the prompt"),
-        ("built", "stands in several places"),
+        ("A barge", "found it nowhere"),
+        ("built", "found it in several places"),
         ((5, 5), r"hold at least one, got \(5, 5\)"),
         ((0, 900), "must lie within the"),
         ([], "names no passage"),

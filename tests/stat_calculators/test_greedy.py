@@ -58,7 +58,7 @@ def test_saved_answers_are_scored_as_they_are(finished, model):
 
 def test_a_question_that_was_not_asked(finished, model):
     folder, _ = finished
-    with pytest.raises(KeyError, match=r"holds no answer to the prompt 'Is it blue\?'"):
+    with pytest.raises(KeyError, match=r"has no answer to the prompt 'Is it blue\?'"):
         SavedAnswersCalculator(folder)({}, ["Is it blue?"], model)
 
 
@@ -66,7 +66,7 @@ def test_answers_of_another_model(finished, model):
     folder, _ = finished
     manifest = {"model": {"path": "other", "revision": "abc"}, "rows": {"clusters": []}}
     write_manifest(manifest, folder / "ue_manager_seed1")
-    with pytest.raises(ValueError, match="are those of other, this run has tiny"):
+    with pytest.raises(ValueError, match="expected answers of tiny, got those of other"):
         SavedAnswersCalculator(folder)({}, TEXTS, model)
     manifest["model"]["path"] = "tiny"
     write_manifest(manifest, folder / "ue_manager_seed1")

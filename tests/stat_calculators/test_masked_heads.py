@@ -327,7 +327,7 @@ def test_non_finite_logits_stop_the_run():
 
 def test_sampled_answers_are_not_called_greedy(model, monkeypatch):
     monkeypatch.setattr(model.generation_parameters, "do_sample", True)
-    with pytest.raises(ValueError, match="would sample the answers it calls greedy"):
+    with pytest.raises(ValueError, match="would sample the greedy answers"):
         load_stat_calculator({}, SimpleNamespace(model=model))
 
 

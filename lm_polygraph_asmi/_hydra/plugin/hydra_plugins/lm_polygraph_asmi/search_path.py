@@ -1,4 +1,4 @@
-"""Hydra finds this plugin in every program of the environment, so it imports next to nothing."""
+"""The search path plugin. Hydra imports it in every program of the environment, so it is light."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -11,7 +11,7 @@ store_settings()
 
 
 class ASMISearchPath(SearchPathPlugin):
-    """Puts the plugin's configs on Hydra's search path, whatever the working directory is."""
+    """Adds the plugin's configs to Hydra's search path, from any working directory."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="lm-polygraph-asmi", path=f"file://{configs_path()}")

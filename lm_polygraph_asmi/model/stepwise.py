@@ -347,8 +347,7 @@ def _right_kind(
             return kind
         reasons.append(f"{strategy.name}: {reason}")
     raise RuntimeError(
-        f"{type(model).__name__} cannot be scored while it writes: step by step its passes from "
-        f"layer {layer} on do not give what full forward passes give ({'; '.join(reasons)}). Score "
-        "the "
-        "finished answer"
+        f"{type(model).__name__} cannot be scored while it writes: masked steps from layer {layer} "
+        f"on disagree with full forward passes ({'; '.join(reasons)}). Score the finished answer "
+        "with `score`"
     )

@@ -166,7 +166,7 @@ def test_journal(example, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "context"}, "is for scope 'response'"),
+        ({"source": "context"}, "needs scope 'response'"),
         ({"sources": ["all", "all"], "scope": "response"}, "must name each source once"),
         ({"sources": [], "scope": "response"}, "must name each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),

@@ -477,7 +477,7 @@ def test_refusals(model, tokenizer):
         ({"answer": []}, "the answer is empty"),
         ({"answer": [5] * 300}, "context window of 256"),
         ({"answer": " Brask" * 300}, "context window of 256"),
-        ({"answer": [len(tokenizer)]}, "is this the model's own tokenizer"),
+        ({"answer": [len(tokenizer)]}, "use the model's tokenizer"),
     ):
         with pytest.raises(ValueError, match=message):
             score(model, PROMPT, tokenizer=tokenizer, **settings)

@@ -172,7 +172,7 @@ def test_journal(example, tmp_path):
         ({"source": "passage", "scope": "response"}, "source must be one of"),
         (
             {"source": "context", "scope": "response", "perturbation": "pseudo_heads"},
-            "leave perturbation at 'heads'",
+            "needs perturbation 'heads'",
         ),
     ],
 )

@@ -289,7 +289,7 @@ def steps_of(
 
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
-        RuntimeError: no way gives what full forward passes give, or hooks of others may not.
+        RuntimeError: the self-check failed, or the model has foreign hooks.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session

@@ -1,6 +1,6 @@
-"""Checks of arguments: errors say what was expected and what came.
+"""Checks of arguments. Their errors name what was expected and what was passed.
 
-Imports nothing heavy, so that a refused argument is refused at once.
+This module imports nothing heavy, so an invalid argument raises at once.
 """
 
 import math
@@ -11,11 +11,11 @@ LEVELS = ("sequence", "claim")
 """What an estimator scores: answers, or the claims in them."""
 
 TOKENS = ("none", "compact", "full")
-"""How much of each token is written for many rows."""
+"""How much detail per token a file of scored rows holds."""
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise ValueError unless `value` is a finite number; a text that reads like one is none."""
+    """Raise ValueError unless `value` is a finite number; a string such as "1" is not."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
 
@@ -27,7 +27,7 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_at_least_one(name: str, value: int | None) -> None:
-    """Raise ValueError unless `value` is at least 1; None means a default."""
+    """Raise ValueError unless `value` is at least 1, or None for the default."""
     if value is None:
         return
     check_number(name, value)
@@ -36,13 +36,13 @@ def check_at_least_one(name: str, value: int | None) -> None:
 
 
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless `value` is one of those known."""
+    """Raise ValueError unless `value` is in `known`."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def describe_fields(content: object) -> str:
-    """What a row holds in the place of a prompt, as the end of a message.
+    """Describe a row without a prompt, as the end of an error message.
 
     Example:
         >>> describe_fields({"question": "Who?", "answer": None}), describe_fields(["Who?"])
@@ -50,5 +50,5 @@ def describe_fields(content: object) -> str:
     """
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
-    given = [str(name) for name, value in content.items() if value is not None]
-    return f"the fields {', '.join(given)}" if given else "no field"
+    names = [str(name) for name, value in content.items() if value is not None]
+    return f"the fields {', '.join(names)}" if names else "no field"

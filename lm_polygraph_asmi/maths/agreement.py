@@ -1,4 +1,4 @@
-"""Semantic agreement between subnetworks: disagreement among near-synonyms is discounted."""
+"""Semantic agreement between subnetworks: it discounts disagreement among near-synonyms."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union
 
 
 def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor]:
-    """Cosines of some rows with all of them, (*batch, u, U), in float32; a zero row gives 0.
+    """Function from a slice of rows to their cosines with all rows, (*batch, u, U), in float32.
 
-    Rows of 16 bits are multiplied as they are, added up in 32 bits, and divided by norms after, so
-    that no rounded copy of them is made.
+    A zero row gives 0. 16-bit rows are multiplied as they are, summed in 32 bits and then divided
+    by their norms, so no rounded copy is made.
     """
     if rows.dtype.itemsize > 2:
         unit = normalize(rows.float(), dim=-1)
@@ -23,11 +23,11 @@ def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor
     norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32).clamp_min(1e-12)
 
     def block(part: slice) -> Tensor:
-        some, every = rows[..., part, :], rows.transpose(-1, -2)
+        left, right = rows[..., part, :], rows.transpose(-1, -2)
         if rows.is_cuda and rows.ndim == 3:
-            products = torch.bmm(some, every, out_dtype=torch.float32)
+            products = torch.bmm(left, right, out_dtype=torch.float32)
         else:
-            products = some.float() @ every.float()
+            products = left.float() @ right.float()
         return products / norms[..., part, None] / norms[..., None, :]
 
     return block
@@ -49,18 +49,18 @@ def agreement_on_support(
     counts: Float[Tensor, " S"] | None = None,
     rows_at_once: int | None = None,
 ) -> Float[Tensor, " T"]:
-    """A_t on distributions that were reduced already; see `semantic_agreement`.
+    """A_t of distributions already reduced to their top K; see `semantic_agreement`.
 
     Summing q_m' G q_n over all ordered pairs m != n equals (sum_m q_m)' G (sum_m q_m) minus
-    sum_m q_m' G q_m, so no pair is visited.
+    sum_m q_m' G q_m, so the pairs are not enumerated.
 
     Args:
-        rows_at_once: rows of G in memory together, at 16 U bytes each and position; by default all.
+        rows_at_once: rows of G in memory at once, 16 U bytes per row and position; by default all.
 
     Example:
-        >>> certain = torch.eye(2)[:, None]  # two masks, after each of which another token is sure
+        >>> certain = torch.eye(2)[:, None]  # two masks, each certain of another token
         >>> support, unrelated = union_support(certain.log(), top_k=1), torch.eye(2)
-        >>> drawn = torch.tensor([3.0, 1.0])  # the first thrice: 6 of 12 pairs are of the same mask
+        >>> drawn = torch.tensor([3.0, 1.0])  # 6 of 12 pairs are of the same mask
         >>> agreement_on_support(support, unrelated, drawn).item()
         0.5
     """
@@ -71,17 +71,19 @@ def agreement_on_support(
     weights = num_drawn * mask_weights(counts, len(q)).to(q.device)
     total = torch.einsum("s,stu->tu", weights, q)
     per_position = q.transpose(0, 1)
-    all_pairs = own = torch.zeros(len(rows), dtype=q.dtype, device=q.device)
+    all_pairs = same_mask = torch.zeros(len(rows), dtype=q.dtype, device=q.device)
     for start in range(0, union, rows_at_once or union):
         part = slice(start, start + (rows_at_once or union))
         kernel = block(part).clamp(0, 1).double()
-        # A token agrees with itself, rounding or not.
+        # A token agrees fully with itself, whatever the rounding.
         kernel.diagonal(start, dim1=-2, dim2=-1).fill_(1)
         all_pairs = all_pairs + torch.einsum("tu,tuv,tv->t", total[:, part], kernel, total)
-        # (T, S, u) @ (T, u, U): a plain batched product, never S x U x U.
-        own = own + ((per_position[..., part] @ kernel) * per_position).sum(-1) @ weights
-        del kernel  # before the next one is made
-    return ((all_pairs - own) / (num_drawn * (num_drawn - 1))).clamp(0, 1)
+        # (T, S, u) @ (T, u, U): a batched product that never holds S x U x U.
+        same_mask = (
+            same_mask + ((per_position[..., part] @ kernel) * per_position).sum(-1) @ weights
+        )
+        del kernel  # before the next block is computed
+    return ((all_pairs - same_mask) / (num_drawn * (num_drawn - 1))).clamp(0, 1)
 
 
 def semantic_agreement(
@@ -90,12 +92,12 @@ def semantic_agreement(
     top_k: int,
     counts: Float[Tensor, " S"] | None = None,
 ) -> Float[Tensor, " T"]:
-    """A_t: mean over ordered pairs of subnetworks of q_m' G q_n; in [0, 1], higher = they agree.
+    """A_t: mean of q_m' G q_n over ordered pairs of subnetworks, in [0, 1]; higher = more similar.
 
-    q is a subnetwork's own top K, renormalised to one, without tail, and G the clipped cosine of
-    the L2-normalised rows of the output projection, 1 for identical tokens. Source: equations
-    "pair-agreement" and "agreement" of the paper. Line 8 of its Algorithm 1 reads as if A_t used
-    the union with the tail bin; the method text, followed here, does not.
+    q is a subnetwork's top K, renormalised to one, without tail. G is the cosine of rows of the
+    output projection, clipped to [0, 1], and 1 for identical tokens. Source: equations
+    "pair-agreement" and "agreement" of the paper. This follows the method text;
+    line 8 of its Algorithm 1 reads as if A_t used the union with the tail bin.
 
     Args:
         log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
@@ -108,7 +110,7 @@ def semantic_agreement(
         FloatingPointError: NaN or infinite log-probabilities.
 
     Example:
-        >>> certain = torch.eye(2)[:, None]  # two subnetworks, each sure of another token
+        >>> certain = torch.eye(2)[:, None]  # two subnetworks, each certain of another token
         >>> unrelated, alike = torch.eye(2), torch.tensor([[1.0, 0.0], [2.0, 0.0]])
         >>> [semantic_agreement(certain.log(), rows, top_k=1).item() for rows in (unrelated, alike)]
         [0.0, 1.0]

@@ -1,4 +1,4 @@
-"""The gate of Adapt-ASMI: how far the semantic discount is trusted for one input."""
+"""The gate of Adapt-ASMI: the weight of the semantic discount for one input."""
 
 import math
 
@@ -12,22 +12,22 @@ from lm_polygraph_asmi.config import ASMIConfig
 def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     """div(x): one minus the mean cosine over pairs of sampled responses; higher = more diverse.
 
-    Between 0 (all alike) and, for N responses, N / (N - 1) (opposed); 1 when unrelated. Computed
-    in double precision. Source: equation "diversity" of the paper.
+    Between 0 (all alike) and N / (N - 1) (opposed) for N responses; 1 if unrelated. Computed in
+    double precision. Source: equation "diversity" of the paper.
 
     Raises:
-        ValueError: fewer than two responses, for which no pair exists.
-        FloatingPointError: NaN or infinite embeddings (float16 overflows where bfloat16 does not).
+        ValueError: fewer than two responses.
+        FloatingPointError: NaN or infinite embeddings (float16 may overflow).
 
     Example:
         >>> response_diversity(torch.eye(3))  # three unrelated answers
         1.0
     """
     if len(embeddings) < 2:
-        raise ValueError(f"response diversity needs at least 2 responses, got {len(embeddings)}")
+        raise ValueError(f"response diversity requires at least 2 responses, got {len(embeddings)}")
     if not torch.isfinite(embeddings).all():
         raise FloatingPointError(
-            "response embeddings hold NaN or infinity: keep hidden states in bfloat16 or float32"
+            "response embeddings contain NaN or infinity: use bfloat16 or float32 hidden states"
         )
     unit = torch.nn.functional.normalize(embeddings.double(), dim=-1)
     pairs = torch.triu_indices(len(unit), len(unit), offset=1)
@@ -40,17 +40,17 @@ def adaptive_gate(
 ) -> float:
     """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
 
-    Defaults are the paper's, fixed across tasks and models. Source: section "Adaptive semantic
-    weighting".
+    The defaults are the paper's, the same for all tasks and models. Source: section "Adaptive
+    semantic weighting".
 
     Raises:
-        ValueError: a diversity that is not a finite number.
+        ValueError: diversity is NaN or infinite.
 
     Example:
-        >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, shut
+        >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, closed
         (0.5, 0.0009)
     """
     if not math.isfinite(diversity):
         raise ValueError(f"diversity must be finite, got {diversity}")
-    # tanh form of the logistic: no overflow for large beta.
+    # tanh form of the sigmoid: no overflow for large beta.
     return 0.5 * (1 + math.tanh(beta * (tau - diversity) / 2))

@@ -16,8 +16,8 @@ class Disagreement:
     """How far S subnetworks disagree at each response position, in nats.
 
     Attributes:
-        mutual_information: MI_t, the entropy of the mean minus the mean entropy; in [0, ln S];
-            higher = more uncertain. Equation "mi" of the paper.
+        mutual_information: MI_t, entropy of the mean minus mean entropy, in [0, ln S]; higher =
+            more uncertain. Equation "mi" of the paper.
         entropy_of_mean: H(p_bar_t), of the averaged distribution.
         mean_entropy: mean over s of H(p_t^(s)).
         divergence_from_mean: KL(p_t^(s) || p_bar_t) per mask; its mean over masks is MI_t
@@ -31,7 +31,7 @@ class Disagreement:
 
 
 def mask_weights(counts: Float[Tensor, " S"] | None, num_masks: int) -> Float[Tensor, " S"]:
-    """Share of each distinct mask among all drawn masks, in double precision; sums to one.
+    """Fraction of the sampled masks that equal each distinct mask, in float64; sums to one.
 
     Example:
         >>> mask_weights(torch.tensor([3.0, 1.0]), num_masks=2).tolist()
@@ -47,12 +47,12 @@ def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = Non
 
     Args:
         support: the reduced distributions.
-        counts: how often each mask was drawn, when equal masks are evaluated once.
+        counts: how often each mask was sampled, if equal masks are evaluated once.
 
     Example:
-        >>> unsure = torch.full((2, 1, 2), 0.5)  # two subnetworks, unsure of the same two tokens
-        >>> found = disagreement(union_support(unsure.log(), top_k=2))
-        >>> found.mutual_information.item(), round(found.entropy_of_mean.item(), 4)  # 0 of ln 2
+        >>> even = torch.full((2, 1, 2), 0.5)  # two subnetworks, each 50:50 between two tokens
+        >>> result = disagreement(union_support(even.log(), top_k=2))
+        >>> result.mutual_information.item(), round(result.entropy_of_mean.item(), 4)  # 0 of ln 2
         (0.0, 0.6931)
     """
     reduced = torch.cat([support.probs, support.tail.unsqueeze(-1)], dim=-1)
@@ -63,7 +63,7 @@ def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = Non
     # p log(p / p_bar) with 0 log 0 = 0; p_bar > 0 wherever p > 0.
     divergence = (torch.xlogy(reduced, reduced) - torch.xlogy(reduced, mean)).sum(-1)
     return Disagreement(
-        # In [0, ln S] but for rounding.
+        # Outside [0, ln S] only by rounding.
         mutual_information=(entropy_of_mean - mean_entropy).clamp(0, math.log(len(reduced))),
         entropy_of_mean=entropy_of_mean,
         mean_entropy=mean_entropy,
@@ -82,15 +82,15 @@ def mutual_information(
     Args:
         log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
         top_k: K.
-        counts: how often each mask was drawn; by default once each.
+        counts: how often each mask was sampled; by default once each.
 
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
         FloatingPointError: NaN or infinite log-probabilities.
 
     Example:
-        >>> certain = torch.eye(2)[:, None]  # two subnetworks, each sure of another token
-        >>> mutual_information(certain.log(), top_k=1)  # ln 2: they could not disagree more
+        >>> certain = torch.eye(2)[:, None]  # two subnetworks, each certain of another token
+        >>> mutual_information(certain.log(), top_k=1)  # ln 2, the largest possible
         tensor([0.6931], dtype=torch.float64)
     """
     check_log_probs(log_probs, counts)
@@ -100,7 +100,7 @@ def mutual_information(
 def divergence(
     log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "*masks T V"]
 ) -> Float[Tensor, "*masks T"]:
-    """KL(p || q) at each position, in nats, at least 0; from log-probabilities.
+    """KL(p || q) at each position, in nats, >= 0; from log-probabilities.
 
     Example:
         >>> sure, even = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
@@ -108,19 +108,19 @@ def divergence(
         tensor([0.6931], dtype=torch.float64)
     """
     log_p, log_q = log_p.double(), log_q.double()
-    apart = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0
-    return (log_p.exp() * apart).sum(-1).clamp_min(0)
+    log_ratio = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0
+    return (log_p.exp() * log_ratio).sum(-1).clamp_min(0)
 
 
 NO_INFORMATION = 1e-7
-"""Nats of MI_t that are rounding and nothing else."""
+"""MI_t up to this many nats is rounding."""
 
 
 def source_share(part: Float[Tensor, " T"], whole: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """MI_t under masks that take what comes from a source over MI_t under masks that take all.
+    """MI_t under masks of one source, divided by MI_t under masks of all sources; >= 0.
 
-    At least 0; not a share of a sum: those of several sources need not add up to one, and one of
-    them may be above one, where sources cancel. 0 where there is no MI_t to share.
+    The ratios of several sources need not add up to one, and one may exceed one where sources
+    cancel. 0 where MI_t under masks of all sources is only rounding.
 
     Example:
         >>> context, everything = torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.0])  # nats

@@ -1,4 +1,4 @@
-"""Random head masks and the seeds they are drawn from."""
+"""Random head masks and their seeds."""
 
 import hashlib
 from array import array
@@ -19,17 +19,16 @@ def sample_head_masks(
     generator: torch.Generator,
     sampler: str = "bernoulli",
 ) -> Float[Tensor, "S H"]:
-    """Random head masks: 1 keeps a head, 0 takes it away; p = `mask_rate`.
+    """Random head masks: 1 keeps a head, 0 masks it; p = `mask_rate`.
 
-    "bernoulli", the paper's: every head of every mask is masked independently with probability p.
+    "bernoulli" (the paper's): each head of each mask is masked independently with probability p.
     The first rows do not depend on `num_samples`, so a larger S extends a smaller one. Source:
     section "Attention subnetwork sampling" of the paper.
 
-    "balanced": every head is masked in floor(pS) or ceil(pS) of the S masks, the latter with the
-    probability that makes the mean pS; in which ones is random, and independent between heads.
-    From S >= 1/p on every head is masked at least once by construction, which the paper's coverage
-    bound (equation "app-coverage") grants with high probability and more masks. With fewer masks
-    than that, every head is masked exactly once, at a rate of 1/S above p.
+    "balanced": each head is masked in floor(pS) or ceil(pS) of the S masks, pS on average. Count
+    and masks are random, independently between heads. If S >= 1/p, every head is masked at least
+    once; the paper's coverage bound (equation "app-coverage") reaches this only with high
+    probability and more masks. If S < 1/p, every head is masked exactly once: a rate 1/S above p.
 
     Raises:
         ValueError: fewer than two masks, no heads, a rate outside (0, 1), or an unknown sampler.
@@ -45,14 +44,14 @@ def sample_head_masks(
     check_setting("mask_sampler", sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
-    # The type is said, since another default draws others.
-    how: dict[str, Any] = {"generator": generator, "device": generator.device}
-    how["dtype"] = torch.float32
-    uniform = torch.rand(num_samples, num_heads, **how)
+    # The dtype is explicit, since another default would give other masks.
+    options: dict[str, Any] = {"generator": generator, "device": generator.device}
+    options["dtype"] = torch.float32
+    uniform = torch.rand(num_samples, num_heads, **options)
     if sampler == "bernoulli":
         return (uniform >= mask_rate).to(uniform.dtype)
     times, fraction = divmod(mask_rate * num_samples, 1)
-    once_more = torch.rand(num_heads, **how) < fraction
+    once_more = torch.rand(num_heads, **options) < fraction
     masked_times = (times + once_more).clamp_min(1)
     rank = uniform.argsort(dim=0).argsort(dim=0)
     return (rank >= masked_times).to(uniform.dtype)
@@ -67,15 +66,15 @@ def example_masks(
     layer: int,
     token_ids: Sequence[int],
 ) -> tuple[int, Float[Tensor, "S H"]]:
-    """The masks of one example, and the seed they were drawn from; see `sample_head_masks`.
+    """The seed of one example and its masks; see `sample_head_masks`.
 
     Args:
-        num_masks, num_heads, mask_rate, sampler: S, H, p and how masks are drawn.
-        base_seed, layer, token_ids: what the seed follows from; see `mask_seed`.
+        num_masks, num_heads, mask_rate, sampler: S, H, p and the sampler.
+        base_seed, layer, token_ids: what determines the seed; see `mask_seed`.
 
     Example:
         >>> seed, masks = example_masks(10, 4, 0.2, "balanced", 0, layer=18, token_ids=[5, 7])
-        >>> seed == mask_seed(0, 18, [5, 7]), masks.sum(0).tolist()  # kept, of 10
+        >>> seed == mask_seed(0, 18, [5, 7]), masks.sum(0).tolist()  # kept by 8 of 10
         (True, [8.0, 8.0, 8.0, 8.0])
     """
     seed = mask_seed(base_seed, layer, token_ids)
@@ -84,10 +83,9 @@ def example_masks(
 
 
 def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
-    """Seed of one example's masks, from its content alone; non-negative, below 2^63.
+    """Seed of one example's masks, from its content only; in [0, 2^63).
 
-    Batch size, order and reruns therefore change nothing, and the same answer gets the same masks
-    whatever K is.
+    So batch size, order, reruns and K do not change the masks of an answer.
 
     Example:
         >>> mask_seed(0, 18, [5, 7]) == mask_seed(0, 18, [5, 7]) != mask_seed(1, 18, [5, 7])
@@ -97,7 +95,7 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
 
 
 def example_seed(base_seed: int, token_ids: Sequence[int]) -> int:
-    """Seed of anything random about one example, from its content; non-negative, below 2^63.
+    """Seed of anything random about one example, from its content only; in [0, 2^63).
 
     Example:
         >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])

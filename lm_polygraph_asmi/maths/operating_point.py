@@ -1,17 +1,17 @@
-"""Mask rate p and number of masks S from the number of heads H alone."""
+"""Mask rate p and number of masks S, derived from the number of heads H."""
 
 import math
 from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
-from scipy.special import bdtr  # scipy.stats would take a second to import
+from scipy.special import bdtr  # scipy.stats takes a second to import
 
 GRID = 0.01
 
 
 class OperatingPoint(NamedTuple):
-    """A mask rate p and the number of masks S that goes with it."""
+    """A mask rate p and its number of masks S."""
 
     mask_rate: float
     num_masks: int
@@ -30,10 +30,10 @@ def masks_for_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) 
 
 
 def masks_for_pair_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) -> int:
-    """S that masks every pair of heads together at least once, with probability >= 1 - `failure`.
+    """S that masks every pair of heads together at least once with probability >= 1 - `failure`.
 
-    ln(H (H - 1) / 2 / failure) / p^2; source: paragraph "Scope" of the paper's derivation, which
-    has no budget for it (about 410 masks for 32 heads at p = 0.15).
+    ln(H (H - 1) / 2 / failure) / p^2. Source: paragraph "Scope" of the paper's derivation, which
+    gives no budget for it (about 410 masks for 32 heads at p = 0.15).
 
     Example:
         >>> masks_for_pair_coverage(32, 0.15), masks_for_coverage(32, 0.15)  # pairs, single heads
@@ -43,7 +43,7 @@ def masks_for_pair_coverage(num_heads: int, mask_rate: float, failure: float = 0
 
 
 def never_masked_heads(num_heads: int, mask_rate: float, num_masks: int) -> float:
-    """Expected number of heads that none of S masks takes away: H (1 - p)^S.
+    """Expected number of heads that S masks never mask: H (1 - p)^S.
 
     Example:
         >>> round(never_masked_heads(32, 0.15, 40), 3), round(never_masked_heads(32, 0.15, 10), 1)
@@ -53,7 +53,7 @@ def never_masked_heads(num_heads: int, mask_rate: float, num_masks: int) -> floa
 
 
 def tolerated_heads(num_heads: int) -> int:
-    """Heads that may be masked at once before the model breaks: a quarter of them, rounded down.
+    """Number of heads that may be masked at once without breaking the model: floor(H / 4).
 
     Example:
         >>> tolerated_heads(32), tolerated_heads(9)
@@ -65,9 +65,9 @@ def tolerated_heads(num_heads: int) -> int:
 def heads_masked_at_once(
     num_heads: int, mask_rate: float, degradation: float = 0.05, exact: bool = True
 ) -> float:
-    """Number of heads that all but a share `degradation` of masks stay within.
+    """The 1 - `degradation` quantile of the number of heads that one mask masks.
 
-    The quantile of the exact binomial distribution, or the Gaussian upper bound of equation
+    Of the binomial distribution if `exact`, else the Gaussian upper bound of equation
     "app-fidelity" of the paper.
 
     Example:
@@ -87,7 +87,7 @@ def heads_masked_at_once(
 
 
 def mask_rates() -> list[float]:
-    """The grid of mask rates that are considered: 0.01 ... 0.99.
+    """The grid of mask rates: 0.01 ... 0.99.
 
     Example:
         >>> mask_rates()[:3], len(mask_rates())
@@ -98,20 +98,20 @@ def mask_rates() -> list[float]:
 
 @cache
 def largest_mask_rate(num_heads: int, degradation: float = 0.05) -> float:
-    """Largest p that keeps the model working: few heads masked at once, with high probability.
+    """Largest p that keeps the model working, on a grid of 0.01.
 
-    On a grid of 0.01 such that, exactly, P(more than floor(H / 4) heads masked at once) <=
-    `degradation`. Source: appendix "Derivation of the Coverage-Fidelity Constraints" of the paper,
-    with the exact binomial where its equation "app-fidelity" uses a Gaussian.
+    It satisfies P(more than floor(H / 4) heads masked at once) <= `degradation`. Source: appendix
+    "Derivation of the Coverage-Fidelity Constraints" of the paper, with the exact binomial instead
+    of the Gaussian in its equation "app-fidelity".
 
     Raises:
-        ValueError: fewer than 4 heads, where a quarter of the heads is less than one.
+        ValueError: fewer than 4 heads, so that a quarter is less than one head.
     """
     tolerated = tolerated_heads(num_heads)
     if tolerated < 1:
         raise ValueError(
-            f"no mask rate satisfies the fidelity bound for {num_heads} heads (a quarter is less "
-            "than one head): set mask_rate yourself"
+            f"expected at least 4 heads to derive mask_rate, got {num_heads} (the fidelity bound "
+            "allows a quarter to be masked): set mask_rate yourself"
         )
     return max(p for p in mask_rates() if bdtr(tolerated, num_heads, p) >= 1 - degradation)
 
@@ -119,13 +119,13 @@ def largest_mask_rate(num_heads: int, degradation: float = 0.05) -> float:
 def operating_point(
     num_heads: int, num_masks: int | None = None, mask_rate: float | None = None
 ) -> OperatingPoint:
-    """Cheapest admissible (p, S) for H heads; what is given stays, what is None is derived.
+    """Cheapest admissible (p, S) for H heads; only values that are None are derived.
 
     p is `largest_mask_rate`, S the fewest `masks_for_coverage` at that p. 32 heads give (0.15, 40),
-    the paper's point; 9 give (0.09, 56), 4 give (0.09, 47).
+    the paper's values; 9 give (0.09, 56), 4 give (0.09, 47).
 
     Raises:
-        ValueError: p is to be derived for fewer than 4 heads.
+        ValueError: `mask_rate` is None for fewer than 4 heads.
 
     Example:
         >>> operating_point(32)
@@ -136,19 +136,19 @@ def operating_point(
 
 
 def flops_ratio(num_layers: int, layer: int, num_masks: int) -> float:
-    """Passes through the whole model that scoring a response amounts to.
+    """Cost of scoring a response, in full forward passes: (prefix + S suffix) / L.
 
-    (prefix + S suffix) / L: the layers below the masked one are passed through once, those from it
-    on once per mask. Attention to the prompt is taken to cost the same in all of them; with the
-    scope "response", masked passes see the response alone, and cost far less than this.
+    The layers below the masked one run once, the masked one and those above it once per mask. All
+    passes are assumed to attend to the prompt at the same cost. With scope "response", masked
+    passes compute only the response and cost far less.
 
     Args:
         num_layers: L.
-        layer: the masked one, from 0, which is the number of layers below it.
+        layer: index of the masked layer, from 0.
         num_masks: S.
 
     Raises:
-        ValueError: no such layer, or no mask.
+        ValueError: layer out of range, or no masks.
 
     Example:
         >>> flops_ratio(num_layers=36, layer=22, num_masks=40)  # Qwen3-4B at 60 %

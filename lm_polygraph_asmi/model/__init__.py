@@ -1,7 +1,7 @@
-"""Masked-suffix passes over transformers models: no formula lives here.
+"""Masked passes of transformers models; formulas are in `maths`.
 
-The examples of this room begin with a tiny model of random weights, two different masks of its four
-heads (1 keeps a head), and eight tokens, the first six of them the prompt:
+The examples of this subpackage use a tiny model with random weights, two different masks of its
+four heads (1 keeps a head), and eight tokens, of which the first six are the prompt:
 
 >>> import torch
 >>> from transformers import LlamaConfig, LlamaForCausalLM

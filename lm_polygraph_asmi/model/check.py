@@ -1,19 +1,21 @@
-"""Is what the masked passes return right? Compared with full forward passes before it is believed.
+"""The self-check: compares masked passes with full forward passes before a score is trusted.
 
 A model, or a release of transformers, may do more than its structure shows: bias attention by
-position, share keys between layers, compute a row otherwise in another batch. So the first time a
-model is scored at a layer, in a scope, with an attention implementation, some of the very masks of
-the run are run as they will be, in batches or packed sequences of the same width, and compared with
-whole forward passes of the model itself whose heads are masked by a hook; and the final states with
-the model's own logits. It is done again when a sequence is clearly longer than any checked before,
-or has passed another number in the model's configuration (a window, a chunk, a length at which a
-scale sets in); and for every sequence of a kind of which another was wrong in that way, or by full
-forward passes. Where the cheapest way of running the passes is wrong the next one is taken for
-sequences like that one; where none is right the sequence is refused. All rows of a piece are run a
-second time, in other company, since a model may compute a row otherwise beside others (experts that
-take so many tokens of a batch and no more). Where even full forward passes are right one mask at a
-time alone, the sequences of that kind are run so from then on. It costs up to five passes over the
-sequence and two pieces of the run.
+position, share keys between layers, or compute a row differently in another batch.
+
+The check runs the first time a model is scored with a layer, scope and attention implementation.
+Some masks of the run are evaluated in batches or packed sequences of the run's width. They are
+compared with full forward passes in which a hook masks the same heads, and the final states with
+the model's logits. All rows of a chunk also run a second time beside other rows, since a row's
+result may depend on its batch (experts with a limited capacity).
+
+The check runs again for a clearly longer sequence, and for a length beyond another number of the
+model's configuration (a window, a chunk, a length where a scale starts). It also runs for every
+sequence of a kind that failed with this strategy or with full forward passes.
+
+If the cheapest strategy fails, the next one is used for similar sequences; if all fail, the
+sequence raises. If full forward passes are right only one mask at a time, all sequences of that
+kind run that way from then on. A check costs up to five passes over the sequence and two chunks.
 """
 
 import logging
@@ -45,42 +47,42 @@ log = logging.getLogger("lm_polygraph")
 
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
-"""Largest total variation, mean over masks and the response, that rounding explains.
+"""Largest total variation, mean over masks and the response, explained by rounding.
 
-Measured: correct passes of tiny models stay below 1e-5 in 32 bits and 2e-3 in 16; on SmolLM2-135M,
-30 layers, 2e-6 in 32 bits, and in bfloat16 1e-3 where rows of a batch are compared, 6e-3 to 2e-2
-where a packed sequence is; on Qwen2.5-Coder-0.5B, 24 layers, in bfloat16 0 and 7e-3. Errors seen
-make 3e-3 to 0.6. Tiny hybrids, whose recurrent layers round most, stay below 2e-5 in 32 bits with
-products summed in an order that depends on the number of rows, as other processors do it.
+Measured for correct passes: tiny models, below 1e-5 in 32 bits and 2e-3 in 16; SmolLM2-135M (30
+layers), 2e-6 in 32 bits, in bfloat16 1e-3 for rows of a batch and 6e-3 to 2e-2 for a packed
+sequence; Qwen2.5-Coder-0.5B (24 layers), in bfloat16 0 and 7e-3. Observed errors: 3e-3 to 0.6.
+Tiny hybrids, whose recurrent layers round most, stay below 2e-5 in 32 bits if the order of summing
+depends on the number of rows, as on other processors.
 """
 SINGLE = 3.0
-"""In 16 bits a single mask may differ by so many limits."""
+"""In 16 bits a single mask may differ by this many times the limit."""
 ROUNDINGS = 2.0
-"""In 16 bits the limit is at least so many times what another attention makes of the same pass."""
+"""In 16 bits the limit is at least this many times the difference between attention backends."""
 OUTSTANDING = 10.0
-"""A single position may differ by so many times the mean that is allowed."""
+"""A single position may differ by this many times the mean allowed."""
 SAME_STATES = 0.1
-"""The final states are those of the same pass: their readout may differ by this part of one."""
+"""Final states come from one pass: their readout may differ by this fraction of the limit."""
 LONGER, WIDER = 1.25, 2.0
-"""How much longer or wider than what was checked calls for another check."""
+"""A sequence this many times longer, or a batch this many times wider, is checked again."""
 CHECKED_ROWS = 3
 
 _NO_LENGTH = re.compile(
     r"^(num|n)_|_(id|ids|dim|rank|index)$|hidden|intermediate|vocab|embd|ffn|heads|experts|layers"
 )
-"""Names of numbers in configurations that no position is compared with."""
+"""Names of configuration numbers that are not lengths."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a check reached.
+    """Lengths, widths and tokens that a check covers.
 
     Attributes:
-        prompt: positions before those that predict the response. What is kept of them was made
-            by a pass of that length, so it has a regime of its own.
+        prompt: positions before those that predict the response. Their cache comes from a pass of
+            that length, so this length has its own regime.
         response: positions that predict the response.
         keys: keys in one sequence.
-        rows: masks together.
+        rows: masks evaluated together.
         regime: see `regimes`.
         special: see `specials`.
     """
@@ -103,53 +105,54 @@ class Extent:
 
     @property
     def kind(self) -> "Kind":
-        """What no length makes up for: layers may do nothing, or another thing, with one of it."""
-        one = self.prompt == 0, self.response == 1, self.rows == 1
-        return self.regime, self.special, one
+        """What must be equal whatever the lengths: models may treat a length of one differently."""
+        shortest = self.prompt == 0, self.response == 1, self.rows == 1
+        return self.regime, self.special, shortest
 
     def resembles(self, other: "Extent") -> bool:
         return self.covers(other) and other.covers(self)
 
 
 def limit(dtype: torch.dtype) -> float:
-    """Largest mean total variation between two ways to the same distributions."""
+    """Largest mean total variation between two computations of the same distributions."""
     return LIMITS.get(dtype, LIMIT_16_BITS)
 
 
 UNMASKED = "the unmasked model"
 
 
-def _excess(found: dict[str, float], dtype: torch.dtype, rounding: float = 0.0) -> str | None:
-    """What is more than rounding among differences by name; None if nothing is.
+def _excess(differences: dict[str, float], dtype: torch.dtype, rounding: float = 0) -> str | None:
+    """The largest difference that exceeds rounding, as text; None if there is none.
 
     Args:
-        rounding: what rounding was seen to make of this model and sequence.
+        differences: total variation by the name of what was compared.
+        rounding: total variation measured between attention backends for this sequence.
     """
-    most = max(limit(dtype), ROUNDINGS * rounding)
-    rows = {name: value for name, value in found.items() if name != UNMASKED}
+    allowed = max(limit(dtype), ROUNDINGS * rounding)
+    rows = {name: value for name, value in differences.items() if name != UNMASKED}
     worst = max(rows, key=lambda name: rows[name])
-    unlike = _other_states(found[UNMASKED], dtype)
-    if unlike is not None:
-        return unlike
-    single = most if dtype in LIMITS else SINGLE * most
-    if not (sum(rows.values()) <= most * len(rows) and rows[worst] <= single):
+    wrong_states = _wrong_states(differences[UNMASKED], dtype)
+    if wrong_states is not None:
+        return wrong_states
+    single = allowed if dtype in LIMITS else SINGLE * allowed
+    if not (sum(rows.values()) <= allowed * len(rows) and rows[worst] <= single):
         return f"total variation {rows[worst]:.2g} ({worst})"
     return None
 
 
 def total_variation(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> Float[Tensor, " T"]:
-    """Half the sum of |p - q| at each position; from log-probabilities."""
+    """Total variation at each position, half the sum of |p - q|, from log-probabilities."""
     return (p.exp() - q.to(p.device).exp()).abs().sum(-1) / 2
 
 
 def _apart(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> float:
-    """Total variation over the response: its mean, or more where single positions stand out."""
+    """Mean total variation over the response, or more if single positions are outliers."""
     by_position = total_variation(p, q)
     return max(by_position.mean().item(), by_position.max().item() / OUTSTANDING)
 
 
 def _numbers(config: PretrainedConfig) -> Iterator[int]:
-    """Numbers in a configuration that a position may be compared with."""
+    """Numbers in a configuration that may be lengths."""
 
     def walk(name: str, value: Any) -> Iterator[int]:
         if isinstance(value, dict):
@@ -167,19 +170,19 @@ def _numbers(config: PretrainedConfig) -> Iterator[int]:
 
 
 def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
-    """For each length, how many numbers of the model's configuration it has passed."""
+    """For each length, how many numbers in the model's configuration it exceeds."""
     facts = model_cache(model)
     if "lengths" not in facts:
         facts["lengths"] = sorted(set(_numbers(model.config)))
-    # A number n sets in at position n, or one later.
+    # A number n takes effect at position n, or one later.
     return tuple(bisect(facts["lengths"], length - 1) for length in lengths)
 
 
 def specials(model: PreTrainedModel, *ids: Tensor) -> tuple[int, ...]:
-    """Which tokens that the model's configuration names are in a text; some models leave out the
-    places of padding when they count positions."""
-    named = special_tokens(model)
-    return tuple(sorted({token for part in ids for token in part.tolist()} & named))
+    """Special tokens of the model's configuration in a text; some models do not count padding
+    when they number positions."""
+    special = special_tokens(model)
+    return tuple(sorted({token for part in ids for token in part.tolist()} & special))
 
 
 def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: int) -> Extent:
@@ -193,13 +196,13 @@ def extent_of(
     packed: bool,
     rows: int,
 ) -> Extent:
-    """How far a check of a sequence reaches; see `Extent`.
+    """The `Extent` of a check of a sequence.
 
     Args:
-        input_ids: prompt and response; the last token is not looked at.
+        input_ids: prompt and response; the last token is ignored.
         prompt_length: number of prompt tokens.
-        packed: whether all masks stand in one sequence.
-        rows: masks together.
+        packed: whether all masks are in one sequence.
+        rows: masks evaluated together.
     """
     prompt, tokens = prompt_length - 1, len(input_ids) - 1
     response = tokens - prompt
@@ -219,13 +222,13 @@ Kind = tuple[object, ...]
 
 
 class Record:
-    """What was found of one thing that is compared before it is believed.
+    """Results of the checks of one computation.
 
     Attributes:
-        right: where it was right, a layer or None, and at what extent.
-        wrong: extents at which it was wrong, and how.
-        doubts: kinds of which a sequence was wrong in a way that no like one need be; other things
-            may share them.
+        right: (layer or None, extent) of the checks that passed.
+        wrong: (extent, reason) of the checks that failed.
+        doubts: kinds with a failure that need not affect similar sequences; may be shared with
+            other records.
     """
 
     def __init__(self, doubts: set[Kind]) -> None:
@@ -241,43 +244,44 @@ class Record:
         lasting: bool = True,
         kind: Kind | None = None,
     ) -> str | None:
-        """What is wrong at an extent; None if nothing is. Compared, unless an extent like it was.
+        """What is wrong at an extent, or None. Compares unless a similar extent was checked.
 
-        What was wrong of one sequence and right of another of its kind depends on more than
-        lengths, such as ties among keys: it is believed of none that was not looked at.
+        A failure that only some sequences of a kind have depends on more than lengths, such as ties
+        among keys. Then every sequence of the kind is checked.
 
         Args:
-            compare: says what is wrong, or None.
-            layer: what is right at one is believed of no other; what is wrong at one, of all.
-            lasting: whether what is found wrong is believed of sequences like this one. Else it
-                makes all of its kind doubtful, here and where doubts are shared.
-            kind: of which the sequence is, in whatever way it is run; by default the extent's.
+            compare: returns what is wrong, or None.
+            layer: a pass holds for this layer only, a failure for all layers.
+            lasting: whether a failure holds for similar sequences. Otherwise all sequences of its
+                kind become doubtful, here and in records that share doubts.
+            kind: kind of the sequence, whatever the strategy; by default the extent's.
         """
         kind = extent.kind if kind is None else kind
-        for at, found in self.wrong:
+        for at, reason in self.wrong:
             if at.resembles(extent):
-                return found
+                return reason
         known_right = any(where == layer and at.covers(extent) for where, at in self.right)
         doubtful = kind in self.doubts or any(at.kind == extent.kind for at, _ in self.wrong)
         if known_right and not doubtful:
             return None
-        why = compare()
-        if why is None:
+        failure = compare()
+        if failure is None:
             if not known_right:
                 self.right.append((layer, extent))
             return None
         if lasting:
-            self.wrong.append((extent, why))
+            self.wrong.append((extent, failure))
         else:
             self.doubts.add(kind)
-        return why
+        return failure
 
 
 def record_of(model: PreTrainedModel, what: Hashable, among: Hashable = None) -> Record:
-    """What was found of something, of the model as it is now, under the attention in use.
+    """The record of a computation, for the model's current state and attention implementation.
 
     Args:
-        among: names the things with which it shares its doubts; by default it has its own.
+        what: the computation.
+        among: key of the computations that share doubts; by default none do.
     """
     facts, attention = model_cache(model), attention_of(model)
     records: dict[Hashable, Record] = facts.setdefault("checks", {})
@@ -287,7 +291,7 @@ def record_of(model: PreTrainedModel, what: Hashable, among: Hashable = None) ->
 
 
 class StrategyChecked(NamedTuple):
-    """What was compared with full forward passes: one way to run masks."""
+    """Key of a record: one strategy that was compared with full forward passes."""
 
     scope: str
     strategy: str
@@ -296,7 +300,7 @@ class StrategyChecked(NamedTuple):
 
 
 def strategies_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
-    """Names of the ways that served the model as it is now, in a scope."""
+    """Names of the strategies that passed for the model's current state, in a scope."""
     checks = model_cache(model).get("checks", {})
     return {
         what.strategy
@@ -305,27 +309,27 @@ def strategies_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
     }
 
 
-def _own(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
-    """What the model itself says of the response, nothing of it replaced."""
+def _direct(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
+    """Log-probabilities of the response from the unmodified model."""
     ids = unmasked.input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
     return own_logits(model, wide=False, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
 
 
-def _other_states(found: float, dtype: torch.dtype) -> str | None:
-    """Why recorded final states are not the model's own; None if they are."""
-    if found <= max(SAME_STATES * limit(dtype), LIMITS[torch.float32]):
+def _wrong_states(variation: float, dtype: torch.dtype) -> str | None:
+    """Why recorded final states differ from the model's; None if they do not."""
+    if variation <= max(SAME_STATES * limit(dtype), LIMITS[torch.float32]):
         return None
-    return f"total variation {found:.2g} ({UNMASKED})"
+    return f"total variation {variation:.2g} ({UNMASKED})"
 
 
 def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
-    """Raise unless the recorded final states are those of the model's own logits.
+    """Raise unless the recorded final states give the model's logits.
 
-    Where heads are masked `select_strategy` sees to it, too. Costs a pass, once for each `Extent`.
-    Call it inside `scoring_session`.
+    `select_strategy` also checks this. Costs one pass per new `Extent`. Call it inside
+    `scoring_session`.
 
     Raises:
-        RuntimeError: the two differ by more than rounding.
+        RuntimeError: they differ by more than rounding.
 
     Example:
         >>> from lm_polygraph_asmi.model import run_unmasked
@@ -336,16 +340,16 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
 
     def compare() -> str | None:
         recorded = readout(model, unmasked.final_hidden, wide=False)
-        return _other_states(_apart(_own(model, unmasked), recorded), lowest_precision(model))
+        return _wrong_states(_apart(_direct(model, unmasked), recorded), lowest_precision(model))
 
     what = UNMASKED, unmasked.remembered
     extent = _extent(model, unmasked, False, 1)
     reason = record_of(model, what).ask(extent, compare, lasting=False)
     if reason is not None:
         raise RuntimeError(
-            f"the final states of {type(model).__name__}, read out, do not give the model's own "
-            f"distributions: {reason}. A hook that changes what the model returns does that; else "
-            "please report it"
+            f"self-check failed for {type(model).__name__}: the final states do not give the "
+            f"model's distributions ({reason}). Nothing was scored. Remove hooks that change the "
+            "model's output; otherwise report this model class"
         )
 
 
@@ -358,8 +362,7 @@ def _differences(
     strategy: Strategy,
     change: Perturbation,
 ) -> dict[str, float]:
-    """Total variation of what a way returns from what full forward passes do, by what was
-    compared."""
+    """Total variation between a strategy and full forward passes, by what was compared."""
 
     def run(rows: Shaped[Tensor, "S H"], at_once: int) -> Float[Tensor, "S T D"]:
         return torch.cat(
@@ -370,31 +373,29 @@ def _differences(
             )
         )
 
-    pack = masks[:together]  # as it will be run
+    pack = masks[:together]  # the width of the run
     states = run(pack, together)
-    # And in other company: few together, in reverse, one with all heads in place of the first.
+    # And beside other rows: in smaller batches, reversed, with all heads kept in the first.
     mixed = torch.cat([torch.ones_like(pack[:1]), pack[1:]]).flip(0)
     elsewhere = run(mixed, math.isqrt(len(pack) - 1) + 1).flip(0)
-    own, kept = _own(model, unmasked), readout(model, elsewhere[0])
-    found = {
-        UNMASKED: _apart(own, readout(model, unmasked.final_hidden, wide=False)),
-        "all heads kept": _apart(unmasked.log_probs(model), kept),
+    direct, all_kept = _direct(model, unmasked), readout(model, elsewhere[0])
+    differences = {
+        UNMASKED: _apart(direct, readout(model, unmasked.final_hidden, wide=False)),
+        "all heads kept": _apart(unmasked.log_probs(model), all_kept),
     }
-    if (
-        lowest_precision(model) not in LIMITS
-    ):  # what 32-bit logits change is the rounding, and no more
-        found["logits in 32 bits"] = _apart(own, unmasked.log_probs(model))
+    if lowest_precision(model) not in LIMITS:  # 32-bit logits change only the rounding
+        differences["logits in 32 bits"] = _apart(direct, unmasked.log_probs(model))
     chosen = torch.linspace(0, len(pack) - 1, min(CHECKED_ROWS, len(pack))).long().unique()
     for row in chosen.tolist():
         whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], change)[0])
-        found[f"mask {row + 1} of {len(pack)}"] = _apart(whole, readout(model, states[row]))
+        differences[f"mask {row + 1} of {len(pack)}"] = _apart(whole, readout(model, states[row]))
     if len(pack) > 1:
         moved = (states - elsewhere)[1:].float().flatten(1).norm(dim=1)
         row = 1 + int(moved.argmax())
-        found[f"mask {row + 1} of {len(pack)} in other company"] = _apart(
+        differences[f"mask {row + 1} of {len(pack)} beside other masks"] = _apart(
             readout(model, elsewhere[row]), readout(model, states[row])
         )
-    return found
+    return differences
 
 
 def select_strategy(
@@ -405,15 +406,15 @@ def select_strategy(
     together: "dict[str, int]",
     change: Perturbation = WITHOUT_HEADS,
 ) -> Strategy:
-    """The cheapest way to run these masks that was seen to be right; see the module's docstring.
+    """The cheapest strategy for these masks that passes the self-check; see the module docstring.
 
     Call it inside `scoring_session`.
 
     Args:
-        together: by name of a way, how many masks it is to run at once.
+        together: number of masks to run at once, by name of the strategy.
 
     Raises:
-        RuntimeError: none is right; the message says by how much each is wrong.
+        RuntimeError: no strategy passes; the message gives the difference of each.
     """
     reasons = []
     possible = list(strategies(model, unmasked, layer))
@@ -430,56 +431,53 @@ def select_strategy(
             among=("strategies", unmasked.scope, change.kind, unmasked.remembered),
         )
         before = len(record.wrong)
-        refused = record.ask(
+        failure = record.ask(
             _extent(model, unmasked, strategy.packed, min(together[strategy.name], len(masks))),
             partial(
                 difference, model, unmasked, layer, masks, together[strategy.name], strategy, change
             ),
             layer,
-            # Not of full forward passes: what one example makes of all ways is to be no other's
-            # end.
+            # Full forward passes come last: one failure must not exclude similar examples.
             lasting=not strategy.whole,
             kind=kind,
         )
-        if refused is None:
-            if strategy.alone:  # and full forward passes in a batch were wrong of the same sequence
+        if failure is None:
+            if strategy.alone:  # batched full forward passes failed for the same sequence
                 only_alone.add(kind)
             return strategy
         if before == 0 and record.wrong:
             log.warning(
-                "%s is not scored by its cheapest passes (%r, scope %s): %s. A dearer way is tried",
+                "%s: strategy %r failed the self-check (scope %s): %s. Trying a slower one",
                 type(model).__name__,
                 strategy.name,
                 strategy.scope,
-                refused,
+                failure,
             )
-        reasons.append(f"{strategy.name}: {refused}")
+        reasons.append(f"{strategy.name}: {failure}")
     raise RuntimeError(
-        f"the masked passes of {type(model).__name__} from layer {layer} on, scope "
-        f"{unmasked.scope!r}, {attention_of(model)} attention, do not give what full forward "
-        "passes give "
-        f"({'; '.join(reasons)}). A model that answers the same pass otherwise the second time, or "
-        "rounds a position otherwise beside others, as dynamic quantisation does, cannot be "
-        "scored; else please report it"
+        f"self-check failed for {type(model).__name__} (layer {layer}, scope {unmasked.scope!r}, "
+        f"{attention_of(model)}): masked passes disagree with full forward passes "
+        f"({'; '.join(reasons)}). Nothing was scored. Non-deterministic models and batch-dependent "
+        "rounding (such as dynamic quantization) are unsupported; otherwise try "
+        "attention='eager', or report this model class"
     )
 
 
 def _rounding(model: PreTrainedModel, unmasked: UnmaskedPass) -> float:
-    """What another attention implementation makes of the unmasked pass: both are right, and round
-    differently, the more so the deeper a 16-bit model is. 0 for other models, or without another.
-    """
+    """Total variation of the unmasked pass between two attention implementations, which differ only
+    in rounding. 0 if the model is not 16-bit, or has only one implementation."""
     if lowest_precision(model) in LIMITS:
         return 0.0
     ids = unmasked.input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
-    found = []
+    log_probs = []
     try:
         for attention in MASKABLE:
             with scoring_session(model, attention):
                 logits = own_logits(model, input_ids=ids)[0, unmasked.predicting]
-            found.append(logits.log_softmax(-1))
-    except ValueError:  # the model has no other
+            log_probs.append(logits.log_softmax(-1))
+    except ValueError:  # the model has only one
         return 0.0
-    return _apart(found[0], found[1])
+    return _apart(log_probs[0], log_probs[1])
 
 
 def difference(
@@ -491,15 +489,15 @@ def difference(
     strategy: Strategy,
     change: Perturbation,
 ) -> str | None:
-    """By how much more than rounding a way differs from full forward passes, or why it fails; None
-    if it gives what they give."""
+    """How a strategy differs from full forward passes beyond rounding, or the error it raises; None
+    if it agrees with them."""
     try:
-        found = _differences(model, unmasked, layer, masks, together, strategy, change)
+        differences = _differences(model, unmasked, layer, masks, together, strategy, change)
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    excess = _excess(found, lowest_precision(model))
+    excess = _excess(differences, lowest_precision(model))
     if excess is not None:
-        excess = _excess(found, lowest_precision(model), _rounding(model, unmasked))
+        excess = _excess(differences, lowest_precision(model), _rounding(model, unmasked))
     return excess

@@ -35,7 +35,7 @@ class KeyValueTap(DynamicCache):
         answer: Callable[[Tensor, Tensor, int], KeysValues],
         config: PretrainedConfig | None = None,
     ) -> None:
-        # Made for a config it has room for the states of layers that keep no keys and values.
+        # With a config, the cache also holds states of layers without keys and values.
         super().__init__(config=config) if config is not None else super().__init__()
         self._answer = answer
         self.length = 0
@@ -131,8 +131,8 @@ class LayerCall:
         hidden = arguments.pop(next(iter(arguments), ""), None)
         if not isinstance(hidden, Tensor):
             raise RuntimeError(
-                f"{type(layer).__name__} does not say that its first argument is the hidden "
-                "states: is the model compiled? ASMI needs it as transformers loads it"
+                f"{type(layer).__name__}: expected hidden states as first argument: pass the model "
+                "as transformers loads it, not compiled"
             )
         return hidden, LayerCall(arguments, hidden.shape[1], before)
 

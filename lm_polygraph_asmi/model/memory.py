@@ -1,4 +1,4 @@
-"""How much fits into memory at once, and what to do when it was too much."""
+"""How much fits into memory at once, and smaller chunks when memory runs out."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -96,8 +96,8 @@ def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> in
 def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Result]:
     """Results of `run` on consecutive slices of range(total), in order.
 
-    On a CUDA out-of-memory the slices are halved and the work goes on where it stopped, so nothing
-    computed is lost.
+    On a CUDA out-of-memory error the slices are halved and the run continues, so finished slices
+    are kept.
 
     Raises:
         torch.OutOfMemoryError: even a single item does not fit.

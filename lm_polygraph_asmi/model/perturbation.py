@@ -265,15 +265,13 @@ def check_condition(
         width = getattr(down_projection(model, layer), "in_features", groups)
         if width < groups:
             raise TypeError(
-                f"perturbation {change.condition!r} needs {groups} groups of MLP channels, layer "
-                f"{layer} "
-                f"of {type(model).__name__} has {width} channels"
+                f"perturbation {change.condition!r} needs {groups} groups of MLP channels, got "
+                f"{width} channels in layer {layer} of {type(model).__name__}"
             )
     if condition.edit is from_elsewhere and not heads:
         raise TypeError(
             f"perturbation {change.condition!r} needs the head outputs of the unmasked pass, which "
-            "are "
-            f"not kept of {type(model).__name__}: its layers are no plain chain"
+            f"are unavailable for {type(model).__name__}: its layers are not a plain chain"
         )
 
 

@@ -60,12 +60,12 @@ def response_embeddings(
     """
     layer = num_layers(model) // 2
     if layer == 0:
-        raise ValueError("response embeddings need a model of at least two layers, got one")
+        raise ValueError("response embeddings need at least two layers, got one")
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
         validate_sequence(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
     if not ids:
-        raise ValueError("there is no response to embed")
+        raise ValueError("expected at least one response to embed, got none")
     prompt, lengths = len(prompt_ids), [len(response) for response in ids]
     shortest, longest = prompt + min(lengths), prompt + max(lengths)
     extent = Extent(

@@ -1,12 +1,12 @@
-"""Where a head's output comes from: its part from some tokens, and the part from everywhere else.
+"""Splits a head's output by source: the part from some tokens, and the part from all others.
 
-With its weights fixed attention is linear in the values, so a head's output is a sum over tokens j
-of a_j v_j. The target layer's own attention is run again with the weights of all other tokens set
-to zero behind the softmax (or, where one kernel does both, their values before it). What then
-enters the output projection is the part of the tokens kept, whatever stands around the softmax:
-grouped queries, sinks, caps, windows, position biases, latent values, a gate behind the heads. The
-parts must add up to the whole, and no token may bring anything to those before it; what is not so
-is refused, as where something behind the softmax is not linear (a norm over the heads).
+With fixed attention weights a head's output is linear in the values: a sum over tokens j of a_j
+v_j. The attention of the target layer runs again with the weights of all other tokens set to zero
+after the softmax (or their values before it, if one kernel does both). The input of the output
+projection is then the part of the kept tokens. This works with grouped queries, sinks, caps,
+windows, position biases, latent values and gates after the heads. The parts must add up to the
+whole, and no token may contribute to earlier tokens. Otherwise the model is unsupported, for
+example if an operation after the softmax is not linear (a norm over heads).
 """
 
 import operator
@@ -75,14 +75,14 @@ def check_spans(context: Any, tokens: int) -> list[Span]:
         found = []
     if not found:
         raise ValueError(
-            "a source other than 'all' needs to know the context: its tokens as (start, end), or "
-            f"several of these; got {context!r:.80}"
+            "a source other than 'all' needs to know the context: expected (start, end) in tokens, "
+            f"or a list of these, got {context!r:.80}"
         )
     for start, end in found:
         if not 0 <= start < end <= tokens:
             raise ValueError(
                 f"a span of the context must lie within the {tokens} tokens of prompt and response "
-                f"and hold at least one of them, got ({start}, {end})"
+                f"and contain at least one, got ({start}, {end})"
             )
     in_order = sorted(found)
     for (_, end), (start, _) in pairwise(in_order):

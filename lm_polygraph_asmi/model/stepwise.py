@@ -1,8 +1,7 @@
-"""The masked passes while an answer is written: all subnetworks go on by one position at a time.
+"""Masked passes during generation: all subnetworks advance one position at a time.
 
-The prompt's keys and values are those of the unmasked model, the same for all; of what has been
-written since each subnetwork has its own. What comes after each step are final states, as in the
-scope "response" for the finished answer.
+All subnetworks share the prompt's keys and values, from the unmasked model; each has its own for
+the answer. Each step returns final states, as scope "response" does for the finished answer.
 """
 
 from collections import defaultdict
@@ -45,9 +44,9 @@ from lm_polygraph_asmi.model.unmasked import (
 )
 
 TRIAL = 3
-"""Tokens of the answer that steps are checked on."""
+"""Number of answer tokens in the check of the steps."""
 ROOM = 16
-"""Positions that room is made for at first, and then twice as many each time."""
+"""Positions allocated at first; doubled when full."""
 
 
 Steps = Callable[[Iterable[int]], Tensor]
@@ -129,9 +128,9 @@ def _at_last(ids: list[int], seen: Seen | None = None) -> UnmaskedPass:
 
 
 class OneSequence:
-    """One pass at each step. Up to the masked layer it is that of generation; from there on, its
-    position is one row for each mask, and the rows stand behind one prompt, each blind to the
-    others."""
+    """One pass per step. Up to the masked layer it is the pass of generation; from there on its
+    position becomes one row per mask. The rows share one prompt and do not attend to each other.
+    """
 
     def __init__(
         self,
@@ -170,7 +169,7 @@ class OneSequence:
 
     @contextmanager
     def _in_rows(self) -> Iterator[None]:
-        """Give whatever stands behind the masked layer all rows in the place of one."""
+        """Give every module after the masked layer all rows instead of one."""
         model, layer, place = self.model, self.layer, len(self.ids) - 1
         behind = [*decoder_layers(model), final_norm(model)][layer + 1 :]
         here = torch.zeros(len(self.masks), dtype=torch.long)
@@ -290,7 +289,7 @@ def steps_of(
 
     Raises:
         NotImplementedError: a change that looks at more of the prompt than masked heads do.
-        RuntimeError: no way gives what full forward passes give, or hooks of others may not.
+        RuntimeError: the self-check failed, or the model has foreign hooks.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session
@@ -306,9 +305,9 @@ def steps_of(
     check_scope_runs(model, "response")
     if has_foreign_code(model):
         raise RuntimeError(
-            f"{type(model).__name__} cannot be scored while it writes: it has hooks or forward "
-            "methods of others, which may do another thing step by step. Remove them, or score the "
-            "finished answer"
+            f"{type(model).__name__} cannot be scored while it writes: it has hooks or "
+            "foreign forward methods, which may act differently step by step. Remove them, or "
+            "score the finished answer with `score`"
         )
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     masked = ~distinct.all(dim=1)  # the row that keeps every head is the unmasked model's
@@ -324,7 +323,7 @@ def _right_kind(
     masks: Shaped[Tensor, "B H"],
     change: Perturbation,
 ) -> Any:
-    """The cheapest kind of steps that was seen to be right."""
+    """The cheapest kind of steps that passes the self-check."""
     if not len(masks):
         return RowsOfBatch
     room = (context_window(model) or len(prompt) + TRIAL) - len(prompt)
@@ -347,8 +346,7 @@ def _right_kind(
             return kind
         reasons.append(f"{strategy.name}: {reason}")
     raise RuntimeError(
-        f"{type(model).__name__} cannot be scored while it writes: step by step its passes from "
-        f"layer {layer} on do not give what full forward passes give ({'; '.join(reasons)}). Score "
-        "the "
-        "finished answer"
+        f"{type(model).__name__} cannot be scored while it writes: masked steps from layer {layer} "
+        f"on disagree with full forward passes ({'; '.join(reasons)}). Score the finished answer "
+        "with `score`"
     )

@@ -1,12 +1,11 @@
-"""Where a model keeps what ASMI touches, seen in one short pass.
+"""Finds the modules of a model that ASMI needs, by recording short passes.
 
-What is looked for is what the method needs and nothing else: a stack of layers that run once each,
-one behind the other; in each of them the softmax over keys, one row of probabilities per head, and
-behind it the projection whose input is the concatenated head outputs; the module whose output is
-what the unembedding gets. Names of classes and modules are not asked. A pass of a dozen tokens
-shows all of it; a few more show that the model repeats itself, that no token sees what follows it,
-that each head has a block of the projection's input to itself and that what heads say goes into the
-projection and nowhere else.
+It looks for a stack of layers that run once each, in order. In each layer it looks for the softmax
+over keys (one row of probabilities per head), followed by the projection of the concatenated head
+outputs. It also looks for the module whose output the unembedding takes. Names of classes and
+modules are not used. One pass of a dozen tokens shows all of this. A few more passes check that the
+model is deterministic and causal, that each head has its own block of the projection's input, and
+that head outputs go only into the projection.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from lm_polygraph_asmi.model.model_cache import held_tensors, model_cache, plain
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
 TOKENS = 13
-"""Length of the pass that is looked at; no model has as many heads."""
+"""Tokens in the recorded pass; no model has this number of heads."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,12 @@ class HeadSite:
 
     Attributes:
         projection: path from the layer to the projection whose input is the concatenated heads.
-        heads: H, how many query heads there are.
-        width: of the projection's input, H times the width of a head's output.
-        attention: path from the layer to the module that returns what the projection returns; None
-            where no module does, and the attention must be run for its heads to be replaced.
-        returns: how many things that module returns in a tuple, the projected heads first; 0 where
-            it returns these alone.
+        heads: H, the number of query heads.
+        width: width of the projection's input, H times the width of a head's output.
+        attention: path from the layer to the module that returns the projection's output; None if
+            there is none, so that attention must run before its heads can be replaced.
+        returns: length of the tuple which that module returns, the projected heads first; 0 if it
+            returns only these.
     """
 
     projection: str
@@ -53,23 +52,23 @@ class HeadSite:
 
 @dataclass(frozen=True)
 class Structure:
-    """Paths of the modules that ASMI touches, from the model on.
+    """Paths of the modules that ASMI needs, relative to the model.
 
     Attributes:
-        base_model: the module whose first output is the final states, what the logits are made of.
+        base_model: the module whose first output is the final states, the input of the logits.
         layers: the list of decoder layers.
-        final_norm: the module between the last layer and the end of the trunk; None without one.
-        sites: by index of the layer, the heads of the layers that have any.
+        final_norm: the module between the last layer and the end of the base model, or None.
+        sites: heads by layer index, for the layers that have heads.
         num_layers: L, layers with and without heads.
-        takes_cache: whether the trunk takes a cache that is given to it, and computes the same.
-        chained: whether a layer's output is the next one's input and nothing happens in between,
-            so that layers can be called again one by one.
+        takes_cache: whether the base model accepts a cache and computes the same with it.
+        chained: whether each layer's output is exactly the next layer's input, so that layers can
+            be called one by one.
 
     Example:
-        >>> found = structure_of(model)
-        >>> isinstance(found, Structure), found.chained, sorted(found.sites)
+        >>> structure = structure_of(model)
+        >>> isinstance(structure, Structure), structure.chained, sorted(structure.sites)
         (True, True, [0, 1, 2, 3])
-        >>> found.sites[2].projection
+        >>> structure.sites[2].projection
         'self_attn.o_proj'
     """
 
@@ -83,46 +82,45 @@ class Structure:
 
 
 def plain_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a wrapper of PEFT, its adapters in place; others as they are.
+    """The transformers model inside a PEFT wrapper, adapters active; other models unchanged.
 
     Raises:
-        TypeError: an adapter that adds tokens to the prompt, one that waits for tokens in it
-            (aLoRA), or no transformers model at all.
+        TypeError: an adapter that adds tokens to the prompt, an adapter that is triggered by
+            tokens (aLoRA), or not a transformers model.
 
     Example:
         >>> plain_model(model) is model
         True
         >>> plain_model(torch.nn.Linear(2, 2))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        TypeError: ASMI masks heads inside a transformers model, got Linear: ...
+        TypeError: expected a transformers model, got Linear: ...
     """
     for name, adapter in (getattr(model, "peft_config", None) or {}).items():
         if getattr(adapter, "alora_invocation_tokens", None):
             raise TypeError(
-                f"adapter {name!r} is an aLoRA: it acts from its invocation tokens on, which "
-                "masked passes over states do not see. ASMI takes plain LoRA; to score the model "
-                "without it, delete_adapter it first"
+                f"adapter {name!r} is an aLoRA, which is unsupported: masked passes do not see its "
+                "invocation tokens. Use plain LoRA, or call delete_adapter to score without it"
             )
     if hasattr(model, "get_base_model"):
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise TypeError(
-                f"{type(model).__name__} puts learned tokens in front of the prompt: positions "
-                "are then not those of the token ids. ASMI takes adapters inside the layers (LoRA)"
+                f"{type(model).__name__} puts learned tokens before the prompt, which is "
+                "unsupported: positions no longer match the token ids. Use LoRA adapters"
             )
         model = model.get_base_model()  # type: ignore[operator]
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
-            f"ASMI masks heads inside a transformers model, got {type(model).__name__}: a compiled "
-            "or wrapped model shows no layers, give it as transformers loads it"
+            f"expected a transformers model, got {type(model).__name__}: pass the model as "
+            "transformers loads it, neither compiled nor wrapped"
         )
     return model
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
-    """The structure of a model, found once and again when its modules or weights change.
+    """The structure of a model; cached until its modules or weights change.
 
     Raises:
-        TypeError: a model whose heads cannot be masked; the message says what was found and not.
+        TypeError: the heads of this model cannot be masked; the message gives the reason.
 
     Example:
         >>> structure_of(model).layers, structure_of(model).num_layers
@@ -132,25 +130,25 @@ def structure_of(model: PreTrainedModel) -> Structure:
     if "structure" not in facts:
         _check_not_compiled(model)
         facts["structure"] = _find(model)
-    found: Structure = facts["structure"]
-    return found
+    structure: Structure = facts["structure"]
+    return structure
 
 
 def _check_not_compiled(model: PreTrainedModel) -> None:
-    """Compiled code does not ask again for hooks and forward methods that were put in later."""
+    """Raise for compiled code, which ignores hooks and forward methods set later."""
     for path, module in model.named_modules():
         forward = vars(module).get("forward")
         if "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable"):
             raise TypeError(
-                f"{type(model).__name__}: {path or 'the model'} is compiled by torch.compile: ASMI "
-                "needs it as transformers loads it. (What module.compile() does in place may stay, "
-                "it is set aside while a model is scored)"
+                f"{type(model).__name__}: {path or 'the model'} is compiled by torch.compile: pass "
+                "it as transformers loads it. (In-place module.compile() is fine: it is disabled "
+                "while a model is scored)"
             )
 
 
 @dataclass
 class _Call:
-    """One call of a module in the recorded pass; tensors are kept, so that places stay theirs."""
+    """One call of a module in the recorded pass; it keeps tensors so addresses are not reused."""
 
     module: nn.Module
     order: int
@@ -161,8 +159,8 @@ class _Call:
 
     @property
     def entering(self) -> Tensor | None:
-        given = (*self.inputs, *self.keywords.values())
-        return next((value for value in given if isinstance(value, Tensor)), None)
+        arguments = (*self.inputs, *self.keywords.values())
+        return next((value for value in arguments if isinstance(value, Tensor)), None)
 
     @property
     def leaving(self) -> Tensor | None:
@@ -171,7 +169,7 @@ class _Call:
 
 @dataclass
 class _Softmax:
-    """One softmax over keys: how many heads, when, and inside which modules."""
+    """One softmax over keys: number of heads, order, and enclosing modules."""
 
     heads: int
     order: int
@@ -179,18 +177,18 @@ class _Softmax:
 
 
 def _factors(heads: int) -> Tensor:
-    """What heads are raised by, one factor a head and token: no two heads by the same."""
+    """Random factors of at least 1, one per head and token, to scale head outputs."""
     return 1 + torch.rand(heads, TOKENS, 1, generator=torch.Generator().manual_seed(heads))
 
 
 def _factors_of_one(heads: int, head: int) -> Tensor:
-    """One head is raised by half, the others are left."""
+    """Factors of 1.5 for one head and 1 for the others."""
     return 1 + 0.5 * (torch.arange(heads) == head)[:, None, None].expand(-1, TOKENS, 1)
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every softmax over keys; may multiply what heads take in by what `raised` makes of their
-    number."""
+    """Records every softmax over keys; multiplies its result by `raised(number of heads)` if
+    given."""
 
     def __init__(self, trace: "_Trace", raised: Callable[[int], Tensor] | None = None) -> None:
         super().__init__()
@@ -199,29 +197,29 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
-        if not isinstance(found, Tensor):
-            return found
+        if not isinstance(result, Tensor):
+            return result
         if name not in ("scaled_dot_product_attention", "softmax"):
-            return found
-        if name == "softmax" and found.shape[-1] < TOKENS:  # over something else than keys
-            return found
-        rows = found.shape[:-1]
+            return result
+        if name == "softmax" and result.shape[-1] < TOKENS:  # not over keys
+            return result
+        rows = result.shape[:-1]
         # (1, H, tokens) or, batch and heads in one axis, (H, tokens)
         if rows[-1] != TOKENS or len(rows) not in (2, 3) or (len(rows) == 3 and rows[0] != 1):
-            return found
+            return result
         heads = rows[-2]
-        if len(rows) == 2 and heads == 1:  # a router's choice among experts looks like this
-            return found
+        if len(rows) == 2 and heads == 1:  # the shape of a router over experts
+            return result
         self.trace.softmax(heads)
         if self.raised is not None:
-            found = found * self.raised(heads).to(found)
-        return found
+            result = result * self.raised(heads).to(result)
+        return result
 
 
 class _Trace:
-    """What is called in a pass, in order, and where in it heads weigh keys."""
+    """Module calls of a pass in order, and the softmaxes over keys among them."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -261,7 +259,7 @@ class _Trace:
     ) -> Iterator[None]:
         with ExitStack() as hooks:
             for module in root.modules():
-                # First in line, and last: what others' hooks change is inside.
+                # First pre-hook and last hook, so that changes by other hooks are included.
                 for handle in (
                     module.register_forward_pre_hook(self.enter, with_kwargs=True, prepend=True),
                     module.register_forward_hook(self.leave, with_kwargs=True),
@@ -272,26 +270,26 @@ class _Trace:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The first tensor of what a module returned."""
+    """The first tensor in a module's output."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
         output = tuple(output.values())
     if isinstance(output, Sequence) and not isinstance(output, str):
-        return next((found for part in output if (found := first_tensor(part)) is not None), None)
+        return next((x for part in output if (x := first_tensor(part)) is not None), None)
     return None
 
 
 def states_of(output: Any) -> Tensor:
-    """The final states in what a trunk returned: its first tensor."""
-    found = first_tensor(output)
-    if found is None:
-        raise RuntimeError(f"a pass returned no tensor, but {type(output).__name__}")
-    return found
+    """The final states in a base model's output: its first tensor."""
+    states = first_tensor(output)
+    if states is None:
+        raise RuntimeError(f"expected a pass to return a tensor, got {type(output).__name__}")
+    return states
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors are one: the same numbers in the same place, or copied elsewhere."""
+    """Whether two tensors are the same: at one address, or equal copies on two devices."""
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.device == b.device:
@@ -304,7 +302,7 @@ def _same_numbers(a: Tensor, b: Tensor) -> bool:
 
 
 def special_tokens(model: PreTrainedModel) -> set[int]:
-    """Token ids that the configuration names; a model may do something else where they stand."""
+    """Token ids named in the configuration; a model may treat them differently."""
     facts = model_cache(model)
     if "special tokens" not in facts:
         special: set[int] = set()
@@ -313,27 +311,27 @@ def special_tokens(model: PreTrainedModel) -> set[int]:
                 if name.endswith(("token_id", "token_index", "token_ids")):
                     special |= set(value if isinstance(value, list) else [value])
         facts["special tokens"] = special
-    found: set[int] = facts["special tokens"]
-    return found
+    special_ids: set[int] = facts["special tokens"]
+    return special_ids
 
 
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     """Token ids of a short text without any special token."""
     config = model.config.get_text_config(decoder=True)
     special = special_tokens(model)
-    usual = [token for token in range(min(config.vocab_size, 200)) if token not in special]
-    return torch.tensor([usual[(7 * i + 3) % len(usual)] for i in range(TOKENS)])
+    ordinary = [token for token in range(min(config.vocab_size, 200)) if token not in special]
+    return torch.tensor([ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)])
 
 
 def _find(model: PreTrainedModel) -> Structure:
     """Find the structure in short passes; see the module's docstring."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise TypeError(f"{name} is an encoder-decoder model: ASMI masks heads of decoders alone")
+        raise TypeError(f"{name} is an encoder-decoder model: use a decoder-only model")
     if model.get_output_embeddings() is None:
-        raise TypeError(f"{name} has no unembedding that transformers knows of, and so no logits")
+        raise TypeError(f"{name} has no unembedding (get_output_embeddings), and so no logits")
     trace = _Trace()
-    # Other implementations show no softmax.
+    # The softmax of other implementations is not visible.
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
         before = [(id(module), plain_values(module)) for module in model.modules()]
@@ -349,22 +347,20 @@ def _find(model: PreTrainedModel) -> Structure:
             raise TypeError(_why_not(model, error)) from error
         if not trace.softmaxes:
             raise TypeError(
-                f"{name} has no attention heads that ASMI could mask: no softmax over keys was "
-                "seen in a pass (its layers are linear attention, state spaces or recurrences; or "
-                "attention runs in a kernel that shows nothing: then load it with "
-                "attn_implementation='eager')"
+                f"{name} has no attention heads that ASMI could mask: no softmax over keys in a "
+                "pass (its layers are linear attention, state spaces or recurrences, or attention "
+                "runs in an opaque kernel: then load it with attn_implementation='eager')"
             )
         after = [(id(module), plain_values(module)) for module in model.modules()]
         changed: str | None = (
-            "what it is set to is another behind it, as of BigBird, which chooses its attention by "
-            "the length of the first text"
+            "a pass changes its settings (BigBird chooses its attention by the length of the first "
+            "text)"
         )
         if after == before:
             changed = prefix_cache.acts(tokens.flip(1))
         if changed:
             raise TypeError(
-                f"{name} changes itself in a pass: {changed}. Its numbers depend on what it was "
-                "given before"
+                f"{name} changes itself in a pass: {changed}. Its results depend on earlier inputs"
             )
         found = _read(model, trace)
         plain = _check_causal(model, found, tokens)
@@ -373,7 +369,7 @@ def _find(model: PreTrainedModel) -> Structure:
 
 
 class _Memory:
-    """The tensors that a model's modules hold besides parameters, as they were before a pass."""
+    """Tensors of a model's modules other than parameters, as they were before a pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -386,10 +382,9 @@ class _Memory:
         }
 
     def acts(self, tokens: Tensor) -> str | None:
-        """What a pass has left behind that the next one takes up; None if nothing.
+        """State left by a pass that changes the next pass; None if there is none.
 
-        What recurrences leave may stay, since they begin anew with every text: a text comes out the
-        same with it and without.
+        State that does not change the next pass is allowed: recurrences restart with every text.
         """
         left = []
         for path, module in self.model.named_modules():
@@ -410,7 +405,7 @@ class _Memory:
         if _close(self.model, with_it, without):
             return None
         path, _, name = left[0]
-        return f"it leaves {name!r} behind in {path!r}"
+        return f"it leaves {name!r} in {path!r}"
 
     def _logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.model(input_ids=tokens, use_cache=False, return_dict=True).logits
@@ -418,13 +413,13 @@ class _Memory:
 
     def _take_away(self, left: list[tuple[str, nn.Module, str]]) -> None:
         for _, module, name in left:
-            own, buffers = vars(module), vars(module)["_buffers"]
+            attributes, buffers = vars(module), vars(module)["_buffers"]
             if name in buffers:
                 buffers[name] = self.held[module].get(name)
             elif name in self.names[module]:
-                own[name] = self.held[module].get(name)
+                attributes[name] = self.held[module].get(name)
             else:
-                own.pop(name, None)
+                attributes.pop(name, None)
 
 
 def _version(tensor: Tensor) -> int:
@@ -432,29 +427,29 @@ def _version(tensor: Tensor) -> int:
 
 
 def _same_values(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether a tensor was exchanged for its like, or for a stand-in (as offloading does)."""
+    """Whether a tensor was replaced by an equal one, or by a meta tensor (offloading)."""
     if first is None or second is None:
         return first is second
     return first.is_meta or second.is_meta or _same_numbers(first, second)
 
 
 def _why_not(model: PreTrainedModel, error: Exception) -> str:
-    """Why a model's own forward pass over a text may have failed."""
-    said = f"{type(error).__name__}: {error}"
+    """Message for a model whose forward pass over a text failed."""
+    failure = f"{type(error).__name__}: {error}"
     dtypes = sorted(map(str, dtypes_of(model)))
     if len(dtypes) > 1:
         return (
-            f"{type(model).__name__} has weights in {' and '.join(dtypes)}, and does not run so "
-            f"({said}): load it in one precision. Autocast is off while a model is scored"
+            f"{type(model).__name__} has weights in {' and '.join(dtypes)} and does not run "
+            f"({failure}): load it in one precision. Autocast is off while a model is scored"
         )
     return (
-        f"{type(model).__name__} does not run on token ids alone ({said}), and ASMI scores texts "
-        "alone"
+        f"{type(model).__name__} does not run on token ids only ({failure}): use a model whose "
+        "only input is text"
     )
 
 
 def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
-    """Paths from the recorded calls."""
+    """Structure from the recorded calls."""
     name = type(model).__name__
     calls = trace.by_module()
     path, stack = _stack_of_layers(model, trace, calls)
@@ -464,8 +459,8 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     base_model_path = next(once, "")
     if not base_model_path:
         raise TypeError(
-            f"{name}: a stack of {len(stack)} layers with heads was found at {path!r}, but no "
-            "module around it that returns the final states once"
+            f"{name}: expected a module around the {len(stack)} layers at {path!r} that runs once "
+            "and returns the final states, found none"
         )
     final = calls[model.get_submodule(base_model_path)][0].leaving
     layer_calls = [calls[layer][0] for layer in stack]
@@ -501,8 +496,8 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
             sites[index] = site
     if not sites:
         raise TypeError(
-            f"{name}: layers with a softmax over keys were found at {path!r}, but behind it no "
-            "projection whose input is the concatenated head outputs"
+            f"{name}: the layers at {path!r} have a softmax over keys, but no projection of the "
+            "concatenated head outputs after it"
         )
     return Structure(base_model_path, path, norm_path, sites, len(stack), chained)
 
@@ -510,7 +505,7 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
 def _stack_of_layers(
     model: PreTrainedModel, trace: _Trace, calls: Mapping[nn.Module, list[_Call]]
 ) -> tuple[str, nn.ModuleList]:
-    """The outermost list of modules inside which heads weigh keys."""
+    """Path and module of the outermost list of layers with a softmax over keys."""
     name = type(model).__name__
     weighing = {module for softmax in trace.softmaxes for module in softmax.stack}
     lists = [
@@ -525,9 +520,7 @@ def _stack_of_layers(
     ]
     if len(outermost) != 1:
         seen = ", ".join(f"{path!r} ({len(module)})" for path, module in outermost) or "none"
-        raise TypeError(
-            f"{name}: ASMI needs one stack of layers with attention heads, found {seen}"
-        )
+        raise TypeError(f"{name}: expected one stack of layers with attention heads, got {seen}")
     path, stack = outermost[0]
     _check_order(model, path, calls)
     return path, stack
@@ -540,28 +533,27 @@ def _check_order(model: PreTrainedModel, path: str, calls: Mapping[nn.Module, li
     if set(times) != {1} or orders != sorted(orders):
         raise TypeError(
             f"{type(model).__name__}: the {len(stack)} layers at {path!r} do not run once "
-            f"each in their order (calls: {times}), so that masking one of them is not one place "
-            "of the model"
+            f"each in order (calls: {times}), so there is no single place to mask a layer"
         )
 
 
 def _path_of(root: nn.Module, module: nn.Module) -> str:
-    return next(path for path, found in root.named_modules() if found is module)
+    return next(path for path, part in root.named_modules() if part is module)
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether a module multiplies with a matrix, as projections do, however it is kept."""
+    """Whether a module multiplies by a matrix, whatever the storage format."""
     if isinstance(module, nn.Embedding):
         return False
     if hasattr(module, "in_features"):
         return True
     # Quantised weights are buffers, under any name.
-    own = [getattr(module, "weight", None), *module.buffers(recurse=False)]
-    return any(isinstance(tensor, Tensor) and tensor.ndim == 2 for tensor in own)
+    tensors = [getattr(module, "weight", None), *module.buffers(recurse=False)]
+    return any(isinstance(tensor, Tensor) and tensor.ndim == 2 for tensor in tensors)
 
 
 def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
-    """The heads of a layer: its softmax, and the projection behind it."""
+    """The heads of a layer: its softmax, and the projection after it."""
     softmaxes = [softmax for softmax in trace.softmaxes if layer in softmax.stack]
     if not softmaxes:
         return None
@@ -573,7 +565,7 @@ def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
         heads = call.entering
         if call.order < softmax.order or heads is None or heads.ndim < 2:
             continue
-        if any(_same(heads, other) for other in earlier):  # a gate, beside the heads
+        if any(_same(heads, other) for other in earlier):  # a gate parallel to the heads
             continue
         if heads.shape[-1] % softmax.heads or heads.shape[:-1].numel() != TOKENS:
             return None
@@ -598,8 +590,8 @@ def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
 
 
 def mlp_projection(model: PreTrainedModel, layer: int) -> str:
-    """Path from a layer to the down projection of its MLP: outside of the attention, the one
-    projection that returns what a layer does. Found once.
+    """Path from a layer to the down projection of its MLP (cached): the only projection outside
+    attention whose output has the width of the layer's output.
 
     Raises:
         TypeError: experts, several such projections, or none.
@@ -607,15 +599,15 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
     facts = model_cache(model)
     key = ("down projection", layer)
     if key not in facts:
-        found = structure_of(model)
-        module = model.get_submodule(found.layers).get_submodule(str(layer))
+        structure = structure_of(model)
+        module = model.get_submodule(structure.layers).get_submodule(str(layer))
         trace = _Trace()
         with scoring_session(model), trace.watching(module):
             tokens = _ordinary_tokens(model)[None]
             tokens = tokens.to(execution_device(model.get_input_embeddings()))
-            model.get_submodule(found.base_model)(input_ids=tokens, use_cache=False)
+            model.get_submodule(structure.base_model)(input_ids=tokens, use_cache=False)
         facts[key] = _down_projection(
-            type(model).__name__, layer, module, found.sites[layer], trace
+            type(model).__name__, layer, module, structure.sites[layer], trace
         )
     path: str = facts[key]
     return path
@@ -624,39 +616,41 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
 def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, trace: _Trace) -> str:
     heads = layer.get_submodule(site.projection)
     (called,) = [call for call in trace.calls if call.module is layer]
-    # Where no module holds the attention, all that is called before its projection is of it.
+    # Without an attention module, all calls before its projection belong to the attention.
     around = layer.get_submodule(site.attention) if site.attention else None
     attention = set() if around is None else set(around.modules())
-    behind = 0 if around else next(c.order for c in trace.calls if c.module is heads)
+    last_order = 0 if around else next(c.order for c in trace.calls if c.module is heads)
     outside = [
         call
         for call in trace.calls
         if _multiplies(call.module)
         and call.module not in attention
-        and call.order > behind
-        and not any(_multiplies(outer) for outer in call.stack)  # an adapter's parts
+        and call.order > last_order
+        and not any(_multiplies(outer) for outer in call.stack)  # parts of an adapter
     ]
     projections = {part for call in outside for part in call.module.modules()}
     width = called.leaving.shape[-1] if called.leaving is not None else 0
-    refusal = f"{name}: layer {index} has no single down projection of an MLP"
+    problem = f"{name}: layer {index} has no single down projection of an MLP"
     for path, module in layer.named_modules():
         sizes = [part.ndim for part in module.parameters(recurse=False)]
         if max(sizes, default=0) > 2 and module not in attention | projections:
-            raise TypeError(f"{refusal}: {path!r} has weights of more axes, as experts do")
+            raise TypeError(
+                f"{problem}: {path!r} has weights with more than two axes, as experts have"
+            )
     ways_out = [
         call for call in outside if call.leaving is not None and call.leaving.shape[-1] == width
     ]
     paths = [_path_of(layer, call.module) for call in ways_out]
     if len(paths) != 1:
-        raise TypeError(f"{refusal}, but {', '.join(map(repr, paths)) or 'none'}")
+        raise TypeError(f"{problem}, but {', '.join(map(repr, paths)) or 'none'}")
     (down,) = ways_out
     if down.entering is None or down.entering.shape[:-1].numel() != TOKENS:
-        raise TypeError(f"{refusal}: {paths[0]!r} does not see every token once, as experts do")
+        raise TypeError(f"{problem}: {paths[0]!r} does not get every token once, as in experts")
     return paths[0]
 
 
 def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> Tensor:
-    """Raise unless the model repeats itself and no token sees what follows it; the final states."""
+    """Final states of `tokens`; raises unless the model is deterministic and causal."""
     base_model = model.get_submodule(found.base_model)
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
@@ -665,27 +659,26 @@ def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> T
     )
     if not _close(model, plain, again):
         raise TypeError(
-            f"{type(model).__name__} does not repeat itself: the same tokens give other states the "
-            "second time, so that no difference between masks could be told from chance. Switch "
-            "off what draws at random (dropout outside of training) or counts its calls"
+            f"{type(model).__name__} is not deterministic: the same tokens give other states the "
+            "second time. Turn off randomness (such as dropout) and layers that count their calls"
         )
     if not _close(model, plain[:, :-1], changed[:, :-1]):
         together = states_of(base_model(input_ids=torch.cat([tokens, other]), use_cache=False))
         if not _close(model, plain, together[:1]):
             raise TypeError(
-                f"{type(model).__name__} rounds a position otherwise beside others, as dynamic "
-                "quantisation does, and cannot be scored: a mask's row would depend on the rows "
-                "beside it. Quantise its weights alone"
+                f"{type(model).__name__} has batch-dependent rounding (such as dynamic "
+                "quantization), which is unsupported: a row would depend on the rows beside it. "
+                "Quantize only the weights"
             )
         raise TypeError(
-            f"{type(model).__name__} lets a token attend to what follows: it is no decoder as it "
-            "is configured (is_decoder is perhaps false), and teacher forcing is not its generation"
+            f"{type(model).__name__} is not causal: tokens attend to later tokens, so teacher "
+            "forcing differs from generation. If it can be a decoder, set is_decoder=True"
         )
     return plain
 
 
 def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
-    """Whether two passes gave the same but for rounding."""
+    """Whether two passes agree up to rounding."""
     rounding = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.1
     first, second = first.float(), second.float()
     return bool((first - second).abs().max() <= rounding * first.abs().max())
@@ -696,14 +689,14 @@ def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor, plain
     tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
     try:
         tapped = states_of(base_model(input_ids=tokens, past_key_values=tap, use_cache=True))
-    except Exception:  # caches of a model's own refuse others in any way
+    except Exception:  # models with their own cache class may raise anything
         return False
     return bool((plain - tapped).norm() <= 1e-2 * plain.norm())
 
 
 def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> None:
-    """Raise unless what a head takes in changes its own block of the projection's input, and by
-    nothing else what the layer returns."""
+    """Raise unless each head changes only its own block of the projection's input, and the layer's
+    output only through that input."""
     tight = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.05
     layers = model.get_submodule(found.layers)
     for index, site in found.sites.items():
@@ -714,8 +707,8 @@ def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> Non
         plain, returned = probe()
         if probe.times != 1:
             raise TypeError(
-                f"{name}: what takes the heads of layer {index}, {path!r}, is called "
-                f"{probe.times} times in it: no single place where heads could be masked"
+                f"{name}: the projection of the heads of layer {index}, {path!r}, is called "
+                f"{probe.times} times, so there is no single place to mask heads"
             )
         raised, changed = probe(_factors)
         _, besides = probe(_factors, held=True)
@@ -723,45 +716,45 @@ def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> Non
         by_head = plain.shape[0], site.heads, -1
         if not _only_scaled(plain.view(by_head) * factors, raised.view(by_head), tight):
             for head in range(site.heads):
-                one, _ = probe(partial(_factors_of_one, head=head))
-                if not _changes_own_block(plain.view(by_head), one.view(by_head), head, tight):
+                scaled, _ = probe(partial(_factors_of_one, head=head))
+                if not _changes_own_block(plain.view(by_head), scaled.view(by_head), head, tight):
                     raise TypeError(
                         f"{name}: at layer {index}, head {head} of {site.heads} has no block of "
-                        f"the input of {path!r} to itself: heads are mixed before they are "
-                        "projected, and masking blocks would not mask heads"
+                        f"its own in the input of {path!r}: heads are mixed before they are "
+                        "projected, so masking blocks would not mask heads"
                     )
         if not (besides - returned).norm() <= tight * (changed - returned).norm():
             raise TypeError(
-                f"{name}: at layer {index}, what heads say goes into {path!r} and leaves the layer "
-                "on another way, too (a second projection takes it, or the layer has a second "
-                "attention): masking that projection's input would not mask heads. ASMI takes "
-                "layers with one projection behind one attention"
+                f"{name}: at layer {index}, head outputs reach the layer's output by another path "
+                f"than {path!r} (a second projection or a second attention), so masking its input "
+                "would not mask heads. Supported: layers with one attention and one projection"
             )
 
 
 class _Probe:
-    """Calls a layer again as it was called, heads raised.
+    """Calls a layer again with the recorded arguments, heads scaled.
 
     Attributes:
-        times: how often the projection was called in the last call.
+        times: number of calls of the projection in the last run.
     """
 
     def __init__(self, layer: nn.Module, called: _Call, site: HeadSite) -> None:
         self.layer, self.called, self.site, self.times = layer, called, site, 0
-        self.plain: Any = None  # what the projection got in the first call, as it got it
+        self.plain: Any = None  # input of the projection in the first run
 
     def __call__(
         self, raised: Callable[[int], Tensor] | None = None, held: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """What the projection gets, (tokens, width), and what the layer returns.
+        """Input of the projection, (tokens, width), and output of the layer.
 
         Args:
-            held: whether the projection gets what it got in the first call all the same.
+            raised: factors for the heads, from their number.
+            held: whether the projection gets the input of the first run instead.
         """
-        got: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def look(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            got.append(args[0])
+            inputs.append(args[0])
             return (self.plain, *args[1:]) if held else None
 
         projection = self.layer.get_submodule(self.site.projection)
@@ -771,17 +764,17 @@ class _Probe:
                 returned = first_tensor(self.layer(*self.called.inputs, **self.called.keywords))
         finally:
             handle.remove()
-        self.times = len(got)
-        if self.plain is None and got:
-            self.plain = got[0]
+        self.times = len(inputs)
+        if self.plain is None and inputs:
+            self.plain = inputs[0]
         assert returned is not None
-        heads = got[0].float().reshape(TOKENS, -1) if got else returned
+        heads = inputs[0].float().reshape(TOKENS, -1) if inputs else returned
         return heads, returned.float()
 
 
 def _only_scaled(expected: Tensor, found: Tensor, tight: float) -> bool:
-    """Whether each head's block is what is expected, but for a factor of all heads: a norm over
-    them has one. All are (tokens, heads, width)."""
+    """Whether each head's block is as expected, up to a common factor (from a norm over heads).
+    Both are (tokens, heads, width)."""
     along = (found * expected).sum((1, 2)) / expected.square().sum((1, 2))
     expected = along[:, None, None] * expected
     off, size = (x.norm(dim=-1).mean(0) for x in (found - expected, expected))
@@ -789,7 +782,7 @@ def _only_scaled(expected: Tensor, found: Tensor, tight: float) -> bool:
 
 
 def _changes_own_block(before: Tensor, after: Tensor, head: int, tight: float) -> bool:
-    """Whether a head has changed its own block and, but for a factor, no other."""
+    """Whether a head changes its own block and, up to a common factor, no other."""
     own = (after - before)[:, head].norm(dim=-1).mean()
     others = torch.arange(before.shape[1]) != head
     before, after = before[:, others], after[:, others]

@@ -1,4 +1,4 @@
-"""The subnetworks of an example: every distinct mask run once, in pieces that fit into memory."""
+"""The subnetworks of an example: every distinct mask runs once, in chunks that fit into memory."""
 
 import time
 from collections.abc import Sequence
@@ -98,11 +98,11 @@ def run_subnetworks(
     change: Perturbation = WITHOUT_HEADS,
     shortcut: bool = True,
 ) -> Subnetworks:
-    """Run the suffix under S masks; equal masks once, the all-ones mask not at all.
+    """Run the masked passes of S masks; equal masks once, the all-ones mask not at all.
 
-    What is returned was checked against full forward passes, for this example or one like it (see
-    `check`); where all masks are ones, against the model's own logits. Heads are masked where the
-    scope of `unmasked` says. Call it in `scoring_session`, with `layer` among the target layers of
+    The result was checked against full forward passes, for this example or a similar one (see
+    `check`); if all masks are ones, against the model's logits. Heads are masked in the scope of
+    `unmasked`. Call it in `scoring_session`, with `layer` among the target layers of
     `unmasked`. The result does not depend on the budget beyond rounding.
 
     Args:
@@ -113,7 +113,7 @@ def run_subnetworks(
         shortcut: False runs the all-ones mask like any other.
 
     Raises:
-        RuntimeError: the passes of this model do not give what full forward passes give.
+        RuntimeError: the self-check failed.
         TypeError: a layer without what the perturbation changes.
         ValueError: masks of the wrong shape, or not of zeros and ones.
 
@@ -132,7 +132,7 @@ def run_subnetworks(
             f"{tuple(masks.shape)}"
         )
     if not ((masks == 0) | (masks == 1)).all():
-        raise ValueError("masks must hold 1 (keep) and 0 (mask) only")
+        raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     unmasked_rows = distinct.all(dim=1) & shortcut
@@ -202,25 +202,27 @@ def subnetwork_log_probs(
         memory_budget: bytes, see `run_subnetworks`.
 
     Raises:
-        TypeError: a model whose heads cannot be masked, or split by source, or a layer without what
-            the perturbation changes; the message says why.
-        RuntimeError: a model whose masked passes do not give what full forward passes give (see
-            `check`), or whose heads' parts do not add up (see `sources`).
+        TypeError: the heads cannot be masked or split by source, or the layer lacks what the
+            perturbation changes; the message gives the reason.
+        RuntimeError: the self-check failed (see `check`), or the parts of head outputs do not add
+            up (see `sources`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
 
     Example:
-        >>> found = subnetwork_log_probs(model, ids, 6, 2, masks)
-        >>> found.shape  # (S, T, V)
+        >>> log_probs = subnetwork_log_probs(model, ids, 6, 2, masks)
+        >>> log_probs.shape  # (S, T, V)
         torch.Size([3, 2, 50])
-        >>> own = model.eval()(ids[None]).logits[0, 5:7].log_softmax(-1)
-        >>> torch.allclose(found[0], own, atol=1e-5)  # the first mask keeps every head
+        >>> unmasked = model.eval()(ids[None]).logits[0, 5:7].log_softmax(-1)
+        >>> torch.allclose(log_probs[0], unmasked, atol=1e-5)  # the first mask keeps every head
         True
     """
     model = plain_model(model)
-    ASMIConfig(scope=scope, source=source, perturbation=change.condition)  # refuses what is not fit
-    given = source != "all" or context is not None
-    spans = check_spans(context, len(input_ids)) if given else []
+    ASMIConfig(
+        scope=scope, source=source, perturbation=change.condition
+    )  # raises for invalid values
+    needs_context = source != "all" or context is not None
+    spans = check_spans(context, len(input_ids)) if needs_context else []
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         if source != "all":

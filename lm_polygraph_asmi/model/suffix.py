@@ -1,8 +1,7 @@
 """The masked passes: the layers from the target layer on, under head masks, in either scope.
 
-There are several ways to the same numbers, from the cheapest to the most general. Which of them a
-model, scope and attention take is found out by `check`, which compares each with full forward
-passes.
+Several strategies give the same numbers, from the cheapest to the most general. `check` compares
+them with full forward passes and selects one for a model, scope and attention implementation.
 """
 
 import copy
@@ -109,10 +108,10 @@ def masked_in_response(
     masks: Shaped[Tensor, "B H"],
     change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
-    """Final states, heads masked at the response positions alone, all masks in one sequence.
+    """Final states, heads masked only at the response positions, all masks in one sequence.
 
-    Keys and values before them are those of the unmasked pass, so the B subnetworks stand behind
-    one another in a single sequence after them, each blind to the others.
+    Earlier keys and values are those of the unmasked pass. The B subnetworks follow them one after
+    another in a single sequence and do not attend to each other.
     """
     hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
     copies, length, width = hidden.shape
@@ -207,11 +206,11 @@ class Strategy:
         name: what it does, for messages.
         scope: the scope it serves.
         run: final states (B, T, D) of the subnetworks of masks (B, H).
-        bytes_of: peak memory for so many masks.
-        packed: whether all masks stand behind one another in a single sequence.
+        bytes_of: peak memory in bytes for a number of masks.
+        packed: whether all masks are in a single sequence.
         replays: whether it calls layers again one by one.
         whole: whether the model runs as it does without masks.
-        alone: whether masks are run one at a time, so that no row of a batch can touch another.
+        alone: whether masks are run one at a time, so that rows cannot affect each other.
     """
 
     name: str

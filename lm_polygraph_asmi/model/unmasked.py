@@ -1,4 +1,4 @@
-"""One ordinary pass over prompt and response that records what the masked suffixes start from."""
+"""The unmasked pass over prompt and response, which records the input of the masked passes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -294,15 +294,15 @@ NO_MEMORY = "passes over known keys and values were wrong"
 
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
-    """Raise ValueError unless there is a prompt, a response, and room for both."""
+    """Raise ValueError unless there are a prompt and a response that fit the context window."""
     if input_ids.ndim != 1:
         raise ValueError(
             f"input_ids must be one unpadded sequence of shape (N,), got {tuple(input_ids.shape)}"
         )
     if prompt_length < 1:
         raise ValueError(
-            f"the prompt must have at least one token (such as BOS), got {prompt_length}: nothing "
-            "predicts the first response token otherwise"
+            f"the prompt must have at least one token (such as BOS), got {prompt_length}: it "
+            "predicts the first response token"
         )
     if prompt_length >= len(input_ids):
         raise ValueError(
@@ -313,13 +313,13 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
     if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:
         raise ValueError(
             f"token ids must lie in [0, {vocabulary - 1}], the model's vocabulary, got "
-            f"{int(input_ids.min())} to {int(input_ids.max())}: is this the model's own tokenizer?"
+            f"{int(input_ids.min())} to {int(input_ids.max())}: use the model's tokenizer"
         )
     window = context_window(model)
     if window is not None and len(input_ids) > window:
         raise ValueError(
             f"prompt and response are {len(input_ids)} tokens long, but {type(model).__name__} "
-            f"has a context window of {window}: shorten the prompt or leave the example out"
+            f"has a context window of {window}: shorten the prompt or skip the example"
         )
 
 
@@ -559,6 +559,6 @@ def _check_heads(heads: dict[int, Tensor], targets: list[int]) -> None:
     for index in targets:
         if index not in heads:
             raise RuntimeError(
-                f"the output projection of layer {index} was never called as a module: is the "
-                "model compiled? ASMI needs it as transformers loads it"
+                f"the output projection of layer {index} was never called as a module: pass the "
+                "model as transformers loads it, not compiled"
             )

@@ -188,7 +188,7 @@ def test_each_source_is_a_score_of_its_own():
     )
     with pytest.raises(KeyError, match="asmi_settings_d60_context"):
         estimator(stats(scope="response"))
-    with pytest.raises(ValueError, match="source 'context' is for scope 'response'"):
+    with pytest.raises(ValueError, match="source 'context' needs scope 'response'"):
         ASMI(source="context")
     with pytest.raises(ValueError, match="expected one source per estimator"):
         ASMI(source=["all", "context"], scope="response")

@@ -204,7 +204,7 @@ def test_it_is_made_anew_when_the_model_has_changed(whole):
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("wrong_row", [0, 1, -1])
 def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
-    """The dearer way takes over, and gives the true numbers."""
+    """The slower strategy takes over, and gives the true numbers."""
     model = tiny_model("llama")
     expected = subnetwork_log_probs(
         tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope
@@ -338,10 +338,10 @@ def test_a_model_that_does_not_repeat_itself_is_refused(scope):
         lambda *call: call[-1] * (1 + torch.rand(()) * (call[-1].shape[1] == len(sequence()) - 1))
     )
     with pytest.raises(
-        RuntimeError, match=r"do not give what full forward passes give.*total variation"
+        RuntimeError, match=r"masked passes disagree with full forward passes.*total variation"
     ):
         subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
-    with pytest.raises(RuntimeError, match="do not give what full forward passes give"):
+    with pytest.raises(RuntimeError, match="masked passes disagree with full forward passes"):
         Engine(scope=scope, num_masks=6, mask_rate=0.4).score(
             model, sequence()[:PROMPT], sequence()[PROMPT:].tolist()
         )
@@ -628,7 +628,7 @@ def test_one_refused_example_ends_no_other(monkeypatch):
 
     monkeypatch.setattr(suffix, "WAYS", [spoilt(strategy) for strategy in WAYS])
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="do not give what full forward passes give"):
+        with pytest.raises(RuntimeError, match="masked passes disagree with full forward passes"):
             subnetwork_log_probs(model, degenerate, PROMPT, 2, masks())
     for length in (17, 40):
         expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())

@@ -175,7 +175,7 @@ def test_models_without_heads_are_refused_with_that_reason(name):
 
 
 def test_a_decoder_that_sees_what_follows_is_refused():
-    with pytest.raises(TypeError, match="attend to what follows"):
+    with pytest.raises(TypeError, match="attend to later tokens"):
         structure_of(tiny_class("BertLMHeadModel", is_decoder=False))
 
 
@@ -243,7 +243,7 @@ def see_all(model: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(mix_heads, "heads are mixed"), (see_all, "attend to what follows")]
+    ("change", "reason"), [(mix_heads, "heads are mixed"), (see_all, "attend to later tokens")]
 )
 @pytest.mark.parametrize("name", ["Mine", "LlamaForCausalLM", None])
 def test_what_others_made_of_a_class_in_the_table_is_looked_at(change, reason, name):

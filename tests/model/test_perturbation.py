@@ -192,7 +192,7 @@ def test_conditions_under_an_adapter(scope):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("MixtralForCausalLM", "'mlp.experts' has weights of more axes"),
+        ("MixtralForCausalLM", "'mlp.experts' has weights with more than two axes"),
         ("Gemma4ForCausalLM", "'mlp.down_proj', 'per_layer_projection'"),
         ("DbrxForCausalLM", "but none"),
     ],

@@ -332,7 +332,7 @@ def test_spans_in_any_form():
 
 def test_sources_are_for_the_scope_response(llama, input_ids):
     given = llama, input_ids, PROMPT_LENGTH, LAYER, masks()
-    with pytest.raises(ValueError, match="source 'context' is for scope 'response'"):
+    with pytest.raises(ValueError, match="source 'context' needs scope 'response'"):
         subnetwork_log_probs(*given, source="context", context=CONTEXT)
     with pytest.raises(ValueError, match="source must be one of 'all', 'context', 'elsewhere'"):
         subnetwork_log_probs(*given, scope="response", source="passage", context=CONTEXT)

@@ -64,7 +64,7 @@ def test_estimators(estimators, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("+asmi.detph=0.7", "there is no setting detph: depth?"),
+        ("+asmi.detph=0.7", "unknown setting detph; did you mean depth?"),
         ("asmi.top_k=0", "top_k (K) must be at least 1, got 0"),
     ],
 )

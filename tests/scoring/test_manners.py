@@ -19,21 +19,21 @@ from tests.scoring.conftest import PROMPT
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, for an answer to score"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, got '9'"),
         ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
         ({"depth": True}, "depth must be a number"),
         ({"num_masks": 2.5}, r"num_masks \(S\) must be a whole number, got 2.5"),
         ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0.1'"),
         ({"top_k": 6.4}, r"top_k \(K\) must be a whole number"),
-        ({"stop": 2}, "stop must be a text such as"),
-        ({"stop": ["\n", 2]}, "stop must be a text such as"),
-        ({"stop": [""]}, "an empty stop string would end every answer at once"),
+        ({"stop": 2}, "stop must be a string such as"),
+        ({"stop": ["\n", 2]}, "stop must be a string such as"),
+        ({"stop": [""]}, "stop must not contain an empty string"),
         ({"seed": "a"}, "seed must be a whole number, got 'a'"),
         ({"num_samples": 1}, "num_samples must be at least 2"),
         ({"tau": float("nan")}, "tau must be a number, got nan"),
         ({"closing_token": "no"}, "closing_token must be True or False"),
-        ({"attention": 3}, "attention must be the name of an implementation"),
+        ({"attention": 3}, "attention must be an attention implementation"),
         ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
     ],
     ids=str,
@@ -133,11 +133,9 @@ def test_a_name_simply_loads(tmp_path, capfd):
 
 def test_settings_that_there_are_not():
     """Told before a model is loaded, with what was meant."""
-    with pytest.raises(
-        TypeError, match=r"no setting num_mask: num_masks\? There are method, depth"
-    ):
+    with pytest.raises(TypeError, match=r"num_mask; did you mean num_masks\? Settings: method, "):
         score("nowhere", PROMPT, num_mask=4)
-    with pytest.raises(TypeError, match=r"no setting foo\. There are method, depth"):
+    with pytest.raises(TypeError, match=r"unknown setting foo\. Settings: method, depth"):
         stream("nowhere", PROMPT, foo=4)
 
 

@@ -377,7 +377,7 @@ def test_a_quantised_model(tokenizer):
 def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
     """Torch's dynamic quantisation rounds a row otherwise in another batch."""
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(TypeError, match="as dynamic quantisation does, and cannot be scored"):
+    with pytest.raises(TypeError, match="batch-dependent rounding"):
         score(quantised, PROMPT, " Brask", tokenizer=tokenizer)
 
 
@@ -477,7 +477,7 @@ def test_refusals(model, tokenizer):
         ({"answer": []}, "the answer is empty"),
         ({"answer": [5] * 300}, "context window of 256"),
         ({"answer": " Brask" * 300}, "context window of 256"),
-        ({"answer": [len(tokenizer)]}, "is this the model's own tokenizer"),
+        ({"answer": [len(tokenizer)]}, "use the model's tokenizer"),
     ):
         with pytest.raises(ValueError, match=message):
             score(model, PROMPT, tokenizer=tokenizer, **settings)

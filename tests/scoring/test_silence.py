@@ -276,7 +276,7 @@ def test_what_is_no_reference_is_refused_at_once(calibration):
 class TestMemory:
     def test_a_k_beyond_the_vocabulary(self, model, tokenizer):
         for top_k in (10**9, len(tokenizer) + 1):
-            message = f"is {top_k}, but the model knows {len(tokenizer)} tokens"
+            message = f"at most {len(tokenizer)}, the size of the model's vocabulary, got {top_k}"
             with pytest.raises(ValueError, match=message):
                 score(model, PROMPT, " Brask", tokenizer=tokenizer, top_k=top_k)
         score(model, PROMPT, " Brask", tokenizer=tokenizer, top_k=len(tokenizer))

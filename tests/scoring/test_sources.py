@@ -166,13 +166,13 @@ def test_journal(example, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "context"}, "is for scope 'response'"),
+        ({"source": "context"}, "needs scope 'response'"),
         ({"sources": ["all", "all"], "scope": "response"}, "must name each source once"),
         ({"sources": [], "scope": "response"}, "must name each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),
         (
             {"source": "context", "scope": "response", "perturbation": "pseudo_heads"},
-            "leave perturbation at 'heads'",
+            "needs perturbation 'heads'",
         ),
     ],
 )

@@ -322,7 +322,7 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     assert {one["asmi"]["decision"] for one in found} == {"accept", "abstain"}
     assert written["decision"] in ("accept", "abstain")
     assert undecided["decision"] is None
-    assert "of another score (stop" in undecided["reason"]
+    assert "settings differ from the calibration run (stop" in undecided["reason"]
 
 
 @pytest.mark.parametrize("with_run", [True, False])

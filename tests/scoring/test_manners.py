@@ -175,6 +175,6 @@ def test_words_are_completed_as_the_help_says():
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,score\n"
-    typed |= {"COMP_WORDS": "polygraph_asmi score --ref", "COMP_CWORD": "2"}
+    typed |= {"COMP_WORDS": "polygraph_asmi score --calib", "COMP_CWORD": "2"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,--calibration\n"

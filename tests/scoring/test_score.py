@@ -311,7 +311,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
 def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
     found = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="adapt", samples=samples)
     (warning,) = found.warnings
-    assert "Fewer than two sampled answers have a token" in warning
+    assert "Fewer than two sampled answers are non-empty" in warning
     assert found.verdict[-2] == warning
     assert found.diversity == 1
     plain = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="asmi")

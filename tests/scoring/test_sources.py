@@ -167,8 +167,8 @@ def test_journal(example, tmp_path):
     ("settings", "message"),
     [
         ({"source": "context"}, "is for scope 'response'"),
-        ({"sources": ["all", "all"], "scope": "response"}, "must name each source once"),
-        ({"sources": [], "scope": "response"}, "must name each source once"),
+        ({"sources": ["all", "all"], "scope": "response"}, "expected each source once"),
+        ({"sources": [], "scope": "response"}, "expected each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),
         (
             {"source": "context", "scope": "response", "perturbation": "pseudo_heads"},

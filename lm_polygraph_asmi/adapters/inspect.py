@@ -20,6 +20,9 @@ def asmi(**settings: Any) -> Scorer:
 
     Args:
         **settings: of `ASMIConfig`; and `calibration`, the file of a calibration run.
+
+    Raises:
+        TypeError, ValueError: per sample: no `hf/` model, tools used, or no text answer last.
     """
     scorers: dict[int, Any] = {}
     lock = threading.Lock()

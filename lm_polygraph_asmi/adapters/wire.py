@@ -191,15 +191,8 @@ class Words:
     def whole(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
         """A finished answer."""
         text = str(score.answer)
-        content = (
-            {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        )
-        choice = {
-            "index": 0,
-            **content,
-            "logprobs": None,
-            "finish_reason": self.reason(scorer, score),
-        }
+        body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **body, "logprobs": None, "finish_reason": self.reason(scorer, score)}
         kind = "chat.completion" if self.chat else "text_completion"
         return self.base | {"object": kind, "choices": [choice], "usage": self.usage(score)}
 

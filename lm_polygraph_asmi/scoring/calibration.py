@@ -189,7 +189,7 @@ class Calibration:
         method = next((name for name, config in group.methods.items() if fits(config)), None)
         if method is None:
             raise ValueError(
-                f"{path}: expected a score with the settings {_said(wanted)}, got "
+                f"{path}: expected a score with the settings {_listed(wanted)}, got "
                 f"{list(group.scores)}. Name a run with these settings, or use the run's"
             )
         config = group.methods[method]
@@ -691,5 +691,5 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     return key | {n: settings[n] for n in ("layer", *FINGERPRINTS) if n in settings}
 
 
-def _said(settings: Mapping[str, Any]) -> str:
+def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "of Sem-ASMI"

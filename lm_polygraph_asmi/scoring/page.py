@@ -70,7 +70,7 @@ class Piece(NamedTuple):
         return max(token.shade for token in self.tokens)
 
     @property
-    def hangs(self) -> float | None:
+    def context_share(self) -> float | None:
         """Largest share of MI from the context; None without `context`."""
         shares = [token.context_share for token in self.tokens]
         return None if None in shares else max(shares)

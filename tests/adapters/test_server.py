@@ -17,7 +17,7 @@ from lm_polygraph_asmi.adapters.contract import Assessment, open_scorer
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import calibrate_rows
 from tests.adapters.conftest import SETTINGS, serving
-from tests.scoring.test_calibration import labelled
+from tests.scoring.test_calibrate import labelled
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("prometheus_client")

@@ -415,8 +415,8 @@ class Score:
     def signals(self) -> dict[str, float]:
         """Uncertainty signals of this answer, nats; higher = more uncertain.
 
-        Keys of `decision.SIGNALS`, over the counted tokens: "asmi" and "sem" aggregated as the
-        score, "msp" a sum, the others means.
+        Over the counted tokens: "asmi" and "sem" aggregated as the score, "msp" the negative
+        log-likelihood, "perplexity" its mean (the log of the perplexity), "entropy" a mean.
         """
         tokens = self.tokens[: self.counted]
         found = {

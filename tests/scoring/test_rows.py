@@ -395,7 +395,7 @@ def test_command_with_a_reference(command, tmp_path):
     for calibration in (run, run.parent, tmp_path / "saved.json"):
         done = command("--prompt-file", source, "--calibration", calibration)
         assert done.exit_code == 0, done.output
-        assert "the calibration run run used other settings" in done.stdout
+        assert "the calibration run used other settings" in done.stdout
     (tmp_path / "other.json").write_text("{}")
     done = command("--prompt-file", source, "--calibration", tmp_path / "other.json")
     assert done.exit_code == 1

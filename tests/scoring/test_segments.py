@@ -96,7 +96,7 @@ def test_parts_of_ones_own(found):
         with pytest.raises(ValueError, match="expected a span within the"):
             found.with_spans([place])
     for places in ([[0, 2.5]], [["0", "3"]], [[0]], [3], "0-3", 7):
-        with pytest.raises(ValueError, match="offsets are pairs of whole numbers such as"):
+        with pytest.raises(ValueError, match="expected offsets as pairs of integers"):
             found.with_spans(places)
 
 

@@ -157,7 +157,7 @@ def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
     assert found.scored_text == " Brask</s>"
     check_cover(found.scored_text, [(token.start, token.end) for token in found.tokens])
     (warning,) = found.warnings
-    assert "The tokenizer reads the answer as ' Brask</s>'" in warning
+    assert "The tokenizer decodes the answer as ' Brask</s>'" in warning
     assert warning in found.verdict
     assert not score(model, PROMPT, " Brask", tokenizer=sentencepiece).warnings
 
@@ -179,7 +179,7 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     assert found.scored_text == answer + "</s>"
     assert [token.id for token in found.tokens] == [*ids, 2]
     (warning,) = found.warnings
-    assert "would join the end of the prompt and the start of the answer" in warning
+    assert "would merge the end of the prompt and the start of the answer" in warning
     assert "end the prompt where a word ends" in warning
 
 

@@ -151,7 +151,7 @@ def test_a_run_says_the_settings_of_the_next_score(tmp_path):
     assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
     assert answers is not None
     assert settled(run, None, {"max_new_tokens": 5})[0].max_new_tokens == 5
-    with pytest.raises(ValueError, match="no score with the settings scope='all'"):
+    with pytest.raises(ValueError, match="a score with the settings scope='all'"):
         settled(run, None, {"scope": "all"})
     answers.save(tmp_path / "calibration.json")
     assert settled(tmp_path / "calibration.json", None, {})[0] == config
@@ -189,7 +189,7 @@ def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
 @pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}])
 def test_settings_that_a_reference_has_not_are_refused(setting, tmp_path):
     calibration = calibration_with_stop(tmp_path)
-    with pytest.raises(ValueError, match="is of another score"):
+    with pytest.raises(ValueError, match="settings differ from the calibration run"):
         settled(calibration, None, setting)
 
 

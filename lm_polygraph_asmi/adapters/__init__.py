@@ -1,4 +1,4 @@
-"""Thin clients of one function, `contract.assess`: a server, Inspect, MLflow, OpenTelemetry.
+"""Thin clients of `contract.assess`: a server, Inspect, MLflow, OpenTelemetry.
 
-The scorer knows nothing of them. Each needs the extra of its name, and imports it when it is used.
+The scorer does not depend on them. Each imports its extra on first use.
 """

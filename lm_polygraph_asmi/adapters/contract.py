@@ -1,4 +1,4 @@
-"""What all adapters share: prompt and answer in, score, free baselines and decision out."""
+"""Shared by all adapters: prompt and answer in; score, free baselines and decision out."""
 
 import copy
 import hashlib
@@ -24,14 +24,14 @@ class Assessment:
         method: name of the score, such as "Sem-ASMI".
         score: fragility of the answer, nats; higher = more fragile.
         msp: negative log-likelihood of the answer, nats; a free baseline, as the next two.
-        perplexity: mean negative log-likelihood of a token, nats: the logarithm of the perplexity.
+        perplexity: mean negative log-likelihood per token, nats: the log of the perplexity.
         entropy: mean entropy of the next-token distributions, nats.
         error_probability: calibrated probability that the answer is wrong; None without a
             calibration run.
-        decision: "accept" or "abstain" by the calibrated threshold; None where nothing is decided.
-        reason: why, in a sentence.
-        key: the same for two scores of the same settings and model name, else another.
-        warnings: what may be wrong with the question; they may quote prompt and answer.
+        decision: "accept" or "abstain" by the calibrated threshold; None: no decision.
+        reason: for the decision, in sentences.
+        key: equal for scores with the same settings and model name.
+        warnings: problems with prompt or answer; they may quote both.
     """
 
     method: str
@@ -71,7 +71,7 @@ def assess(scorer: "Scorer", prompt: Any, answer: Any = None) -> Assessment:
     Args:
         scorer: from `open_scorer`.
         prompt: a text, or chat messages.
-        answer: text as it follows the prompt; None for the model's own greedy answer.
+        answer: text with its leading space; None: the model's greedy answer.
 
     Raises:
         ValueError: as `Scorer.score`.
@@ -80,13 +80,13 @@ def assess(scorer: "Scorer", prompt: Any, answer: Any = None) -> Assessment:
 
 
 def open_scorer(model: Any, **settings: Any) -> "Scorer":
-    """The scorer of an adapter; the only place that makes one.
+    """Create the scorer of an adapter.
 
     Args:
-        model: name, folder, or a loaded transformers model. A loaded one is scored through a twin
-            (see `twin_of`): threads of the host library may generate with it at the same time.
-        **settings: of `Scorer`, among them a loaded model's `tokenizer`, and `calibration`, a
-            calibration run; of `scoring.loading.load` for a model by name.
+        model: local path, hub ID, or a loaded transformers model. A loaded one is scored through
+            `twin_of`, since the host library may generate with it in other threads.
+        **settings: of `Scorer`, such as a loaded model's `tokenizer` and `calibration`; for a model
+            by name, of `scoring.loading.load`.
 
     Raises:
         OSError, TypeError, ValueError: as `Scorer`.
@@ -100,17 +100,16 @@ def open_scorer(model: Any, **settings: Any) -> "Scorer":
 
 
 def twin_of(model: Any) -> Any:
-    """A model with modules of its own over the same weights, at no memory worth naming.
+    """A copy of a model with new modules over the same weights, at almost no memory.
 
-    Scoring puts hooks into modules, and another thread that generates with the same modules would
-    run into them.
+    Scoring hooks modules, which would affect other threads that generate with them.
     """
     shared = {id(part): part for part in chain(model.parameters(), model.buffers())}
     return copy.deepcopy(model, shared)
 
 
 class Halted(ValueError):
-    """Whoever asked is gone, or the server ends: the answer is not written on."""
+    """The client is gone or the server shuts down: generation stops."""
 
 
 def for_request(
@@ -119,13 +118,13 @@ def for_request(
     max_new_tokens: int,
     halted: Callable[[], bool] = lambda: False,
 ) -> "Scorer":
-    """The same scorer, over the same model, for one prompt, with an ending and a length of its own.
+    """A copy of a scorer on the same model, for one prompt, with other stop and length.
 
     Args:
         scorer: from `open_scorer`.
-        stop: what ends an answer; None for the scorer's own.
-        max_new_tokens: at most so many tokens.
-        halted: asked before each token; once it is true, generation raises `Halted`.
+        stop: stop strings; None: the scorer's.
+        max_new_tokens: largest number of generated tokens.
+        halted: called before each token; if true, generation raises `Halted`.
     """
     import torch
     from transformers import StoppingCriteriaList
@@ -133,29 +132,29 @@ def for_request(
     from lm_polygraph_asmi.host.stopping import StopConditions
     from lm_polygraph_asmi.scoring.generation import Generation
 
-    own = copy.copy(scorer)
-    own.config = own.config.replace(max_new_tokens=max_new_tokens)
+    copied = copy.copy(scorer)
+    copied.config = copied.config.replace(max_new_tokens=max_new_tokens)
     if stop is not None:
-        own.stop = list(stop)
-        own.stop_conditions = StopConditions(own.model, own.tokenizer, own.stop)
-    closes = own.stop_conditions.closes
-    prompt: list[int] = []  # how long the prompt is: known at the first token
+        copied.stop = list(stop)
+        copied.stop_conditions = StopConditions(copied.model, copied.tokenizer, copied.stop)
+    closes = copied.stop_conditions.closes
+    prompt: list[int] = []  # length of the prompt, known at the first token
 
     def ends(ids: Any, _: Any, **__: Any) -> Any:
         if halted():
             raise Halted
         prompt[:] = prompt or [ids.shape[-1] - 1]
-        rows = ids[:, prompt[0] :].tolist()  # several where answers are drawn
-        return torch.tensor([bool(own.stop) and closes(row) for row in rows], device=ids.device)
+        rows = ids[:, prompt[0] :].tolist()  # several if answers are sampled
+        return torch.tensor([bool(copied.stop) and closes(row) for row in rows], device=ids.device)
 
-    # In the place of the criterion that reads the whole vocabulary for every new stop string.
+    # Replaces the criterion that reads the whole vocabulary for every new stop string.
     stopping = StoppingCriteriaList([ends])
-    own.generation = Generation(own.model, own.tokenizer, own.stop_conditions, stopping)
-    return own
+    copied.generation = Generation(copied.model, copied.tokenizer, copied.stop_conditions, stopping)
+    return copied
 
 
 def config_key(score: "Score") -> str:
-    """Twelve hexadecimal digits of the settings that two scores must share to be compared."""
+    """Hash (12 hexadecimal digits) of the settings that comparable scores must share."""
     used = ASMIConfig.key_of(score.settings)
     used |= {"layer": score.settings["layer"], "model": score.model.rstrip("/").rpartition("/")[2]}
     return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:12]
@@ -163,7 +162,7 @@ def config_key(score: "Score") -> str:
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Turn the failed import of an adapter's library into what to do about it.
+    """Replace a failed import of an adapter's library by an error that names the extra.
 
     Raises:
         ImportError: the extra is not installed.

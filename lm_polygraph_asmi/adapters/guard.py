@@ -1,4 +1,4 @@
-"""Around all routes: who may ask, how much, what is counted and logged, and no exception beyond."""
+"""Wraps all routes: key, host, body size, metrics, log, and a reply for every exception."""
 
 import asyncio
 import hashlib
@@ -21,37 +21,37 @@ LOG = logging.getLogger("lm_polygraph_asmi.serve")
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/score", "/health", "/metrics")
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 BODY_SECONDS = 30
-"""So long may the body of a request take to arrive."""
+"""Timeout for the body of a request."""
 
 
 class Metrics:
-    """What `/metrics` reports, in a registry of its own."""
+    """Metrics of `/metrics`, in a separate registry."""
 
     def __init__(self, pending: Callable[[], int]) -> None:
-        self.registry = kept = prometheus.CollectorRegistry()
+        self.registry = registry = prometheus.CollectorRegistry()
         labels = ["route", "status"]
-        self.requests = prometheus.Counter("asmi_requests", "Requests.", labels, registry=kept)
+        self.requests = prometheus.Counter("asmi_requests", "Requests.", labels, registry=registry)
         self.seconds = prometheus.Histogram(
-            "asmi_request_seconds", "Seconds of a request.", labels[:1], registry=kept
+            "asmi_request_seconds", "Seconds of a request.", labels[:1], registry=registry
         )
         self.decisions = prometheus.Counter(
-            "asmi_decisions", "Scored answers.", ["decision"], registry=kept
+            "asmi_decisions", "Scored answers.", ["decision"], registry=registry
         )
-        self.tokens = prometheus.Counter("asmi_tokens", "Tokens.", ["kind"], registry=kept)
+        self.tokens = prometheus.Counter("asmi_tokens", "Tokens.", ["kind"], registry=registry)
         waiting = prometheus.Gauge(
-            "asmi_pending", "Requests that have or await the model.", registry=kept
+            "asmi_pending", "Requests that use or await the model.", registry=registry
         )
         waiting.set_function(pending)
 
     def scored(self, score: "Score", found: Assessment) -> None:
-        """Count an answer."""
+        """Count a scored answer."""
         self.decisions.labels(found.decision or "none").inc()
         self.tokens.labels("prompt").inc(score.prompt_tokens or 0)
         self.tokens.labels("answer").inc(len(score.tokens))
 
 
 class Guard:
-    """Around the whole application: key, host, size of the body, log, and no exception beyond."""
+    """Wraps the application: key, host, body size, log, and a reply for every exception."""
 
     def __init__(self, app: Any, limits: Limits, key: str | None, local: bool, metrics: Metrics):
         self.app, self.limits, self.metrics = app, limits, metrics
@@ -99,13 +99,13 @@ class Guard:
             raise Refusal(401, message, www_authenticate="Bearer")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
-        """All of the body.
+        """Read the whole body.
 
         Raises:
-            Refusal: it is too long, or does not come.
+            Refusal: too long, or not received in time.
         """
         most = self.limits.body
-        # A client that still sends reads no reply: some of what is too long is taken and dropped.
+        # A client that is still sending does not read the reply: drop some of a body too long.
         dropped = 8 * most
         message = f"the body is too long: expected at most {most} bytes"
         too_long = Refusal(413, message, connection="close")
@@ -135,12 +135,12 @@ class Guard:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's."""
+    """Hash of a key, of fixed length."""
     return hashlib.sha256(key).digest()
 
 
 def _again(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
-    """Give the body once more, then what really comes: that the client is gone."""
+    """Replay the body, then pass on what the client sends (its disconnect)."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Any:

@@ -1,4 +1,4 @@
-"""A scorer for Inspect, found by its entry point: `lm_polygraph_asmi/asmi`, for `hf/` models."""
+"""A scorer for Inspect, entry point `lm_polygraph_asmi/asmi`, for `hf/` models."""
 
 import threading
 from functools import partial
@@ -16,20 +16,23 @@ with extra("inspect"):
 
 @scorer(metrics=[mean(), stderr()])
 def asmi(**settings: Any) -> Scorer:
-    """Fragility of the answer, nats; higher = more fragile. Baselines and decision in metadata.
+    """Fragility of each answer, nats; higher = more fragile. Metadata: baselines, decision.
 
     Args:
         **settings: of `ASMIConfig`; and `calibration`, the file of a calibration run.
+
+    Raises:
+        TypeError, ValueError: per sample: no `hf/` model, tools used, or no text answer last.
     """
-    ready: dict[int, Any] = {}
+    scorers: dict[int, Any] = {}
     lock = threading.Lock()
 
     def tested(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
         with lock:
-            if id(api.model) not in ready:
-                own = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
-                ready[id(api.model)] = own
-        return assess(ready[id(api.model)], api.hf_chat(messages, []), answer)
+            if id(api.model) not in scorers:
+                opened = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
+                scorers[id(api.model)] = opened
+        return assess(scorers[id(api.model)], api.hf_chat(messages, []), answer)
 
     async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - Inspect's signature
         api: Any = get_model().api
@@ -45,15 +48,15 @@ def asmi(**settings: Any) -> Scorer:
 
 
 def _asked(state: TaskState) -> tuple[list[ChatMessage], str]:
-    """The messages that the model was given last, and its answer.
+    """The messages of the model's last call, and its answer.
 
     Raises:
-        ValueError: what the model read or wrote cannot be told from them.
+        ValueError: they do not determine prompt and answer.
     """
     *messages, last = state.messages
     roles = [message.role for message in messages]
     if state.tools or "tool" in roles:
-        raise ValueError("expected an answer made without tools")
+        raise ValueError("expected an answer without tools")
     if last.role != "assistant" or not isinstance(last.content, str) or not last.content:
         raise ValueError("expected the last message to be the model's answer as one text")
     if ("user", "user") in pairwise(roles):

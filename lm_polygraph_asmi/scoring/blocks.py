@@ -1,8 +1,8 @@
-"""Very many rows, in blocks: read, scored and written one by one, here or on a Ray cluster.
+"""Very many rows in blocks: read, scored and written one by one, locally or on a Ray cluster.
 
-A block is written beside its place and moved there once it is whole, so what is there is finished,
-and the next start passes over it. A killed run, a lost machine or a full disk costs the blocks that
-were being made and no others. Blocks do not depend on each other, nor on who makes them.
+A block is written to a temporary file and renamed when complete, so the next start skips it. A
+killed run, a lost machine or a full disk loses only unfinished blocks. Blocks are independent of
+each other and of the process that scores them.
 """
 
 import hashlib
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PLAN = ".blocks.json"
-"""Which input and settings a folder of blocks is of. Hidden, so that the folder can be read as one
-table: pandas, pyarrow, datasets and Spark pass over such files."""
+"""Input and settings of a folder of blocks. Hidden, so that the folder can be read as one table:
+pandas, pyarrow, datasets and Spark skip such files."""
 NUMBER = "asmi_row"
 ADDED = {NUMBER, *OUTPUT}
 """Fields of a block that an input must not have."""
 BATCH = 256
-"""Rows of a Parquet file that are read at a time."""
+"""Rows of a Parquet file read at once."""
 ENDS = 2**20
-"""Bytes at either end of a file that tell it from others."""
+"""Bytes at either end of a file that identify it."""
 ARROW = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
 
 
 class Block(NamedTuple):
-    """A piece of the input.
+    """A range of rows of the input.
 
     Attributes:
         number: from 0.
-        row: its first row's, from 0; blank lines are no rows.
-        rows: how many.
-        at: where it begins: the row group of a Parquet file and the first row in it; or the byte
-            of a file of JSON lines, and how many bytes.
+        row: index of its first row, from 0; blank lines do not count.
+        rows: number of rows.
+        at: position: in Parquet the row group and its first row; in JSON lines the first byte and
+            the number of bytes.
     """
 
     number: int
@@ -54,13 +54,13 @@ class Block(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What became of a block.
+    """Outcome of a block.
 
     Attributes:
-        number: the block's.
-        rows: how many it has.
-        failed: how many of them have an error in place of a score.
-        error: why the block was not written; None where it was.
+        number: of the block.
+        rows: number of rows.
+        failed: number of rows with an error instead of a score.
+        error: why the block was not written; None if it was.
     """
 
     number: int
@@ -74,23 +74,23 @@ def is_lines(path: str | Path) -> bool:
 
 
 def blocks_of(source: str | Path, rows: int) -> list[Block]:
-    """The blocks of a Parquet file or of one of JSON lines, at most so many rows in each.
+    """Blocks of a Parquet or JSON-lines file, at most `rows` rows each.
 
-    Of Parquet only the footer is read; lines are counted in one go over the file.
+    Reads only the footer of Parquet; of JSON lines, the whole file once.
 
     Raises:
-        ValueError: another kind of file, one without a column `prompt`, or no row in it.
+        ValueError: another kind of file, no column `prompt`, or no row.
     """
     check_at_least_one("block_rows", rows)
     if is_lines(source):
-        found = list(_of_lines(source, rows))
+        blocks = list(_of_lines(source, rows))
     elif Path(source).suffix.lower() == ".parquet":
-        found = list(_of_groups(source, rows))
+        blocks = list(_of_groups(source, rows))
     else:
-        raise ValueError(f"{source}: blocks are made of .parquet, .jsonl or .ndjson files")
-    if not found:
-        raise ValueError(f"{source} holds no row")
-    return found
+        raise ValueError(f"{source}: expected a .parquet, .jsonl or .ndjson file")
+    if not blocks:
+        raise ValueError(f"{source}: expected at least one row, got none")
+    return blocks
 
 
 def _of_groups(source: str | Path, rows: int) -> Iterator[Block]:
@@ -99,10 +99,12 @@ def _of_groups(source: str | Path, rows: int) -> Iterator[Block]:
         names = file.schema_arrow.names
         if "prompt" not in names:
             raise ValueError(
-                f"{source}: no column 'prompt' among {', '.join(map(repr, names)) or 'none'}"
+                f"{source}: expected a column 'prompt', got {', '.join(map(repr, names)) or 'none'}"
             )
         if taken := sorted(ADDED & set(names)):
-            raise ValueError(f"{source}: columns {taken} are there already: scores would go there")
+            raise ValueError(
+                f"{source}: columns {taken} would be overwritten by the scores: rename them"
+            )
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             for start in range(0, size, rows):
@@ -124,9 +126,9 @@ def _of_lines(source: str | Path, rows: int) -> Iterator[Block]:
 
 
 class _Rows:
-    """The rows of a Parquet file's row group, in order.
+    """The rows of a Parquet row group, in order.
 
-    A group may be the whole file: what is in memory of it is a block and a batch.
+    A group may be the whole file; at most a block and a batch are in memory.
     """
 
     def __init__(self, source: str, group: int) -> None:
@@ -136,7 +138,7 @@ class _Rows:
         self.start = 0
 
     def take(self, start: int, number: int) -> pa.Table:
-        """So many from `start` on, which is not before that of the call before."""
+        """`number` rows from `start`, which must not decrease between calls."""
         while self.start + len(self.held) < start + number:
             passed = min(start - self.start, len(self.held))
             batch = pa.Table.from_batches([next(self.batches)])
@@ -167,7 +169,7 @@ def score_block(
 ) -> Done:
     """Score one block and write it: the input's columns, `asmi_row`, and those of `OUTPUT`.
 
-    A bad row is a row with `asmi_error`. What befalls the block as a whole is told, not raised.
+    A bad row gets `asmi_error`. An error of the whole block is returned, not raised.
     """
     place = _place(folder, block, source)
     unfinished = place.with_name(f".{place.name}.{os.getpid()}")
@@ -177,28 +179,28 @@ def score_block(
         else:
             failed = _table(scorer, source, block, unfinished, tokens)
         unfinished.replace(place)
-        for left in folder.glob(f".{place.name}.*"):  # of those who were killed at it
+        for left in folder.glob(f".{place.name}.*"):  # left by killed processes
             left.unlink(missing_ok=True)
-    except Exception as error:  # whatever it is, the other blocks go on
+    except Exception as error:  # any error: the other blocks are still scored
         unfinished.unlink(missing_ok=True)
-        _rows_of.cache_clear()  # it may have stopped in the middle
+        _rows_of.cache_clear()  # its position is unknown after an error
         return Done(block.number, block.rows, 0, f"{type(error).__name__}: {error}")
     return Done(block.number, block.rows, failed, None)
 
 
 def _table(scorer: "Scorer", source: str | Path, block: Block, place: Path, tokens: str) -> int:
     given = _table_of(str(source), block)
-    asked = {name: given[name].to_pylist() for name in given.column_names}
-    found = score_batch(asked, scorer, tokens)
-    columns = {name: pa.array(found[name].tolist(), ARROW[kind]) for name, kind in OUTPUT.items()}
+    rows = {name: given[name].to_pylist() for name in given.column_names}
+    scored = score_batch(rows, scorer, tokens)
+    columns = {name: pa.array(scored[name].tolist(), ARROW[kind]) for name, kind in OUTPUT.items()}
     numbers = pa.array(range(block.row, block.row + block.rows), pa.int64())
-    made = given.append_column(NUMBER, numbers)  # what was given stays as it is
+    table = given.append_column(NUMBER, numbers)  # the input's columns stay unchanged
     for name, column in columns.items():
-        made = made.append_column(name, column)
+        table = table.append_column(name, column)
     with place.open("wb") as file:
-        pq.write_table(made, file)
+        pq.write_table(table, file)
         _kept(file)
-    return sum(error is not None for error in found["asmi_error"])
+    return sum(error is not None for error in scored["asmi_error"])
 
 
 def _lines(scorer: "Scorer", source: str | Path, block: Block, place: Path, tokens: str) -> int:
@@ -207,42 +209,42 @@ def _lines(scorer: "Scorer", source: str | Path, block: Block, place: Path, toke
         file.seek(start)
         lines = [line for line in file.read(length).split(b"\n") if line.strip()]
     rows, errors = zip(*map(_parsed, lines), strict=True)
-    asked = {name: [row.get(name) for row in rows] for name in FIELDS}
-    found = score_batch(asked, scorer, tokens)
+    columns = {name: [row.get(name) for row in rows] for name in FIELDS}
+    scored = score_batch(columns, scorer, tokens)
     with place.open("wb") as file:
         for number, (line, row, error) in enumerate(zip(lines, rows, errors, strict=True)):
-            kept = row or {"line": line.decode("utf-8", "replace")}
-            own = {name: found[name][number] for name in OUTPUT}
+            content = row or {"line": line.decode("utf-8", "replace")}
+            added = {name: scored[name][number] for name in OUTPUT}
             if error is not None:
-                own["asmi_error"] = error
-            made = json.dumps(kept | {NUMBER: block.row + number} | own, ensure_ascii=False)
-            # A half of a surrogate pair is no UTF-8, and stays the escape that it was.
-            file.write(made.encode("utf-8", "backslashreplace") + b"\n")
+                added["asmi_error"] = error
+            text = json.dumps(content | {NUMBER: block.row + number} | added, ensure_ascii=False)
+            # Half a surrogate pair is not UTF-8; it stays an escape.
+            file.write(text.encode("utf-8", "backslashreplace") + b"\n")
         _kept(file)
-    return sum(error is not None for error in found["asmi_error"])
+    return sum(error is not None for error in scored["asmi_error"])
 
 
 def _kept(file: IO[bytes]) -> None:
-    """On the disk, before the file is moved to its place."""
+    """Force the file to disk before it is renamed."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _parsed(line: bytes) -> tuple[dict[str, Any], str | None]:
-    """A line's fields, none of them where it cannot be scored, and why it cannot."""
+    """Fields of a line (none if it cannot be scored), and the error or None."""
     try:
         content = json.loads(line)
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        return {}, "ValueError: the line is no JSON object"
+        return {}, "ValueError: expected a JSON object"
     if taken := sorted(ADDED & set(content)):
-        return {}, f"ValueError: fields {taken} are there already: scores would go there"
+        return {}, f"ValueError: fields {taken} would be overwritten by the scores: rename them"
     return content, None
 
 
 def _fingerprint(source: str | Path) -> str:
-    """Tells a file from others: its size, its start and its end."""
+    """Hash of a file's size, start and end."""
     size = Path(source).stat().st_size
     with Path(source).open("rb") as file:
         content = file.read(ENDS)
@@ -252,29 +254,29 @@ def _fingerprint(source: str | Path) -> str:
 
 
 def contents(*paths: str | Path) -> list[dict[str, str]]:
-    """What files, and the files of folders, hold, by their names: weights may change in place.
+    """For each path: file name -> hash, of the file or a folder's files, to detect changed weights.
 
-    Of what is neither, such as a model's name on a hub, nothing is told.
+    Empty for anything else, such as a hub ID.
     """
-    found = []
+    hashes = []
     for path in map(Path, paths):
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        found.append({file.name: _fingerprint(file) for file in files if file.is_file()})
-    return found
+        hashes.append({file.name: _fingerprint(file) for file in files if file.is_file()})
+    return hashes
 
 
 def blocks_left(
     source: str | Path, folder: Path, block_rows: int, settings: Mapping[str, Any]
 ) -> list[Block]:
-    """Blocks that a folder does not hold yet; it is made if need be.
+    """Blocks that are not in a folder yet; it is created if missing.
 
     Args:
-        settings: all that scores depend on besides the rows.
+        settings: everything that scores depend on, except the rows.
 
     Raises:
         ValueError: the folder is of another input or other settings, or holds something else.
     """
-    found = blocks_of(source, block_rows)
+    blocks = blocks_of(source, block_rows)
     plan = {"input": _fingerprint(source), "block_rows": block_rows, "settings": settings}
     plan = json.loads(json.dumps(plan, default=str))
     folder.mkdir(parents=True, exist_ok=True)
@@ -292,21 +294,21 @@ def blocks_left(
         unfinished = folder / f"{PLAN}.{os.getpid()}"
         unfinished.write_text(json.dumps(plan), encoding="utf-8")
         unfinished.replace(note)
-    return [block for block in found if not _place(folder, block, source).exists()]
+    return [block for block in blocks if not _place(folder, block, source).exists()]
 
 
 def score_blocks(
     scorer: "Scorer", source: str | Path, blocks: Sequence[Block], folder: Path, tokens: str
 ) -> Iterator[Done]:
-    """Score blocks one after the other in this process."""
+    """Score blocks one by one in this process."""
     check_one_of("tokens", tokens, TOKENS)
-    _rows_of.cache_clear()  # the file may be another by now
+    _rows_of.cache_clear()  # the file may have changed
     for block in blocks:
         yield score_block(scorer, source, block, folder, tokens)
 
 
 class Actor:
-    """A model of its own in a process of its own, which makes blocks."""
+    """A Ray actor with its own model, which scores blocks."""
 
     def __init__(self, loading: Mapping[str, Any], source: str, folder: str, tokens: str) -> None:
         from lm_polygraph_asmi.scoring.loading import load
@@ -339,10 +341,10 @@ def score_on_ray(
     actors: int = 1,
     gpus_per_actor: float = 0,
 ) -> Iterator[Done]:
-    """Score blocks on Ray Data, by so many actors with one model each.
+    """Score blocks on Ray Data with `actors` actors, one model each.
 
-    On several machines `source` and `folder` lie on a disk that all of them see. An actor that is
-    lost is started again, and its block with it, as Ray Data does of itself.
+    On several machines, `source` and `folder` must be on a shared disk. Ray Data restarts a lost
+    actor with its block.
 
     Args:
         loading: keyword arguments of `scoring.loading.load`.
@@ -366,8 +368,8 @@ def score_on_ray(
         for one in blocks
         for a, b in [one.at]
     ]
-    given = ray.data.from_items(items, override_num_blocks=len(items))  # a task for each
-    made = given.map_batches(
+    tasks = ray.data.from_items(items, override_num_blocks=len(items))  # a task per block
+    scored = tasks.map_batches(
         Actor,
         fn_constructor_args=(
             dict(loading), str(Path(source).absolute()), str(folder.absolute()), tokens,
@@ -377,9 +379,9 @@ def score_on_ray(
         num_gpus=gpus_per_actor or None,
     )  # fmt: skip
     try:
-        for row in made.iter_rows():
+        for row in scored.iter_rows():
             yield Done(row["number"], row["rows"], row["failed"], row["error"] or None)
     except ray.exceptions.RayError as error:
         raise RuntimeError(
-            f"Ray stopped: {error}. The same command goes on with the blocks that are missing"
+            f"Ray stopped: {error}. Run the same command again to score the missing blocks"
         ) from error

@@ -1,5 +1,4 @@
-"""From labelled answers to a calibration run that decides: by which signal, and with what
-promise."""
+"""Calibration from labelled answers or a finished run: signal, threshold and risk guarantee."""
 
 import json
 import math
@@ -37,45 +36,45 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 RISKS = (0.05, 0.1, 0.2)
-"""Promises of the table for people."""
+"""Risks of `Calibration.threshold_table`."""
 COMBINED = "combination"
 COMBINES = ("perplexity", "msp")
-"""What is put together with the score itself: few features, so that few answers do."""
+"""Combined with the score: few features, so that few answers suffice."""
 SHARED = 80
-"""Characters at the start of two prompts that may be a passage."""
+"""Least number of shared characters that count as a passage."""
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
-    """The label of a row: `correct`, or `quality`, right from a threshold on.
+    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`.
 
     Raises:
-        ValueError: neither of them, both, or something else than a truth value or a number.
+        ValueError: neither, both, or not a boolean or a number.
     """
-    given = [name for name in ("correct", "quality") if content.get(name) is not None]
-    if len(given) != 1:
+    labels = [name for name in ("correct", "quality") if content.get(name) is not None]
+    if len(labels) != 1:
         raise ValueError(
             'expected "correct" (true or false) or "quality" (a number), got '
-            f"{given or f'neither: {describe_fields(content)}'}"
+            f"{labels or f'neither: {describe_fields(content)}'}"
         )
-    value = content[given[0]]
-    if given == ["correct"]:
-        if value not in (True, False):  # 1 and 0 are these, too
-            raise ValueError(f"correct must be true or false, got {value!r}")
+    value = content[labels[0]]
+    if labels == ["correct"]:
+        if value not in (True, False):  # 1 and 0 pass
+            raise ValueError(f"expected correct to be true or false, got {value!r}")
         return not value
     check_number("quality", value)
     return bool(value < right_from)
 
 
 def context_clusters(prompts: Sequence[Any]) -> list[str]:
-    """Keys of prompts that share a passage: alike from the start for more than half of the longer.
+    """Cluster keys (n,): prompts share one if over half of the longer is a common start.
 
-    What all prompts begin with is instruction and counts for nothing. Prompts in a form of the
-    paper's are read as such; of chat messages counts their text.
+    A start common to all prompts is ignored as instruction. Prompts in the paper's format are
+    clustered by their passage. Of chat messages, the text counts.
     """
     texts = [_text_of(prompt) for prompt in prompts]
-    known = text_clusters(texts)
-    if known != texts:
-        return known
+    by_passage = text_clusters(texts)
+    if by_passage != texts:
+        return by_passage
     distinct = sorted(set(texts))
     if len(distinct) < 2:
         return texts
@@ -109,30 +108,29 @@ def calibrate_rows(
     resamples: int = RESAMPLES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """A calibration run from labelled answers, with a threshold that keeps a promise.
+    """Calibrate on labelled answers: threshold with a risk guarantee, and error probability.
 
     Args:
-        rows: of `read_rows`, or plain dictionaries: `prompt` (text or messages), `answer`, and
-            `correct` or `quality`; `cluster` if prompts that look different share something
-            (default: `context_clusters`, unless every row has one). Lines of `score --out` with a
-            label keep their scores, if the scorer gives some of them again.
-        scorer: model and settings; the calibration run refuses other ones.
-        risk: promised share of wrong answers among the accepted ones.
-        confidence: of the promise.
-        signal: a key of `SIGNALS` that the scorer gives; "score" is the scorer's own variant;
-            "best" the one with the highest AUROC on the fifth of the clusters that fix the
-            thresholds, which costs the promise nothing. Looking at the results and then choosing
-            does.
+        rows: from `read_rows`, or dictionaries: `prompt` (text or messages), `answer`, and
+            `correct` or `quality`; `cluster` (all rows or none; default: `context_clusters`) if
+            different prompts are not independent. Labelled lines of `score --out` keep their
+            scores, if the scorer reproduces some of them.
+        scorer: model and settings; scores with others get no verdict.
+        risk: largest error rate among accepted answers, in (0, 1).
+        confidence: probability that the guarantee holds, over calibration samples.
+        signal: a key of `SIGNALS`; "score": the scorer's method; "best": the signal with the
+            highest AUROC on the fifth of the clusters that fixes the thresholds, which keeps the
+            guarantee valid. Choosing after looking at the results does not.
         right_from: lowest quality of a right answer.
         name: of the calibration run.
-        out: JSON lines of the scores, taken up again if there are any.
-        progress: called after each row that was scored, with how many are and how many there are.
+        out: JSON lines of the scores; a killed call resumes from them.
+        progress: called after each scored row, with the numbers of scored and of all rows.
 
-    Answers of nothing, such as a blank, are left out: `Score.accept` never accepts them.
+    Empty and blank answers are left out: `Score.accept` never accepts them.
 
     Raises:
-        ValueError: rows without an answer or a label, or that cannot be scored; nothing but right,
-            or wrong, answers; a signal that there is not.
+        ValueError: a row without answer or label, or that cannot be scored; only right or only
+            wrong answers; an unknown signal.
 
     Example:
         >>> rows = [
@@ -140,12 +138,14 @@ def calibrate_rows(
         ...     for passage in range(4)
         ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
         ... ]
-        >>> found = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
-        >>> found.n, found.errors, found.decision.found.threshold  # far too few for any promise
+        >>> run = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
+        >>> run.n, run.errors, run.decision.found.threshold  # far too few for a guarantee
         (8, 4, None)
     """
     if signal not in ("best", "score", *SIGNALS):
-        raise ValueError(f"signal must be best, score or one of {', '.join(SIGNALS)}: {signal!r}")
+        raise ValueError(
+            f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
+        )
     numbered = [
         row if isinstance(row, Row) else Row(number, dict(row))
         for number, row in enumerate(rows, start=1)
@@ -155,23 +155,23 @@ def calibrate_rows(
         for row in numbered
     ]
     if not given:
-        raise ValueError("there is no row: at least two labelled answers are wanted")
+        raise ValueError("expected at least two labelled answers, got no row")
     labels = labels_of(given, right_from)
     brought = _brought(numbered, scorer)
-    found = _scored(given, scorer, None if out is None else Path(out), progress, brought)
+    by_row = _scored(given, scorer, None if out is None else Path(out), progress, brought)
     prompts = [row.content.get("context") or row.content["prompt"] for row in given]
-    own: Sequence[Any] = [row.content.get("cluster") for row in given]
-    if any(key is None for key in own):
-        if not all(key is None for key in own):
-            raise ValueError('some rows have a "cluster", some have none: give all of them one')
-        own = context_clusters(prompts)
+    keys: Sequence[Any] = [row.content.get("cluster") for row in given]
+    if any(key is None for key in keys):
+        if not all(key is None for key in keys):
+            raise ValueError('expected a "cluster" in all rows or in none, got it in some')
+        keys = context_clusters(prompts)
     tested = [
-        (found[row.number], labels[row.number], str(key))
-        for row, key in zip(given, own, strict=True)
-        if found[row.number].answered
+        (by_row[row.number], labels[row.number], str(key))
+        for row, key in zip(given, keys, strict=True)
+        if by_row[row.number].answered
     ]
     if not tested:
-        raise ValueError("no row holds an answer: blanks, and what ends an answer, are none")
+        raise ValueError("expected answers, got only empty or blank ones")
     scores, wrong, clusters = zip(*tested, strict=True)
     return _calibration(
         scores, np.array(wrong), list(clusters), scorer, risk, confidence, signal, name, resamples
@@ -179,12 +179,12 @@ def calibrate_rows(
 
 
 def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]:
-    """Whether the answer is wrong, by number of the row; looks at all that needs no model.
+    """Row number -> whether the answer is wrong; checks rows without a model.
 
     Raises:
         ValueError: a row that cannot be read, or without an answer or a label.
     """
-    from lm_polygraph_asmi.scoring.text import parse_request  # brings torch
+    from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
 
     labels = {}
     for row in rows:
@@ -192,9 +192,11 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
             if "error" in row.content:
                 raise ValueError(row.content["error"])
             if row.content.get("answer") == "":
-                raise ValueError("the answer is empty: such answers are never accepted. Remove it")
+                raise ValueError(
+                    "the answer is empty; empty answers are never accepted. Remove the row"
+                )
             if parse_request(row.content["prompt"], row.content.get("answer")).answer is None:
-                raise ValueError('no "answer": a label is of an answer')
+                raise ValueError('expected an "answer" for the label, got none')
             labels[row.number] = is_wrong(row.content, right_from)
         except ValueError as error:
             raise ValueError(f"row {row.number}: {error}") from error
@@ -202,42 +204,42 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
 
 
 def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
-    """Scores by number of the row that lines of `score --out` bring along; none in doubt.
+    """Row number -> score saved in lines of `score --out`; none if not reproduced.
 
-    Weights do not stand in a line. So some are scored anew, and must get the scores they have.
+    Lines do not record weights, so some rows are scored again and must get the same scores.
     """
-    found = {}
-    for row in rows if scorer.config.method != "adapt" else ():  # whose samples stand in no line
+    saved = {}
+    for row in rows if scorer.config.method != "adapt" else ():  # its samples are not saved
         try:
             score = Score.from_dict(row.content)
-        except ValueError:  # a plain row, or without its tokens
+        except ValueError:  # a plain row, or without tokens
             continue
-        if score.answer == score.scored_text[: score.content_end]:  # else somebody edited it
-            found[row.number] = score
-    if not found:
+        if score.answer == score.scored_text[: score.content_end]:  # else it was edited
+            saved[row.number] = score
+    if not saved:
         return {}
-    first = next(iter(found.values()))
-    made = _anew(first, scorer)  # has the scorer's settings as a line has them
-    alike = {number: kept for number, kept in found.items() if _made_alike(kept, made, scorer)}
+    first = next(iter(saved.values()))
+    rescored = _anew(first, scorer)  # has the scorer's settings in the form of a line
+    alike = {number: of for number, of in saved.items() if _made_alike(of, rescored, scorer)}
     tried = islice(alike.values(), TRIED)
-    again = ((kept, made if kept is first else _anew(kept, scorer)) for kept in tried)
-    return alike if all(_same(anew, kept.score) for kept, anew in again) else {}
+    pairs = ((of, rescored if of is first else _anew(of, scorer)) for of in tried)
+    return alike if all(_same(again, of.score) for of, again in pairs) else {}
 
 
-def _anew(kept: Score, scorer: "Scorer") -> Score:
-    return scorer.score(kept.prompt, [token.id for token in kept.tokens])
+def _anew(saved: Score, scorer: "Scorer") -> Score:
+    return scorer.score(saved.prompt, [token.id for token in saved.tokens])
 
 
 def _same(again: Score, score: float) -> bool:
-    """Whether an answer scored anew has the score it had."""
+    """Whether an answer scored again has the score it had."""
     return math.isclose(again.score, score, rel_tol=TOLERANCE, abs_tol=1e-5)
 
 
 def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
-    """Whether a saved score is of the model, by its name, and of the settings of another."""
+    """Whether a saved score has the model name and settings of `again`."""
     layers = [one.settings.get("layer") for one in (score, again)]
-    wanted = again.config.replace(stop=tuple(scorer.stop)).score_key()
-    return (score.model, layers[0], score.config.score_key()) == (again.model, layers[1], wanted)
+    expected = again.config.replace(stop=tuple(scorer.stop)).score_key()
+    return (score.model, layers[0], score.config.score_key()) == (again.model, layers[1], expected)
 
 
 def _scored(
@@ -247,16 +249,16 @@ def _scored(
     progress: Callable[[int, int], None] | None,
     found: dict[int, Score],
 ) -> dict[int, Score]:
-    """Scores by number of the row, those that were `found` before and that `out` had among them."""
-    rows_left(scorer, rows, out)  # refuses a file of something else
+    """Row number -> score, from `found`, from `out`, or computed and appended to `out`."""
+    rows_left(scorer, rows, out)  # raises if the file holds something else
     done = {} if out is None else rows_done(out)
     left = [row for row in rows if row.number in done or row.number not in found]
     found = found | {number: Score.from_dict(line) for number, line in done.items()}
     for row, score, problem in score_rows(scorer, left, out):
         if score is None:
             raise ValueError(
-                f"row {row.number} cannot be scored: {problem}. Leaving out what cannot be scored "
-                "would leave it out of the promise: mend or remove it"
+                f"row {row.number} cannot be scored: {problem}. Correct or remove it; the risk "
+                "guarantee does not cover rows left out"
             )
         found[row.number] = score
         if progress is not None:
@@ -317,28 +319,28 @@ def with_decision(
     chosen: str,
     resamples: int = RESAMPLES,
 ) -> Calibration:
-    """The same with a threshold, and with what its signals are worth.
+    """The calibration with a threshold, and with how well each signal ranks errors.
 
     Args:
-        columns: signal -> (n,).
+        columns: signal -> (n,) values, higher = more uncertain.
         wrong, clusters: (n,).
-        chosen: signal of the threshold.
+        chosen: signal that decides.
     """
     decision = Decision(chosen, risk_threshold(columns[chosen], wrong, clusters, risk, confidence))
     named = {SIGNALS[kind]: values for kind, values in columns.items()}
-    own = SIGNALS[calibration.config.method]
+    method = SIGNALS[calibration.config.method]
     try:
         features = [columns[calibration.config.method], *(columns[k] for k in COMBINES)]
         named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
     except (ValueError, KeyError):
-        pass  # too few errors, or right answers, for its folds; or a run that saved too little
+        pass  # too few wrong or right answers for its folds, or a signal was not saved
     held_out = held_out_probability(columns[calibration.config.method], wrong, clusters)
     diagram, error = None, None
     if held_out is not None:
-        found = reliability(held_out[0], wrong, clusters)
+        curve = reliability(held_out[0], wrong, clusters)
         diagram = {
             name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in vars(found).items()
+            for name, value in vars(curve).items()
         }
         error = debiased_calibration_error(held_out[0], wrong)
     ranked = rank_signals(named, wrong, clusters, resamples=resamples)
@@ -351,7 +353,7 @@ def with_decision(
         calibration,
         decision=decision,
         signals=ranked,
-        recommendation=recommendation(ranked, named, wrong, clusters, own, resamples=resamples),
+        recommendation=recommendation(ranked, named, wrong, clusters, method, resamples=resamples),
         other_thresholds=other_thresholds,
         reliability=diagram,
         calibration_error=error,
@@ -359,7 +361,7 @@ def with_decision(
 
 
 def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
-    """Settings in force, those that all scores share; stop strings only texts have."""
+    """Settings that all scores share; answers passed as token ids have no stop strings."""
     shared = dict(found[0].settings)
     for score in found[1:]:
         shared = {
@@ -371,9 +373,9 @@ def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
 
 
 TRIED = 3
-"""Answers of a run, or of scored lines, that are scored anew, to see that they are the model's."""
+"""Number of answers scored again, to check that the model is the same."""
 TOLERANCE = 0.02
-"""Relative difference of such a score that precision and batches explain."""
+"""Relative difference of such a score that precision and batch size can cause."""
 
 
 def calibrate_run(
@@ -386,26 +388,24 @@ def calibrate_run(
     metric: str | None = None,
     resamples: int = RESAMPLES,
 ) -> Calibration:
-    """The same from a finished benchmark run, whose quality metric is the label.
+    """Calibrate on a finished benchmark run; a quality metric is the correctness label.
 
-    A run does not record its weights. So some of its answers are scored anew: they must get the
-    scores they have, and the weights are then those of the scorer.
+    A run does not record its weights. So the scorer scores some of its answers again, and must get
+    the saved scores.
 
     Args:
-        path: the run's manager file or folder; a pickle, so only one you trust.
-        scorer, risk, confidence, signal: as of `calibrate_rows`; the scorer with the settings of
-            the run.
-        metric: quality metric that is the label, right from 0.5 on; None: AlignScore, or the first
-            one the run has.
+        path: the run's manager file or folder. It is a pickle: load only files you trust.
+        scorer, risk, confidence, signal: as for `calibrate_rows`; the scorer needs the run's
+            settings.
+        metric: metric of the label, right from 0.5 on; None: AlignScore, or the run's first.
 
     Raises:
-        FileNotFoundError, ValueError: as `Calibration.from_run`; or the run is of another model or
-            other settings.
+        FileNotFoundError, ValueError: as `Calibration.from_run`; or model or settings differ.
 
     Example:
         >>> calibrate_run("RUN", scorer, risk=0.1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: RUN is of another score: num_masks ...
+        ValueError: settings differ from RUN: num_masks ...
     """
     from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 
@@ -419,25 +419,25 @@ def calibrate_run(
     prompts, ids = group.saved("input_texts"), group.saved("greedy_tokens")
     if prompts is None or ids is None:
         raise ValueError(
-            f"{path} has saved no input_texts and greedy_tokens: no score can be tried"
+            f"{path} has not saved input_texts and greedy_tokens, which the check needs"
         )
     scores = group.score(made.method)
     for row in range(min(TRIED, len(group))):
         again = scorer.score(prompts[row], [int(token) for token in ids[row]])
         other = made.other_settings(again.settings | {"model": again.model})
         if other:
-            raise ValueError(f"{path} is of another score: {'; '.join(other)}")
+            raise ValueError(f"settings differ from {path}: {'; '.join(other)}")
         if not _same(again, scores[row]):
             raise ValueError(
-                f"row {row} of {path} has the score {scores[row]:.5f}, and {again.score:.5f} when "
-                "scored anew: the run is of other weights, or its prompts went through another "
-                "template. Give the model as the run had it"
+                f"Cannot reproduce row {row} of {path}: stored {scores[row]:.5f}, recomputed "
+                f"{again.score:.5f}. Weights or chat template differ; load the model used for that "
+                "run"
             )
-    known = signals_of(group) | {scorer.config.method: scores}
+    columns = signals_of(group) | {scorer.config.method: scores}
     lengths = group.saved("asmi_prompt_length")
     reference_range = {"score": made.scores}
-    if "msp" in known:
-        reference_range["msp"] = np.sort(known["msp"]).tolist()
+    if "msp" in columns:
+        reference_range["msp"] = np.sort(columns["msp"]).tolist()
     if lengths is not None:
         reference_range["prompt_tokens"] = sorted(map(float, lengths))
     made = replace(
@@ -447,14 +447,14 @@ def calibrate_run(
     tested = np.arange(len(group))
     if texts is not None:
         tested = np.flatnonzero([says_anything(text, stops) for text in texts])
-    known = {kind: values[tested] for kind, values in known.items()}
+    columns = {kind: values[tested] for kind, values in columns.items()}
     wrong, clusters = group.wrong[tested], [group.clusters[row] for row in tested]
-    chosen = _chosen(signal, known, scorer.config.method, wrong, clusters)
-    return with_decision(made, known, wrong, clusters, risk, confidence, chosen, resamples)
+    chosen = _chosen(signal, columns, scorer.config.method, wrong, clusters)
+    return with_decision(made, columns, wrong, clusters, risk, confidence, chosen, resamples)
 
 
 def signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
-    """(n,) of each signal that a run has saved, by its key in `SIGNALS`; as `Score.signals`."""
+    """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
     likelihoods, entropies = group.tokens("asmi_log_likelihood"), group.tokens("asmi_entropy")
     columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}
     if likelihoods is not None:
@@ -468,7 +468,7 @@ def signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
 
 
 def says_anything(text: str, stops: Sequence[str]) -> bool:
-    """Whether a generated answer holds more than blanks and what ended it, as `Score.answered`."""
+    """Whether an answer holds more than blanks before its stop string; as `Score.answered`."""
     for stop in stops:
         text = text.partition(stop)[0]
     return bool(text.strip())
@@ -481,10 +481,10 @@ def _chosen(
     wrong: np.ndarray,
     clusters: Sequence[str],
 ) -> str:
-    """Name of the signal that decides."""
-    # The score itself comes first: where nothing can be told, that is what was asked for.
+    """Key of the signal that decides."""
+    # The score comes first, so that it wins ties.
     ordered = {variant: columns[variant], **columns}
     chosen = {"best": best_signal(ordered, wrong, clusters), "score": variant}.get(signal, signal)
     if chosen not in columns:
-        raise ValueError(f"these scores have no signal {chosen!r}, but {', '.join(columns)}")
+        raise ValueError(f"expected a signal of {', '.join(columns)}; got {chosen!r}")
     return chosen

@@ -1,4 +1,4 @@
-"""A finished run as a yardstick: where a score lies among its answers, and whether it may speak."""
+"""Calibration runs: percentile, probability of error and decision for the score of an answer."""
 
 import json
 import math
@@ -34,54 +34,52 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 ANEW = (
-    "make a new one with `polygraph_asmi calibrate` from labelled answers, or with "
-    "`polygraph_asmi calibration` from a finished run"
+    "write a new one with `polygraph_asmi calibrate` (labelled answers) or "
+    "`polygraph_asmi calibration` (finished run)"
 )
 DERIVED = ("num_masks", "mask_rate")
-"""Settings that follow from the model's heads where they are None."""
+"""Settings derived from the model's number of heads if None."""
 ROWS = (".jsonl", ".ndjson")
-"""Names of files that hold scored rows, whose parts may be labelled."""
+"""Suffixes of files with scored rows, whose parts may be labelled."""
 NOT_RECORDED = "not recorded"
-"""In place of a model's name, where a run has no manifest."""
+"""Stands for the model's name of a run without a manifest."""
 USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
-"""What is said of quantities that need no labels."""
+"""Names in sentences of quantities that need no labels."""
 FINGERPRINTS = {
-    "weights": "other weights there, or another precision of them",
-    "tokenizer": "another tokenizer or chat template there",
+    "weights": "weights or their precision differ",
+    "tokenizer": "tokenizer or chat template differs",
 }
-"""What is said of settings whose values mean nothing to a reader."""
+"""Messages for settings whose values are hashes."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `score` takes from a finished run, or from labelled parts of answers.
+    """Interprets a score by a finished run, or by labelled answers or parts of answers.
 
     Attributes:
         name: model and dataset.
         method: name of the score in that run.
         model: name of its model.
-        scores: (n,) its scores, ascending, nats.
+        scores: (n,) its scores, ascending, nats; higher = more fragile.
         median, msp_median: of the score and of the answers' negative log-likelihood, nats.
-        prr: of the score on that run, with its 95 % interval over clusters.
+        prr: PRR of the score on that run, with its 95 % interval over clusters.
         calibration: steps of an isotonic fit of the errors, ascending; see `calibrate`.
-        brier: Brier scores of the calibrated probability and of the share of errors alone, on
-            answers held out, lower = better; see `held_out_brier`.
-        quality: metric by which its answers were judged wrong (below 0.5).
+        brier: Brier scores of the calibrated probability and of the constant share of errors, on
+            held-out answers, lower = better; see `held_out_brier`.
+        quality: metric of the correctness label (wrong: below 0.5).
         n, clusters, errors: answers, clusters, wrong answers.
         settings: as in `Score.settings`.
-        masking_response: mean MI_t of its tokens, nats; None where it was not saved.
-        decision: the threshold below which answers are accepted; None where none was asked for.
-        signals: how well each signal ranked the errors, by name; see `calibrate` of this folder.
-        recommendation: which of them to use, in a sentence.
-        other_thresholds: the thresholds of other risks and signals: for a table, not to choose
-            from.
+        masking_response: mean MI_t of its tokens, nats; None if not saved.
+        decision: signal and threshold that decide accept or abstain; None without.
+        signals: how well each signal ranks the errors, by name; see `scoring.calibrate`.
+        recommendation: which signal to use, in a sentence.
+        other_thresholds: thresholds for other risks and signals: to display, not to choose from.
         reliability: the held-out reliability diagram of the probability, see
-            `analysis.Reliability`; None where there were too few answers.
-        calibration_error: debiased, of the same held-out probabilities, lower = better; with it.
-        reference_range: name -> sorted values of what needs no labels, to tell whether answers
-            still come as these did.
-        unit: what was judged right or wrong, "answers" or "parts" of them. Where it is parts, read
-            "part" for "answer" above; clusters are those of the answers' prompts.
+            `analysis.Reliability`; None if there were too few answers.
+        calibration_error: debiased, of the same held-out probabilities, lower = better.
+        reference_range: name -> sorted values of quantities without labels, to detect drift.
+        unit: what the labels are of, "answers" or "parts" of answers. If parts, read "part" for
+            "answer" above; clusters are those of the prompts.
 
     Example:
         >>> run = Calibration.read("RUN")  # the folder of a finished run
@@ -118,42 +116,42 @@ class Calibration:
 
     @property
     def config(self) -> ASMIConfig:
-        """Settings for other answers to be scored as these were; of the machine none."""
+        """Settings to score other answers in the same way, without those of the machine."""
         machine = ASMIConfig.names("machine")
-        known = {name: of for name, of in self.settings.items() if name not in machine}
-        return ASMIConfig.from_dict(known)
+        of_score = {name: of for name, of in self.settings.items() if name not in machine}
+        return ASMIConfig.from_dict(of_score)
 
     @classmethod
     def read(cls, path: str | Path, **wanted: Any) -> "Calibration":
-        """A saved calibration run (.json), or one made of a run (manager file or folder) or of
-        rows.
+        """Load a saved calibration run (.json), or fit one on a finished run or on rows.
 
         Args:
-            path: rows end in .jsonl, see `from_spans`.
-            **wanted: settings of the score.
+            path: .json; manager file or folder of a run; or .jsonl rows, see `from_spans`.
+            **wanted: settings that the score must have.
 
         Raises:
-            FileNotFoundError: nothing there.
-            ValueError: no run or several, no such score in it, no right or no wrong answers, or
-                another kind of file; or it is of a score with other settings.
+            FileNotFoundError: no such file.
+            ValueError: another kind of file, no run or several, no such score, only right or only
+                wrong answers, or a score with other settings.
         """
         if not str(path):
-            raise ValueError("calibration run is an empty path: leave it out, or name a run")
+            raise ValueError(
+                "calibration: expected a path, got an empty one. Leave it out, or name a run"
+            )
         path = Path(path)
         if path.suffix.lower() in ROWS or path.suffix == ".json":
-            found = cls.load(path) if path.suffix == ".json" else cls.from_spans(path)
-            found.check_wanted(wanted)
-            return found
+            calibration = cls.load(path) if path.suffix == ".json" else cls.from_spans(path)
+            calibration.check_wanted(wanted)
+            return calibration
         return cls.from_run(path, **wanted)
 
     def check_wanted(self, wanted: Mapping[str, Any]) -> None:
-        """Raise ValueError where this is of a score with other settings than are wanted."""
+        """Raise ValueError if the score has other settings than `wanted`."""
         different = _differences(self.config, with_scale(_with(self.config, wanted)))
         if different:
             raise ValueError(
-                f"the calibration run {self.name} is of another score ({different}): leave these "
-                "settings out, which takes the calibration run's, or take a calibration run made "
-                "with them"
+                f"settings differ from the calibration run {self.name} ({different}): leave them "
+                "out to use the calibration run's, or pass a calibration run made with them"
             )
 
     @classmethod
@@ -161,13 +159,13 @@ class Calibration:
         """Fit on all answers of a finished run with finite scores.
 
         Args:
-            metric: correctness labels the answers; None: AlignScore, or the first one the run has.
-            **wanted: settings of the score, such as `method="asmi"`; of those that are left out the
-                run's, and Sem-ASMI of several methods.
+            metric: metric of the correctness label; None: AlignScore, or the run's first.
+            **wanted: settings of the score, such as `method="asmi"`. Settings left out: those of
+                the run; of several methods, Sem-ASMI.
 
         Raises:
             FileNotFoundError: no such run.
-            ValueError: no run or several, no such score or metric in it, no right or no wrong
+            ValueError: no run or several, no such score or metric, or only right or only wrong
                 answers.
         """
         from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
@@ -175,33 +173,35 @@ class Calibration:
         depth = wanted.get("depth", ASMIConfig.depth)
         group, *others = load_run_groups([path], metric, depth)
         if others:
-            raise ValueError(f"{path} holds {1 + len(others)} runs over other answers: name one")
-        asked = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
+            raise ValueError(
+                f"{path}: expected one run, got {1 + len(others)} over different answers. Name one"
+            )
+        required = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
 
         def fits(config: ASMIConfig) -> bool:
-            return _with(config, asked).score_key() == config.score_key()
+            return _with(config, required).score_key() == config.score_key()
 
         if not group.methods:
             raise ValueError(
-                f"{path} says of no score which settings it had: only runs with the callback "
-                "RunRecord write a manifest, which says it"
+                f"{path} records no score's settings: expected a manifest, which runs with the "
+                "callback RunRecord write"
             )
         method = next((name for name, config in group.methods.items() if fits(config)), None)
         if method is None:
             raise ValueError(
-                f"{path} has no score with the settings {_said(wanted)}, but {list(group.scores)}: "
-                "give a run with these, or score with those it has"
+                f"{path}: expected a score with the settings {_listed(wanted)}, got "
+                f"{list(group.scores)}. Name a run with these settings, or use the run's"
             )
         config = group.methods[method]
         group = of_config(group, config)
         scores = group.score(method)
-        own = group.tokens("asmi_log_likelihood")  # MSP as `score` computes it
-        msp = group.msp if own is None else np.array([-answer.sum() for answer in own])
+        tokens = group.tokens("asmi_log_likelihood")  # MSP as `score` computes it
+        msp = group.msp if tokens is None else np.array([-answer.sum() for answer in tokens])
         if msp is None:
-            raise ValueError(f"{path} has saved neither MSP nor asmi_log_likelihood")
+            raise ValueError(f"{path}: expected saved MSP or asmi_log_likelihood, got neither")
         used = group.settings()
         if used is None:
-            raise ValueError(f"{path} has not saved asmi_settings: nobody knows what masks it had")
+            raise ValueError(f"{path} has not saved asmi_settings: its masks are unknown")
         return cls.fitted(
             path,
             scores,
@@ -224,14 +224,14 @@ class Calibration:
         """Fit on labelled parts of answers.
 
         Args:
-            path: JSON lines as `polygraph_asmi score --out` writes them, each with `wrong`: true,
-                false, or null where nobody judged, for each of its `spans`. Parts whose labels
-                were known before are named by `offsets`.
+            path: JSON lines of `polygraph_asmi score --out`, each with a list `wrong`: true, false,
+                or null (unlabelled) for each of its `spans`. `offsets` of the input choose the
+                parts.
 
         Raises:
-            FileNotFoundError: nothing there.
-            ValueError: rows without spans or labels, of several models or settings, or with
-                nothing but right or wrong parts.
+            FileNotFoundError: no such file.
+            ValueError: rows without spans or labels, of several models or settings, or only right
+                or only wrong parts.
         """
         path = Path(path)
         rows = _labelled_rows(path)
@@ -249,7 +249,7 @@ class Calibration:
             raise ValueError(f"no part of an answer in {path} has a label")
         spans = [span for span, _, _ in labelled]
         wrong = np.array([label for _, label, _ in labelled], dtype=bool)
-        found = cls.fitted(
+        calibration = cls.fitted(
             path,
             np.array([span["u"] for span in spans]),
             wrong,
@@ -264,13 +264,13 @@ class Calibration:
             unit="parts",
         )
         for row in others:
-            other = found.other_settings(row["settings"] | {"model": row["model"]})
+            other = calibration.other_settings(row["settings"] | {"model": row["model"]})
             if other:
                 raise ValueError(
-                    f"rows {first['row']} and {row['row']} of {path} are of other scores "
-                    f"({'; '.join(other)}): score all of them alike"
+                    f"rows {first['row']} and {row['row']} of {path} have different settings "
+                    f"({'; '.join(other)}): score all rows with the same"
                 )
-        return found
+        return calibration
 
     @classmethod
     def fitted(
@@ -287,13 +287,13 @@ class Calibration:
         unit: str = "answers",
         **described: Any,
     ) -> "Calibration":
-        """What both kinds learn; quality: higher = better."""
+        """Fit answers or parts; quality: higher = better; scores and MSP in nats."""
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
 
         if wrong.all() or not wrong.any():
             kind = "wrong" if wrong.any() else "right"
             raise ValueError(
-                f"all {len(wrong)} {unit} of {path} are {kind}: nothing can be learnt from it"
+                f"{path}: expected right and wrong {unit}, got {len(wrong)}, all {kind}"
             )
         alone, _ = prr_intervals({method: scores}, quality, clusters)
         return cls(
@@ -324,7 +324,7 @@ class Calibration:
         """Read what `save` wrote.
 
         Raises:
-            FileNotFoundError: nothing there.
+            FileNotFoundError: no such file.
             ValueError: another kind of file.
         """
         from pydantic import TypeAdapter, ValidationError
@@ -333,12 +333,11 @@ class Calibration:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if "format" not in content:
                 raise ValueError(
-                    f"{path} is not a saved calibration run: name what `polygraph_asmi calibrate` "
-                    "or "
-                    "`calibration` wrote (in Python Calibration.save), or a run's folder"
+                    f"{path} is not a saved calibration run: name a file that `polygraph_asmi "
+                    "calibrate`, `calibration` or Calibration.save wrote, or a run's folder"
                 )
             if content.pop("format") != FORMAT:
-                raise ValueError(f"{path} is not a calibration run of the format {FORMAT}: {ANEW}")
+                raise ValueError(f"{path}: expected a calibration run of format {FORMAT}: {ANEW}")
             for bounds in (content["prr"], *chain(*content["signals"].values())):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -353,35 +352,36 @@ class Calibration:
 
     @property
     def identity(self) -> str:
-        """What tells its verdicts and decisions from another's."""
+        """Text that is the same for the same verdicts and decisions."""
         return self.ground if self.decision is None else f"{self.ground}; {self.decision}"
 
     @property
     def ranks(self) -> bool:
-        """Whether the score ranked this run's errors: its PRR interval lies above zero."""
+        """Whether the score ranks this run's errors: the whole PRR interval is above 0."""
         return self.prr.low > 0
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
-        """Where the settings of a score are not those of this run, which makes it another score."""
-        own, other = _compared(self.settings), _compared(settings)
-        found = [
-            FINGERPRINTS.get(name, f"{name} {own[name]} there, {other[name]} here")
-            for name in own
-            if name in other and own[name] != other[name]
+        """Differences between the settings of a score and of this run, in words."""
+        ours, other = _compared(self.settings), _compared(settings)
+        differences = [
+            FINGERPRINTS.get(name, f"{name} {ours[name]} there, {other[name]} here")
+            for name in ours
+            if name in other and ours[name] != other[name]
         ]
         lacking = [name for name in self.config.score_key() if name not in (*self.settings, "stop")]
         if lacking:
-            found.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
+            differences.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
         there, here = Path(self.model).name, Path(settings.get("model", "")).name
         if here and there == NOT_RECORDED:
-            found.append(f"model not recorded there: {ANEW}")
+            differences.append(f"model not recorded there: {ANEW}")
         elif there and here and there != here:
-            found.append(f"model {there} there, {here} here")
-        return found
+            differences.append(f"model {there} there, {here} here")
+        return differences
 
     def probability_of_error(self, score: float) -> Interval | None:
-        """`error_probability` with Wilson's interval of its step, which takes answers as
-        independent: with clusters it is too narrow.
+        """`error_probability` with the 95 % Wilson interval of its step; None as there.
+
+        It treats answers as independent: with clusters it is too narrow.
         """
         if not self.ranks:
             return None
@@ -390,13 +390,13 @@ class Calibration:
         return Interval(probability_at(self.calibration, score), low, high)
 
     def percentile(self, score: float) -> float | None:
-        """Share of this run's answers with a lower score, in %; None where it does not rank."""
+        """Share of this run's answers with a lower score, in %; None if not `ranks`."""
         if not self.ranks:
             return None
         return 100 * float(np.searchsorted(self.scores, score, side="left")) / self.n
 
     def error_probability(self, score: float) -> float | None:
-        """Of an answer with this score, never 0 or 1; None where the score does not rank."""
+        """Probability of error at this score (nats), never 0 or 1; None if not `ranks`."""
         return probability_at(self.calibration, score) if self.ranks else None
 
     @property
@@ -409,20 +409,20 @@ class Calibration:
 
     @property
     def worth(self) -> str:
-        """What the probability was worth on answers that were held out; empty if not known."""
+        """Brier score of the probability on held-out answers, in a sentence; may be empty."""
         if self.brier is None:
             return ""
-        own, base = self.brier
+        calibrated, constant = self.brier
         return (
-            f"On {self.unit} held out such probabilities had a Brier score of {own:.3f}, that "
-            f"overall share alone {base:.3f} (lower = better). "
+            f"Brier score on held-out {self.unit} {calibrated:.3f}, vs {constant:.3f} for the "
+            "overall share of errors (lower = better). "
         )
 
     @property
     def threshold_table(self) -> "pd.DataFrame":
-        """A row per signal and promised risk: threshold, coverage, answers that would do.
+        """One row per signal and risk: threshold, coverage, answers needed.
 
-        Each promise holds by itself: choosing the best of them is choosing by their results.
+        Each risk guarantee holds for a row chosen in advance; picking the best row voids it.
         """
         import pandas as pd
 
@@ -447,9 +447,9 @@ class Calibration:
 
     @property
     def steps(self) -> "pd.DataFrame":
-        """A row per step of the calibration: its lowest score, answers, errors, and their rate.
+        """One row per calibration step: lowest score (nats), answers, errors, error rate.
 
-        The interval is Wilson's, 95 %, which takes answers as independent.
+        `low` and `high`: 95 % Wilson interval, which treats answers as independent.
         """
         import pandas as pd
 
@@ -459,27 +459,26 @@ class Calibration:
         return pd.DataFrame(table)
 
     def out_of_range(self, values: Mapping[str, float | None]) -> list[str]:
-        """What of one answer lies beyond all of the calibration run's, in sentences."""
-        said = []
+        """Values of one answer outside the calibration run's range, in sentences."""
+        warnings = []
         for name, value in values.items():
-            known = self.reference_range.get(name)
-            if known and value is not None and not known[0] <= value <= known[-1]:
-                said.append(
-                    f"{USUAL[name]} {value:.4g} lies beyond the calibration run's, {known[0]:.4g} "
-                    "to "
-                    f"{known[-1]:.4g}: it promises nothing for answers unlike its own."
+            seen = self.reference_range.get(name)
+            if seen and value is not None and not seen[0] <= value <= seen[-1]:
+                warnings.append(
+                    f"{USUAL[name]} {value:.4g} is outside the calibration run's range, "
+                    f"{seen[0]:.4g} to {seen[-1]:.4g}: the risk guarantee does not cover it."
                 )
-        return said
+        return warnings
 
     def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
-        """Where answers scored with this calibration run no longer come as its own did."""
+        """Tests whether the distributions of these answers differ from the calibration run's."""
         now: dict[str, list[float]] = {"score": [one.score for one in scores]}
         now["msp"] = [one.msp for one in scores]
         now["prompt_tokens"] = [one.prompt_tokens for one in scores if one.prompt_tokens]
         return drifts(self.reference_range, now)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """What was found, for a terminal."""
+        """All results, for a terminal."""
         from rich.table import Table
         from rich.text import Text
 
@@ -492,7 +491,7 @@ class Calibration:
             yield table
         if self.recommendation:
             yield Text(self.recommendation)
-        yield Text(f"Rate of errors by {self.method}, with Wilson's intervals:")
+        yield Text(f"Error rate by {self.method}, with 95 % Wilson intervals:")
         table = Table("from", "answers", "wrong", "rate", box=None, header_style="dim")
         for row in self.steps.itertuples():
             rate = _shown(Interval(row.rate, row.low, row.high))
@@ -500,69 +499,68 @@ class Calibration:
         yield table
         if self.reliability is not None:
             yield Text(
-                f"Held out, these probabilities have a debiased calibration error of "
-                f"{self.calibration_error:.3f}; p = {self.reliability['p_value']:.2g} that right "
-                "ones are off by as much."
+                f"Debiased calibration error of these probabilities, held out: "
+                f"{self.calibration_error:.3f} (p = {self.reliability['p_value']:.2g} if they are "
+                "well calibrated)."
             )
         if self.other_thresholds:
-            yield Text("Coverage by promised risk; each promise holds by itself:")
+            yield Text(
+                "Coverage by risk (each risk guarantee holds separately, chosen in advance):"
+            )
             risks = list(dict.fromkeys(one.found.risk for one in self.other_thresholds))
             table = Table("signal", *(f"{risk:.0%}" for risk in risks), box=None,
                           header_style="dim")  # fmt: skip
             for kind in dict.fromkeys(one.signal for one in self.other_thresholds):
-                groups = [
+                shares = [
                     "-" if one.found.threshold is None else f"{one.found.coverage:.0%}"
                     for one in self.other_thresholds
                     if one.signal == kind
                 ]
-                table.add_row(SIGNALS[kind], *groups)
+                table.add_row(SIGNALS[kind], *shares)
             yield table
         if self.decision is not None:
             yield Text(f"Decision {self.decision}.")
 
     def refusal(self, settings: dict[str, Any]) -> str | None:
-        """Why nothing can be said of a score made with these settings; None if something can."""
-        there = "the calibration run run" if self.unit == "answers" else "the calibration run"
+        """Why there is no verdict on a score with these settings; None if there is one."""
         other = self.other_settings(settings)
         if other:
             return (
-                f"{there} used other settings ({'; '.join(other)}), which make another score. "
-                "Score with those, or take a calibration run made with these."
+                f"the calibration run used other settings ({'; '.join(other)}). Score with those, "
+                "or pass a calibration run made with these."
             )
         if self.prr.high < 0:
             return (
-                f"on {there} ({self.ground}) the score ranks errors the wrong way: this interval "
-                "lies below zero."
+                f"on the calibration run ({self.ground}) the score has a negative PRR: it ranks "
+                "errors worse than chance."
             )
         if not self.ranks:
             return (
-                f"on {there} ({self.ground}) the score is not known to rank errors, since this "
-                "interval does not lie above zero."
+                f"on the calibration run ({self.ground}) there is no evidence that the score ranks "
+                "errors: the PRR interval includes 0."
             )
         return None
 
     def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
-        """What this run allows to be said of a score, in sentences."""
-        refusal = self.refusal(settings)
-        if refusal is not None:
-            return [f"No verdict: {refusal}"]
+        """Percentile and probability of error of a score (nats), in sentences."""
+        reason = self.refusal(settings)
+        if reason is not None:
+            return [f"No verdict: {reason}"]
         step = step_at(self.calibration, score)
         chance = probability_at(self.calibration, score)
         shown = (
             "below 0.01" if chance < 0.005 else "above 0.99" if chance > 0.995 else f"{chance:.2f}"
         )
         rate = wilson_interval(step.errors, step.n)
-        said = [
-            f"Higher than {self.percentile(score):.0f} % of the calibration run run. Of the "
-            f"{step.n} "
-            f"answers on its step of the calibration {step.errors} were wrong: probability of "
-            f"error {shown} [{rate.low:.2f}, {rate.high:.2f}], against "
-            f"{self.errors / self.n:.2f} overall. {self.worth}"
-            f"Ground: {self.ground}."
+        lines = [
+            f"Higher than {self.percentile(score):.0f} % of the calibration run. Probability of "
+            f"error {shown} [{rate.low:.2f}, {rate.high:.2f}] ({step.errors} of the {step.n} "
+            f"answers on its calibration step were wrong); overall {self.errors / self.n:.2f}. "
+            f"{self.worth}Calibration run: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
-            said.append("No answer of the calibration run run had a score like this.")
-        return said
+            lines.append("The score is outside the range of the calibration run.")
+        return lines
 
 
 def _shown(interval: Interval) -> str:
@@ -570,48 +568,45 @@ def _shown(interval: Interval) -> str:
 
 
 Given: TypeAlias = "Calibration | str | Path | Sequence[Calibration | str | Path] | None"
-"""What `score` takes for a calibration run."""
+"""What `score` accepts as `calibration`."""
 
 
 def of_answers_and_parts(
     given: Given, wanted: Mapping[str, Any]
 ) -> tuple[Calibration | None, Calibration | None]:
-    """The calibration run of answers and that of parts; None for each that was not given.
+    """The calibration run of answers and that of parts; None for each not passed.
 
     Args:
-        wanted: settings of the score, those that were said.
+        wanted: explicit settings of the score.
 
     Raises:
-        FileNotFoundError: nothing there.
-        ValueError: no calibration run, two of a kind, or one of a score with other settings.
+        FileNotFoundError: no such file.
+        ValueError: not a calibration run, two of a kind, or one with other settings.
     """
     several = [given] if isinstance(given, str | Path | Calibration) else given
-    found: dict[str, Calibration] = {}
+    by_unit: dict[str, Calibration] = {}
     if not (several is None or isinstance(several, list | tuple)):
-        several = [several]  # type: ignore[list-item]  # refused below
+        several = [several]  # type: ignore[list-item]  # raises below
     for one in several or ():
         if not isinstance(one, str | Path | Calibration):
             raise ValueError(
-                "calibration run must be a Calibration, or the path of a saved one, of a finished "
-                "run or "
-                f"of labelled rows; got {one!r:.80}"
+                "calibration: expected a Calibration, or the path of a saved one, of a finished "
+                f"run or of labelled rows; got {one!r:.80}"
             )
         read = one if isinstance(one, Calibration) else Calibration.read(one, **wanted)
         read.check_wanted(wanted)
-        if read.unit in found:
+        if read.unit in by_unit:
             raise ValueError(
-                f"two calibration runs of {read.unit}, {found[read.unit].name} and {read.name}: "
-                "give "
-                "one, and besides at most one of labelled parts"
+                "expected at most one calibration run of answers and one of parts, got two of "
+                f"{read.unit}: {by_unit[read.unit].name} and {read.name}"
             )
-        found[read.unit] = read
-    answers, parts = found.get("answers"), found.get("parts")
+        by_unit[read.unit] = read
+    answers, parts = by_unit.get("answers"), by_unit.get("parts")
     different = _differences(parts.config, answers.config) if answers and parts else ""
     if different:
         raise ValueError(
-            f"calibration runs of two scores, of parts there, of answers here: {different}. Score "
-            "both "
-            "with the same settings"
+            f"the calibration runs of parts (there) and of answers (here) differ: {different}. "
+            "Score both with the same settings"
         )
     return answers, parts
 
@@ -621,29 +616,29 @@ def settled(
 ) -> tuple[ASMIConfig, Calibration | None, Calibration | None]:
     """The settings of a score, and its calibration runs of answers and of parts.
 
-    What neither `config` nor `settings` says is the calibration run's, else the default. A config
-    says all of its settings, but for stop strings, masks and rate that are None.
+    Settings in neither `config` nor `settings` are the calibration run's, else the defaults. A
+    config sets all its settings, except stop strings, number of masks and rate if None.
 
     Raises:
         FileNotFoundError, TypeError, ValueError: as `of_answers_and_parts` and `ASMIConfig`.
     """
-    said = ASMIConfig.check_names(settings)
-    unsaid: list[str] = []
+    explicit = ASMIConfig.check_names(settings)
+    unset: list[str] = []
     if config is not None:
-        own = config.to_dict("masks", "score")
-        unsaid = [n for n in ("stop", *DERIVED) if own[n] is None and n not in said]
-        said = {n: value for n, value in own.items() if n not in unsaid} | said
-    answers, parts = of_answers_and_parts(given, said)
-    known = answers or parts
+        values = config.to_dict("masks", "score")
+        unset = [n for n in ("stop", *DERIVED) if values[n] is None and n not in explicit]
+        explicit = {n: value for n, value in values.items() if n not in unset} | explicit
+    answers, parts = of_answers_and_parts(given, explicit)
+    run = answers or parts
     base = config or ASMIConfig()
-    if known is not None:
-        theirs = known.config
-        base = theirs if config is None else base.replace(**{n: getattr(theirs, n) for n in unsaid})
+    if run is not None:
+        theirs = run.config
+        base = theirs if config is None else base.replace(**{n: getattr(theirs, n) for n in unset})
     return base.replace(**settings), answers, parts
 
 
 def _labelled_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows that `score --out` wrote, each with a label for each of its spans."""
+    """Rows of `score --out` with a label for each span."""
     lines = path.read_text(encoding="utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -656,46 +651,45 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
             _ = [row[name] for name in ("row", "prompt", "model", "settings")]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
-                f"line {number} of {path} is no scored row with labels ({error!r}): wanted what "
-                "`polygraph_asmi score --out` writes, with `wrong`, a list of true and false for "
-                "its `spans`"
+                f"line {number} of {path}: expected a line of `polygraph_asmi score --out` with "
+                f"`wrong`, a list of true or false for its `spans`; got {error!r}"
             ) from error
         if not fit:
             raise ValueError(
-                f"line {number} of {path}: `wrong` must be a list of true, false or null, one for "
-                f"each of its {parts} `spans`; got {labels!r:.60}"
+                f"line {number} of {path}: expected `wrong` as a list of true, false or null, one "
+                f"for each of its {parts} `spans`; got {labels!r:.60}"
             )
         rows.append(row)
     if not rows:
-        raise ValueError(f"{path} holds no row")
+        raise ValueError(f"{path}: expected at least one row, got none")
     return rows
 
 
 def _with(config: ASMIConfig, wanted: Mapping[str, Any]) -> ASMIConfig:
-    """A config with these settings, but for what is derived in one of both."""
-    said = {
+    """A config with these settings, except those derived in either."""
+    explicit = {
         name: value
         for name, value in wanted.items()
         if name not in DERIVED or None not in (value, getattr(config, name))
     }
-    return config.replace(**said)
+    return config.replace(**explicit)
 
 
 def _differences(there: ASMIConfig, here: ASMIConfig) -> str:
-    """Settings that make two scores different ones, in words."""
-    own, other = there.score_key(), here.score_key()
+    """Settings that differ and change the score, in words."""
+    theirs, ours = there.score_key(), here.score_key()
     return "; ".join(
-        f"{name} {own[name]!r} there, {value!r} here"
-        for name, value in other.items()
-        if value != own.get(name, value)
+        f"{name} {theirs[name]!r} there, {value!r} here"
+        for name, value in ours.items()
+        if value != theirs.get(name, value)
     )
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What two scores must share, as far as saved settings say it."""
+    """Settings that two scores must share, among those saved."""
     key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
     return key | {n: settings[n] for n in ("layer", *FINGERPRINTS) if n in settings}
 
 
-def _said(settings: Mapping[str, Any]) -> str:
+def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "of Sem-ASMI"

@@ -29,54 +29,55 @@ def score(
     calibration: Given = None,
     **settings: Any,
 ) -> Score:
-    """How fragile an answer is: score, tokens, and what the score means.
+    """Score how fragile an answer is under random attention-head masking.
 
-    Without `answer` the model's greedy answer is scored. The scores are those of a benchmark run on
-    the same token ids with the same settings. Many rows: `Scorer.score_many`, `score_batch`.
+    If `answer` is omitted, the model's greedy answer is scored. A benchmark run with the same
+    token ids and settings gives the same scores. Many rows: `Scorer.score_many`, `score_batch`.
 
     Args:
-        model: a decoder-only transformers model; or LM-Polygraph's `WhiteboxModel`; or the name of
-            a model: a folder, one of a hub's, or "smollm2". It is left as it was found.
-        prompt: a text; or chat messages (a list of dictionaries), which go through the tokenizer's
-            chat template. The last message of a chat, if it is the assistant's, is the answer.
-        answer: text as it follows the prompt, its leading space included, or token ids. Text is
-            closed as the model would have: with the first stop string, else what ends a turn of the
-            chat template, else the end token. Token ids are scored as they are.
-        tokenizer: of a transformers model, its own. LM-Polygraph's models and names bring theirs.
+        model: decoder-only transformers model, LM-Polygraph `WhiteboxModel`, or a local path, hub
+            ID or "smollm2" (loaded on CPU). Its state is restored.
+        prompt: a text, or chat messages (list of dictionaries), to which the tokenizer's chat
+            template is applied. If the last message is the assistant's, it is the answer.
+        answer: text with its leading space, or token ids. To text, the string that ends an answer
+            is added: the first stop string, else the chat template's end of turn, else the end
+            token. Token ids are scored unchanged.
+        tokenizer: required with a transformers model; not allowed with a name.
         config: settings; None: those of the calibration run, or the defaults.
-        samples: for the method "adapt", sampled answers (texts or token ids) in place of drawing
-            `num_samples` at temperature 0.5, which follow from prompt and `seed`.
-        context: what in the prompt the answer should come from: a passage or a list of them; the
-            result then says which of them the answer hangs on (`Score.sources`). A passage is a
-            text that stands in the prompt once, or its characters (start, end); in a chat also the
-            number of a message, or (message, part).
-        calibration: what gives the number a meaning: a `Calibration`, a saved one, or a finished
-            run (manager file or folder); or labelled rows, which give one to the numbers of `spans`
-            (`Calibration.from_spans`); or a list of one and the other. Settings that are not given
-            are the calibration run's.
-        **settings: of `ASMIConfig`, in place of those of the config.
+        samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
+            sampled at temperature 0.5; they depend only on prompt and `seed`.
+        context: the passage, or list of passages, that should support the answer; adds the share
+            of each (`Score.sources`). A passage is a text that occurs once in the prompt, or its
+            character offsets (start, end); in a chat also the index of a message, or (message,
+            part).
+        calibration: calibration run to interpret the score: a `Calibration`, a saved one, or a
+            finished run (manager file or folder). Or labelled rows, which calibrate `spans`
+            (`Calibration.from_spans`). Or a list of one of each. It sets all settings left out.
+        **settings: of `ASMIConfig`; they override `config`.
 
     Returns:
-        A `Score`.
+        A `Score`: nats, 0 to ln S, higher = more fragile.
 
     Raises:
         OSError: no model of that name.
-        TypeError: a model whose heads cannot be masked, or a quantised output projection; a
-            setting there is not.
-        ValueError: an empty prompt or answer, one beyond the context window, settings out of range,
-            or other ones than the calibration run's; a tokenizer that is not the model's.
+        TypeError: heads of the model cannot be masked, its output projection is quantized, or a
+            setting is unknown.
+        ValueError: empty prompt or answer, text longer than the context window, settings out of
+            range or different from the calibration run's, or another model's tokenizer.
+
+    Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 
     Example:
         >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
         >>> result = score("smollm2", prompt, " Edda Holm")
-        >>> 0 <= result.score <= result.highest  # nats, of 0 to ln S
+        >>> 0 <= result.score <= result.highest  # nats, 0 to ln S
         True
         >>> "".join(token.text for token in result.tokens).startswith(" Edda Holm")
         True
-        >>> result.calibration is None, result.verdict[1][:11]  # the number has no scale of its own
+        >>> result.calibration is None, result.verdict[1][:11]  # raw scores have no common scale
         (True, 'No verdict:')
     """
-    parse_request(prompt, answer)  # what is wrong is told before a model is loaded
+    parse_request(prompt, answer)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
     return scorer.score(prompt, answer, samples, context)
 
@@ -90,23 +91,23 @@ def stream(
     calibration: Given = None,
     **settings: Any,
 ) -> Stream:
-    """Score the model's own answer while it is written: its tokens, one after the other.
+    """Score the model's greedy answer token by token, during generation.
 
         for token in stream(model, prompt, tokenizer=tokenizer):
             print(token.text, token.u, token.alternative)
 
-    At each step the masked subnetworks go on by one position behind the prompt that they share:
-    the scope "response". An answer that is not there yet cannot choose its masks, so they follow
-    from the prompt: the tokens are those of `score(model, prompt, scope="response",
-    seeded_by="prompt", **settings)`.
+    Each step extends the masked subnetworks by one position; they share the prompt's cache (scope
+    "response"). Masks are seeded by the prompt, since the answer is not yet known. The tokens equal
+    those of `score(model, prompt, scope="response", seeded_by="prompt", **settings)`.
 
     Args:
         model, prompt, tokenizer, config, calibration: as for `score`.
-        **settings: as for `score`. `scope` and `seeded_by` are settled, and there is no `source`,
-            since parts of heads need the finished answer.
+        **settings: as for `score`, except `scope` and `seeded_by`, which are fixed, and `source`,
+            which needs the finished answer.
 
     Returns:
-        A `Stream` of `Token`; its `result` is the `Score` of what has been written.
+        A `Stream` of `Token` (nats, higher = more fragile); its `result` is the `Score` of the
+        text generated so far.
 
     Raises:
         RuntimeError: the model cannot be scored step by step.
@@ -121,6 +122,6 @@ def stream(
     """
     check_streamed(({} if config is None else config.to_dict()) | settings)
     settings |= STREAMED
-    parse_request(prompt)  # what is wrong is told before a model is loaded
+    parse_request(prompt)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
     return scorer.stream(prompt)

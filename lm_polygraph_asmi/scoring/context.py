@@ -1,4 +1,4 @@
-"""The context that a caller names, as tokens of the prompt: texts, characters, messages, parts."""
+"""The context as token spans of the prompt, from texts, offsets, messages or parts."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ class Passage(NamedTuple):
 
     Attributes:
         text: its characters.
-        tokens: which tokens of the prompt hold them.
+        tokens: (start, end) tokens of the prompt that hold them.
     """
 
     text: str
@@ -30,53 +30,53 @@ def passages_of(
     prompt_ids: Sequence[int],
     context: Any,
 ) -> list[Passage]:
-    """The passages that `context` names, in its order.
+    """The passages of `context`, in its order.
 
     Args:
-        given: the prompt as the caller gave it, parts of messages included.
-        prompt: as it is scored, text or messages of text.
-        prompt_ids: its tokens.
-        context: one passage or a list of them. A passage is a text that stands in the prompt once,
-            or, of a text prompt, its characters (start, end), or, of a chat, the number of a
-            message, or (message, part).
+        given: the caller's prompt, with parts of messages.
+        prompt: the scored prompt, text or messages of text.
+        prompt_ids: (P,) its tokens.
+        context: one passage or a list. A passage is a text that occurs once in the prompt; in a
+            text prompt also its (start, end) characters; in a chat also the index of a message, or
+            (message, part).
 
     Raises:
-        ValueError: no passage, one that is not there or there several times, two that overlap.
+        ValueError: no passage, one that does not occur exactly once, or two that overlap.
     """
     chat = not isinstance(prompt, str)
     whole = prompt if isinstance(prompt, str) else _rendered(tokenizer, prompt)
     pair = _is_pair(context) and (isinstance(context, tuple) or not chat)
     single = pair or not isinstance(context, Sequence) or isinstance(context, str)
-    wanted = [context] if single else list(context)  # of a chat, [0, 2] are two messages
-    if not wanted:
-        raise ValueError(f"the context names no passage: {context!r}")
+    named = [context] if single else list(context)  # in a chat, [0, 2] are two messages
+    if not named:
+        raise ValueError(f"expected at least one passage in the context, got {context!r}")
     if chat:
-        places = [_place_in_chat(tokenizer, whole, given, prompt, passage) for passage in wanted]
+        places = [_place_in_chat(tokenizer, whole, given, prompt, passage) for passage in named]
     else:
-        places = [_place(whole, passage) for passage in wanted]
+        places = [_place(whole, passage) for passage in named]
     for one, other in pairwise(sorted(places)):
         if other[0] < one[1]:
             raise ValueError(
                 f"the passages {whole[slice(*one)][:60]!r} and {whole[slice(*other)][:60]!r} of "
-                "the context overlap: a token has one source"
+                "the context overlap: each token needs one source"
             )
-    found = token_spans(tokenizer, whole, prompt_ids, places)
-    behind = 0
-    for number in sorted(range(len(found)), key=lambda number: places[number]):
-        start, end = found[number]
-        if end <= behind:
+    spans = token_spans(tokenizer, whole, prompt_ids, places)
+    last = 0
+    for number in sorted(range(len(spans)), key=lambda number: places[number]):
+        start, end = spans[number]
+        if end <= last:
             raise ValueError(
-                f"no token stands for the passage {whole[slice(*places[number])][:60]!r} alone"
+                f"no token belongs only to the passage {whole[slice(*places[number])][:60]!r}"
             )
-        found[number] = max(start, behind), end  # a token of two passages is the first one's
-        behind = end
+        spans[number] = max(start, last), end  # the first passage gets a token of two
+        last = end
     return [
-        Passage(whole[start:end], span) for (start, end), span in zip(places, found, strict=True)
+        Passage(whole[start:end], span) for (start, end), span in zip(places, spans, strict=True)
     ]
 
 
 def _is_pair(passage: Any) -> bool:
-    """Whether this is (start, end) or (message, part); JSON has lists for them."""
+    """Whether this is (start, end) or (message, part), as tuple or list (JSON)."""
     return (
         isinstance(passage, tuple | list)
         and len(passage) == 2
@@ -99,34 +99,34 @@ def _place(whole: str, passage: Any) -> Span:
         return start, start + len(passage)
     if not _is_pair(passage):
         raise ValueError(
-            "a passage is a text that stands in the prompt, or its characters (start, end); "
-            f"got {passage!r:.80}"
+            "expected a passage as a text of the prompt, or its characters (start, end); got "
+            f"{passage!r:.80}"
         )
     start, end = map(int, passage)
     if not 0 <= start < end <= len(whole):
         raise ValueError(
-            f"the context must lie within the {len(whole)} characters of the prompt and hold "
-            f"at least one, got {passage}"
+            f"expected 0 <= start < end <= {len(whole)}, the characters of the prompt; got "
+            f"{passage}"
         )
     return start, end
 
 
 MARK = "\ue000"
-"""A character of nobody's, put around a passage to see where a template takes it."""
+"""A private-use character, put around a passage to find it in the template's output."""
 
 
 def _place_in_chat(
     tokenizer: PreTrainedTokenizerBase, whole: str, given: Any, prompt: Any, passage: Any
 ) -> Span:
-    """Characters of a passage in a chat, as the template writes it."""
+    """Characters of a passage in a chat after the template."""
     if isinstance(passage, str):
-        text = passage.strip()  # as many templates do
+        text = passage.strip()  # many templates strip
         start = place_of(whole, text, "name the message, by its number, or (message, part)")
         return start, start + len(text)
     number, start, text = _of_message(given, passage)
-    prompt = list(prompt)  # without the answer, which the chat as given may end in
+    prompt = list(prompt)  # without the answer, unlike `given`
     if number >= len(prompt):
-        raise ValueError(f"message {passage} is the answer: the context stands in the prompt")
+        raise ValueError(f"expected a message of the prompt as context, got {passage}, the answer")
     if text.strip():
         content = str(prompt[number]["content"])
         start += len(text) - len(text.lstrip())
@@ -135,18 +135,17 @@ def _place_in_chat(
         changed = {**prompt[number], "content": marked}
         seen = _rendered(tokenizer, [*prompt[:number], changed, *prompt[number + 1 :]])
         if seen.count(MARK) == 2 and seen.replace(MARK, "") == whole:
-            first, behind = seen.index(MARK), seen.rindex(MARK) - 1
-            return first, behind
-    # The template writes it otherwise, or not at all.
-    start = place_of(whole, text.strip(), "give a text that stands in it once")
+            return seen.index(MARK), seen.rindex(MARK) - 1
+    # The template changes or drops it.
+    start = place_of(whole, text.strip(), "pass a text that occurs once")
     return start, start + len(text.strip())
 
 
 def _of_message(messages: Any, passage: Any) -> tuple[int, int, str]:
-    """The number of a message, where in its text a part of it begins, and the part's text."""
+    """Index of a message, start of the part in its text, and the part's text."""
     if not (_is_pair(passage) or (isinstance(passage, Integral) and not isinstance(passage, bool))):
         raise ValueError(
-            "a passage of a chat is a text that stands in it, the number of a message, or "
+            "expected a passage of a chat as a text that occurs in it, the index of a message, or "
             f"(message, part); got {passage!r:.80}"
         )
     number, part = passage if _is_pair(passage) else (passage, None)
@@ -154,7 +153,7 @@ def _of_message(messages: Any, passage: Any) -> tuple[int, int, str]:
         number = range(len(messages))[number]
         content = messages[number]["content"]
         parts = [content] if isinstance(content, str) else list(content or ())
-        texts = [_text(own) for own in parts]
+        texts = [_text(content_part) for content_part in parts]
         if part is None:
             return number, 0, "".join(texts)
         part = range(len(texts))[part]

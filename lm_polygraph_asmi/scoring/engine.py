@@ -1,7 +1,7 @@
-"""What is computed for one prompt and one response: the masked passes and their statistics.
+"""Masked passes and their statistics for one prompt and one response.
 
-Joins `maths` and `model`, and keeps what it computes in a result cache. Nothing here knows
-LM-Polygraph: its runner reaches this through `stat_calculators.masked_heads`, `score` calls it.
+Combines `maths` and `model`, and stores results in a result cache. Independent of LM-Polygraph,
+whose runner calls it through `stat_calculators.masked_heads`; `score` calls it directly.
 """
 
 import logging
@@ -55,35 +55,35 @@ from lm_polygraph_asmi.results.scales import with_scale
 log = logging.getLogger("lm_polygraph")
 
 Context = Sequence[tuple[int, int]]
-"""Spans of tokens of the prompt, (start, end), that hold what an answer should come from."""
+"""(start, end) token spans of the prompt that should support the answer."""
 
 NO_EVIDENCE = 1.0
-"""div(x) where fewer than two responses have a token: unrelated responses.
+"""div(x) if fewer than two responses are non-empty: as for unrelated responses.
 
-The gate then stays shut (alpha < 0.001) and Adapt-ASMI is plain ASMI. The semantic discount is
-granted on evidence that the answers paraphrase each other; without a pair there is none.
+Then alpha < 0.001 and Adapt-ASMI equals ASMI. The semantic discount needs evidence that answers
+paraphrase each other; without a pair there is none.
 """
 
 
 class Engine:
     """Scores responses under S head masks at one layer per depth.
 
-    Per response: one unmasked pass that serves all depths, then for each depth the layers from the
-    target layer on, under S masks (Algorithm 1 of the paper).
+    Per response: one unmasked pass for all depths, then per depth the layers from the target layer
+    on, under S masks (Algorithm 1 of the paper).
 
     Args:
-        config: settings of the masks, attention and memory; others are of no matter here.
+        config: settings of masks, attention and memory; others are ignored.
         depths: relative depths of the masked layers, each in (0, 1); None: the config's.
-        sources: of the parts of heads that are taken, with the same masks; None: the config's.
+        sources: which part of a masked head is removed, with the same masks; None: the config's.
         without_context: also run the model on the prompt without the context's tokens.
         details: also return masks, per-mask KL and the top candidates.
-        result_cache: folder in which results are kept as they are made, and looked up before any
-            pass is run (`result_cache.ResultCache`); None keeps nothing.
-        **settings: in place of those of the config.
+        result_cache: folder that stores results and is searched before any pass
+            (`results.cache.ResultCache`); None: no cache.
+        **settings: override those of the config.
 
     Raises:
         ValueError: an argument out of range.
-        TypeError: a setting there is not.
+        TypeError: an unknown setting.
     """
 
     def __init__(
@@ -98,23 +98,23 @@ class Engine:
         **settings: Any,
     ) -> None:
         config = (config or ASMIConfig()).replace(**settings)
-        own = (config.depth,) if depths is None else depths
-        self.depths = tuple(own) if isinstance(own, Sequence) else (own,)
+        several = (config.depth,) if depths is None else depths
+        self.depths = tuple(several) if isinstance(several, Sequence) else (several,)
         if not self.depths:
-            raise ValueError("depths must name at least one depth, such as [0.6]")
+            raise ValueError("expected at least one depth, such as [0.6], got none")
         self.sources = (config.source,) if sources is None else tuple(sources)
         if not self.sources or len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"sources must name each source once, got {sources!r}")
+            raise ValueError(f"expected each source once, got {sources!r}")
         for depth in self.depths:
             for source in self.sources:
-                config.replace(depth=depth, source=source)  # refuses what is out of range
+                config.replace(depth=depth, source=source)  # raises if out of range
         self.config = with_scale(config, self.depths)
         self.without_context, self.details = without_context, details
         self.result_cache = ResultCache(result_cache)
         self._keys = ModelKeys()
 
     def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
-        """What it uses on a model, derived values filled in."""
+        """Settings on this model, with derived values."""
         at, config = layer_at(model, depth), self.config
         heads = num_heads(model, at.layer)
         point = maths.operating_point(heads, config.num_masks, config.mask_rate)
@@ -129,19 +129,19 @@ class Engine:
         )
 
     def layers(self, model: PreTrainedModel) -> list[int]:
-        """Those it masks."""
+        """Indices of the masked layers."""
         return [layer_at(model, depth).layer for depth in self.depths]
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """What the result cache knows a model by, as it was when the session was entered."""
+        """Key of the model in the result cache, at the start of the session."""
         return self._keys.of(model, state_in_session(model)) if self.result_cache.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuse at once a model that would fail later; log the settings in force.
+        """Raise early on a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: a quantised output projection, or a layer without what is to be perturbed.
-            ValueError: an attention implementation it cannot use, or one the scope cannot.
+            TypeError: quantized output projection, or a layer without the perturbed component.
+            ValueError: attention implementation unsupported, by ASMI or by this scope.
         """
         unembedding(model)
         with scoring_session(model, self.config.attention):
@@ -162,46 +162,44 @@ class Engine:
     ) -> dict[str, Any]:
         """All statistics of one prompt and response, by name (`results.names`).
 
-        What the result cache holds is taken from there, part by part. `asmi_closing` and
-        `asmi_token_texts` are not among them: they need a tokenizer.
+        Cached parts are read from the result cache. `asmi_closing` and `asmi_token_texts` are not
+        included, as they need a tokenizer.
 
         Args:
             model: a causal language model whose heads can be masked.
             prompt: (P,) token ids, unpadded.
-            response: its T token ids.
-            context: for sources other than "all", the spans of tokens that are the context.
-            passages: also score each of these spans as a source of its own, "passage0" and so on.
-            prefix_cache: keys and values of a sequence that began alike, this answer's own
-                generation or the row before; used where `remembers` says so and the result is
-                right.
+            response: (T,) token ids.
+            context: token spans of the context, for sources other than "all".
+            passages: also score each span as a source, "passage0", "passage1", ...
+            prefix_cache: keys and values of a sequence with the same prefix (the answer's
+                generation, or the row before); used if `remembers`.
 
         Raises:
-            ValueError: an empty response, or one beyond the context window; no context.
+            ValueError: empty response, text longer than the context window, or no context.
             FloatingPointError: NaN or infinite logits.
         """
-        with scoring_session(model, self.config.attention):  # which looks at the model's state once
+        with scoring_session(model, self.config.attention):  # reads the model's state once
             if prefix_cache is not None and self.remembers(model) and not passages:
                 try:
                     return self._score(model, prompt, response, context, passages, prefix_cache)
                 except (torch.OutOfMemoryError, FloatingPointError):
                     raise
-                except Exception as error:  # models refuse in any way what they cannot do
-                    found = self._score(model, prompt, response, context, passages)
-                    PrefixCache.refuse(model)  # now that it is known to be the memory's fault
+                except Exception as error:  # models raise different errors
+                    stats = self._score(model, prompt, response, context, passages)
+                    PrefixCache.refuse(model)  # the same call works without the cache
                     log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
-                    return found
+                    return stats
             return self._score(model, prompt, response, context, passages)
 
     def remembers(self, model: PreTrainedModel) -> bool:
-        """Whether known keys and values are of use."""
+        """Whether a prefix cache can be used."""
         return self.prompt_is_shared and PrefixCache.serves(model)
 
     @property
     def prompt_is_shared(self) -> bool:
-        """Whether all masks have the prompt's keys and values, and need nothing else of it.
+        """Whether all masks share the prompt's keys and values and need nothing else of it.
 
-        Not so for sources, which are told apart in it, nor for conditions, which may look at its
-        heads.
+        False for sources and for perturbation controls, which may read the prompt's heads.
         """
         in_response = self.config.scope == "response" and self.config.perturbation == "heads"
         return in_response and not self.needs_context
@@ -241,8 +239,8 @@ class Engine:
             for part, used in parts_of.items()
         }
         example = self.result_cache.get(answer_key)
-        kept = {part: self.result_cache.get(key) for part, key in keys.items()}
-        parts = {part: found for part, found in kept.items() if found is not None}
+        cached = {part: self.result_cache.get(key) for part, key in keys.items()}
+        parts = {part: stats for part, stats in cached.items() if stats is not None}
         missing = [part for part in parts_of if part not in parts]
         shorter_key = answer_key | {"without": spans}
         shorter = self.result_cache.get(shorter_key) if self.without_context else {}
@@ -258,19 +256,19 @@ class Engine:
                 used = parts_of[part]
                 parts[part] = self._score_part(model, unmasked, used, spans, split)
                 self.result_cache.put(keys[part], parts[part])
-            self.result_cache.put(answer_key, example)  # now that it has been checked
+            self.result_cache.put(answer_key, example)  # after its check
             if shorter is None:
                 assert spans is not None
                 shorter = self._without_context(model, unmasked, spans)
                 self.result_cache.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
         for (depth, source), part in parts.items():
-            found = {n: v for n, v in part.items() if n != "asmi_seconds"}
+            stats = {n: v for n, v in part.items() if n != "asmi_seconds"}
             if source != "all" and "all" in sources:
-                found["asmi_source_share"] = maths.source_share(
+                stats["asmi_source_share"] = maths.source_share(
                     *(torch.from_numpy(parts[depth, of]["asmi_mi"]) for of in (source, "all"))
                 ).numpy()
-            example |= {at_depth(name, depth, source): value for name, value in found.items()}
+            example |= {at_depth(name, depth, source): value for name, value in stats.items()}
         again = {depth for depth, _ in missing}
         return (
             example
@@ -289,7 +287,7 @@ class Engine:
         layers: list[int],
         prefix_cache: PrefixCache | None = None,
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
-        """The pass that serves all depths, and what the unmasked model says of the response."""
+        """The unmasked pass for all depths, and its statistics of the response."""
         start = time.perf_counter()
         unmasked = run_unmasked(
             model, scored, prompt_length, layers, self.config.scope, prefix_cache
@@ -298,14 +296,14 @@ class Engine:
         return unmasked, self._own_statistics(model, unmasked.final_hidden, tokens) | {
             "asmi_tokens": tokens.numpy().astype(np.int64),
             "asmi_prompt_length": prompt_length,
-            # Copying results to NumPy has waited for the device.
+            # The copy to NumPy has synchronized with the device.
             "asmi_seconds": time.perf_counter() - start,
         }
 
     def _own_statistics(
         self, model: PreTrainedModel, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]
     ) -> dict[str, np.ndarray]:
-        """What the unmasked model says of tokens, from its final states."""
+        """Entropy and log-likelihood of tokens, from the unmasked final states."""
 
         return _joined(
             in_chunks(
@@ -323,16 +321,16 @@ class Engine:
         spans: Context | None,
         split: dict[int, list[HeadPart]],
     ) -> dict[str, Any]:
-        """One depth and source.
+        """Statistics of one depth and source.
 
         Args:
-            split: by layer, the parts of its heads; filled in.
+            split: layer -> parts of its heads; filled in here.
         """
         start = time.perf_counter()
         tokens = unmasked.input_ids[: self._seeding(unmasked.prompt_length)].tolist()
         seed, masks = _masks(used, tokens)
         change = _change(used)
-        own: dict[str, np.ndarray] = {}
+        of_source: dict[str, np.ndarray] = {}
         budget = self.config.memory_budget
         if used.source == "all":
             subnetworks = run_subnetworks(model, unmasked, used.layer, masks, budget, change)
@@ -342,11 +340,11 @@ class Engine:
                 split[used.layer] = head_parts(model, unmasked, used.layer, spans)
             part = _from_source(split[used.layer], used.source)
             change = replace(change, edit=without_part(part.heads))
-            # One row more, without this source in any head.
+            # One more row: no head has this source.
             drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
             every = run_subnetworks(model, unmasked, used.layer, drawn, budget, change)
             subnetworks = every.first(len(masks))
-            own = {
+            of_source = {
                 "asmi_source_attention": _numpy(part.attention.double().mean(0)),
                 "asmi_source_kl": self._source_kl(model, unmasked, every.hidden[every.index[-1]]),
             }
@@ -355,18 +353,18 @@ class Engine:
             joined["asmi_masks"] = masks.to(torch.bool).numpy()
         return {
             **joined,
-            **own,
+            **of_source,
             "asmi_mask_seed": seed,
             "asmi_settings": used.to_dict(),
             "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
 
     def _seeding(self, prompt_length: int) -> int | None:
-        """How many of the tokens the masks follow from; None for all."""
+        """Number of tokens that seed the masks; None for all."""
         return prompt_length if self.config.seeded_by == "prompt" else None
 
     def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "AnswerInProgress":
-        """Score an answer while it is written, in the scope "response"; depth by the first.
+        """Start scoring an answer during generation: scope "response", first depth only.
 
         Call it in `scoring_session`.
 
@@ -374,11 +372,11 @@ class Engine:
             NotImplementedError, RuntimeError: see `steps_of`.
             ValueError: settings that need the finished answer.
         """
-        wanted = ("response", "prompt", ("all",))
-        if (self.config.scope, self.config.seeded_by, self.sources) != wanted:
+        actual = (self.config.scope, self.config.seeded_by, self.sources)
+        if actual != ("response", "prompt", ("all",)):
             raise ValueError(
-                "an answer is scored while it is written in the scope 'response', with masks "
-                "seeded by the 'prompt', without a source"
+                "streaming: expected scope 'response', seeded_by 'prompt' and source 'all', got "
+                f"{actual}"
             )
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         used = self.settings(model, self.depths[0])
@@ -395,21 +393,21 @@ class Engine:
         used: Settings,
         log_probs: Float[Tensor, "distinct T V"] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Per-token statistics of subnetworks, from their distributions if these are at hand."""
+        """Per-token statistics of subnetworks; `log_probs`: their distributions, if known."""
 
         def read(part: slice) -> Tensor:
             if log_probs is None:
                 return readout(model, subnetworks.hidden[:, part])
             return log_probs[:, part]
 
-        # The distributions are (distinct masks, T, V) and the agreement kernel (T, U, U): reduced a
-        # few positions at a time.
+        # Distributions are (distinct masks, T, V), the agreement kernel is (T, U, U): reduce a few
+        # positions at a time.
         weight = unembedding(model)
         distinct, positions = subnetworks.hidden.shape[:2]
         per_position, per_row = reduction_bytes(distinct, used.config.top_k, weight)
         budget = self.config.memory_budget or default_budget(weight.device)
         union = min(distinct * used.config.top_k, len(weight))
-        # Where the kernel of a single position is too large, it is made some rows at a time.
+        # If the kernel of one position is too large, compute it a few rows at a time.
         rows = max(1, min(union, int(budget - per_position) // per_row))
         parts = in_chunks(
             lambda part: self._reduce(read(part), weight, subnetworks, rows),
@@ -420,20 +418,20 @@ class Engine:
 
     @property
     def needs_context(self) -> bool:
-        """Whether `score` must be told the context."""
+        """Whether `score` needs the context."""
         return self.without_context or self.sources != ("all",)
 
     def _without_context(
         self, model: PreTrainedModel, unmasked: UnmaskedPass, spans: Context
     ) -> dict[str, Any]:
-        """What the model says to the prompt without the context's tokens."""
+        """KL to the unmasked output if the context's tokens are removed from the prompt."""
         start = time.perf_counter()
-        kept = torch.ones(len(unmasked.input_ids), dtype=torch.bool)
-        for first, behind in spans:
-            kept[first:behind] = False
-        kept[unmasked.prompt_length :] = True  # the answer itself stays
-        left = int(kept[: unmasked.prompt_length].sum())
-        shorter = run_unmasked(model, unmasked.input_ids[kept], left, [])
+        keep = torch.ones(len(unmasked.input_ids), dtype=torch.bool)
+        for start_token, end_token in spans:
+            keep[start_token:end_token] = False
+        keep[unmasked.prompt_length :] = True  # the answer stays
+        left = int(keep[: unmasked.prompt_length].sum())
+        shorter = run_unmasked(model, unmasked.input_ids[keep], left, [])
         return {
             "asmi_without_context_kl": self._source_kl(model, unmasked, shorter.final_hidden),
             "asmi_without_context_seconds": time.perf_counter() - start,
@@ -442,16 +440,16 @@ class Engine:
     def _source_kl(
         self, model: PreTrainedModel, unmasked: UnmaskedPass, without: Float[Tensor, "T D"]
     ) -> np.ndarray:
-        """KL to the unmasked output of that without a source, (T,), nats."""
-        own = unmasked.final_hidden
+        """KL of the output without a source from the unmasked output, (T,), nats."""
+        hidden = unmasked.final_hidden
 
         def apart(part: slice) -> Tensor:
-            return maths.divergence(readout(model, without[part]), readout(model, own[part]))
+            return maths.divergence(readout(model, without[part]), readout(model, hidden[part]))
 
-        return _numpy(torch.cat(in_chunks(apart, len(own), self._at_once(model, own.device))))
+        return _numpy(torch.cat(in_chunks(apart, len(hidden), self._at_once(model, hidden.device))))
 
     def _at_once(self, model: PreTrainedModel, device: torch.device) -> int:
-        """How many distributions to work on together."""
+        """Number of distributions that fit the memory budget."""
         vocabulary = model.config.get_text_config().vocab_size
         return int(self.config.memory_budget or default_budget(device)) // (32 * vocabulary)
 
@@ -462,21 +460,21 @@ class Engine:
         subnetworks: Subnetworks,
         kernel_rows: int,
     ) -> dict[str, np.ndarray]:
-        """Per-token statistics of a few positions; nothing of size V leaves the device."""
+        """Per-token statistics of a few positions; no array of size V leaves the device."""
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
         by_rank = maths.ranked(log_probs, max(self.config.top_k, *COVERAGE_AT))
         support = maths.union_support(log_probs, self.config.top_k, by_rank)
-        found = maths.disagreement(support, counts)
+        disagreement = maths.disagreement(support, counts)
         coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {
-            "asmi_mi": found.mutual_information,
+            "asmi_mi": disagreement.mutual_information,
             "asmi_agreement": maths.agreement_on_support(
                 support, weight.to(device), counts, kernel_rows
             ),
-            "asmi_entropy_of_mean": found.entropy_of_mean,
-            "asmi_mean_entropy": found.mean_entropy,
+            "asmi_entropy_of_mean": disagreement.entropy_of_mean,
+            "asmi_mean_entropy": disagreement.mean_entropy,
             "asmi_tail_mass": share @ support.tail,
             "asmi_coverage": torch.einsum("s,stk->tk", share, coverage).float(),
             "asmi_top_token": maths.most_likely(by_rank)[index].int(),
@@ -485,7 +483,7 @@ class Engine:
             mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
             candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
             reduced |= {
-                "asmi_kl": found.divergence_from_mean[index].float(),
+                "asmi_kl": disagreement.divergence_from_mean[index].float(),
                 "asmi_candidates": candidates.int(),
                 "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
@@ -493,10 +491,10 @@ class Engine:
 
 
 class AnswerInProgress:
-    """An answer that is scored while it is written, greedily.
+    """An answer scored during greedy generation.
 
     Attributes:
-        ids: the answer so far.
+        ids: token ids so far.
         settings: in force.
     """
 
@@ -518,39 +516,41 @@ class AnswerInProgress:
         self._parts: list[dict[str, np.ndarray]] = []
 
     def step(self, token: int | None = None) -> dict[str, Any]:
-        """Write one token more; its statistics, by plain names. Call it in `scoring_session`.
+        """Generate one token; return its statistics by name without depth.
+
+        Call it in `scoring_session`.
 
         Args:
-            token: another than the model's most likely one.
+            token: token to use; None: the model's most likely one.
         """
         start = time.perf_counter()
-        assert self._written is not None, "it was let go of"
+        assert self._written is not None, "the stream is closed"
         model, written = self.model, self._written
         states = written.steps(self._next)
         log_probs = readout(model, states)
-        if token is None:  # what the model itself says, rounded as it rounds, as in generation
-            own = readout(model, states[0], wide=False) if widens(model) else log_probs[0]
-            token = int(own.argmax())
-        found = _of_tokens(log_probs[0], torch.tensor([token]))
+        if token is None:  # rounded as the model rounds in generation
+            logits = readout(model, states[0], wide=False) if widens(model) else log_probs[0]
+            token = int(logits.argmax())
+        stats = _of_tokens(log_probs[0], torch.tensor([token]))
         subnetworks = Subnetworks(states[written.rows], written.counts, written.index)
-        found |= self.engine._reduced(model, subnetworks, self.settings, log_probs[written.rows])
+        stats |= self.engine._reduced(model, subnetworks, self.settings, log_probs[written.rows])
         self.ids.append(token)
         self._next = [token]
-        self._parts.append(found)
+        self._parts.append(stats)
         self._seconds += time.perf_counter() - start
-        return found
+        return stats
 
     def forget(self) -> None:
-        """Let go of keys and values; what was written and its statistics stay."""
+        """Free keys and values; tokens and statistics stay."""
         self._written = None
 
     def statistics(self) -> dict[str, Any]:
-        """Those of the answer so far, by name, as `Engine.score` returns them."""
-        own = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
+        """Statistics of the answer so far, by name, as `Engine.score` returns them."""
+        of_answer = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
         plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = _joined(self._parts) | own
+        stats = _joined(self._parts) | of_answer
         depth = self.settings.config.depth
-        return {n if n in plain else at_depth(n, depth): v for n, v in found.items()} | {
+        return {n if n in plain else at_depth(n, depth): v for n, v in stats.items()} | {
             "asmi_tokens": np.array(self.ids, dtype=np.int64),
             "asmi_prompt_length": self._length,
             "asmi_seconds": self._seconds,
@@ -559,25 +559,25 @@ class AnswerInProgress:
 
 
 def _masks(used: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]]:
-    """Seed and masks of an example; `tokens` are those that they follow from."""
-    drawn = used.config
-    assert drawn.num_masks is not None
-    assert drawn.mask_rate is not None
+    """Seed and masks of an example; `tokens` seed them."""
+    config = used.config
+    assert config.num_masks is not None
+    assert config.mask_rate is not None
     return maths.example_masks(
-        drawn.num_masks, used.num_heads, drawn.mask_rate, drawn.mask_sampler, drawn.seed,
+        config.num_masks, used.num_heads, config.mask_rate, config.mask_sampler, config.seed,
         used.layer, tokens,
     )  # fmt: skip
 
 
 def _change(used: Settings) -> Perturbation:
-    """What a mask changes."""
+    """The perturbation that a mask switches."""
     config = used.config
-    assert not isinstance(config.perturbation_scale, str)  # a file, which `with_scale` has read
+    assert not isinstance(config.perturbation_scale, str)  # a file path: `with_scale` has read it
     return Perturbation(config.perturbation, config.perturbation_scale, config.seed)
 
 
 def _of_tokens(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:
-    """What distributions say of the tokens that were written, and how sure they are."""
+    """Log-likelihood of the tokens and entropy of the distributions, (T,), nats."""
     log_probs = log_probs.double()
     of_token = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0]
     entropy = entr(log_probs.exp()).sum(-1)
@@ -585,7 +585,7 @@ def _of_tokens(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> di
 
 
 def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Statistics of positions that follow on one another."""
+    """Concatenate statistics of consecutive positions."""
     return {
         name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
         for name in parts[0]
@@ -593,7 +593,7 @@ def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
 
 
 def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
-    """What heads bring from a source; `parts` are those of the context's spans and the rest."""
+    """The heads' part from a source; `parts`: one per context span, then the rest."""
     *inside, elsewhere = parts
     by_name = {passage(number): part for number, part in enumerate(inside)}
     if source in by_name:
@@ -609,13 +609,13 @@ def diversity_of(
 ) -> float:
     """div(x) of sampled responses to a prompt; higher = more diverse.
 
-    `NO_EVIDENCE` where fewer than two have a token.
+    `NO_EVIDENCE` for fewer than two responses.
 
     Args:
-        model: makes the embeddings.
-        prompt: token ids.
-        responses: token ids of each, none of them empty.
-        attention: attention implementation; None keeps the model's own.
+        model: computes the embeddings.
+        prompt: (P,) token ids.
+        responses: token ids of each; none empty.
+        attention: attention implementation; None: the model's.
     """
     if len(responses) < 2:
         return NO_EVIDENCE
@@ -628,5 +628,5 @@ def _numpy(values: Tensor) -> np.ndarray:
 
 
 def _position_axis(name: str) -> int:
-    """Axis of the T positions: the second where the masks come first."""
+    """Axis of the T positions: 1 if masks are axis 0."""
     return 1 if name in ("asmi_top_token", "asmi_kl") else 0

@@ -1,4 +1,4 @@
-"""How a model writes answers of its own: one greedy answer, or several sampled ones."""
+"""Generate answers: one greedy, or several sampled."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,13 +26,12 @@ from lm_polygraph_asmi.scoring.engine import Engine
 
 
 class Generation:
-    """Answers of a model, each up to and with what ends it.
+    """Generates answers, each including the tokens that end it.
 
     Args:
-        model: answers.
-        stop_conditions: what ends an answer.
-        stopping: asked before each token whether to go on; None: the stop strings of
-            `stop_conditions`.
+        model: generates.
+        stop_conditions: when an answer ends.
+        stopping: criteria called for each token; None: the stop strings of `stop_conditions`.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Generation:
         engine: Engine,
         prefix_cache: PrefixCache,
     ) -> list[int]:
-        """The most likely answer; what its generation knows is remembered for the engine."""
+        """The greedy answer; its keys, values and states are cached for the engine."""
         if not engine.remembers(self.model):
             return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
@@ -66,7 +65,7 @@ class Generation:
                 )
         except (torch.OutOfMemoryError, ValueError):
             raise
-        except Exception:  # a model without a cache refuses one in any way
+        except Exception:  # models without a cache raise different errors
             (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False)
             PrefixCache.refuse(self.model)
             return ids
@@ -76,7 +75,7 @@ class Generation:
     def sampled(
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, count: int, seed: int
     ) -> list[list[int]]:
-        """`count` answers at temperature 0.5, which follow from prompt and seed."""
+        """`count` answers at temperature 0.5; they depend only on prompt and seed."""
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(example_seed(seed, prompt_ids.tolist()))
             return self._generate(
@@ -86,7 +85,7 @@ class Generation:
 
     @cached_property
     def _stopping(self) -> StoppingCriteriaList:
-        """Made once: it reads the whole vocabulary, which takes longer than a short answer."""
+        """Built once: it reads the whole vocabulary, which is slower than a short answer."""
         if self._given is not None:
             return self._given
         stops = self.stop_conditions.stop_strings
@@ -95,14 +94,14 @@ class Generation:
         return StoppingCriteriaList([StopStringCriteria(self.tokenizer, stops)])
 
     def room(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
-        """How many tokens an answer may have."""
+        """Largest number of tokens of an answer."""
         window = context_window(self.model)
         if window is None:
             return max_new_tokens
         if window <= len(prompt_ids):
             raise ValueError(
-                f"the prompt is {len(prompt_ids)} tokens long and the model's context window "
-                f"{window}: there is no room for an answer"
+                f"expected a prompt shorter than the model's context window {window}, got "
+                f"{len(prompt_ids)} tokens"
             )
         return min(max_new_tokens, window - len(prompt_ids))
 
@@ -113,11 +112,11 @@ class Generation:
         past_key_values: Cache | None = None,
         **how: Any,
     ) -> list[list[int]]:
-        """Answers of the model, each up to and with what ended it."""
+        """Answers of the model, each including the tokens that ended it."""
         max_new_tokens = self.room(prompt_ids, max_new_tokens)
         ends = sorted(self.stop_conditions.end_ids)
         pad = self.tokenizer.pad_token_id
-        # All that governs generation is said here; what a model ships may sample.
+        # All generation settings are set here; a model's own config may sample.
         config = GenerationConfig(
             max_new_tokens=max_new_tokens,
             num_beams=1,
@@ -126,28 +125,25 @@ class Generation:
             pad_token_id=pad if pad is not None else (ends or [0])[0],
             **how,
         )
-        known = {} if past_key_values is None else {"past_key_values": past_key_values}
+        cache = {} if past_key_values is None else {"past_key_values": past_key_values}
         model: Any = self.model
-        model.generation_config = config  # else transformers takes what is unset from the model's
+        model.generation_config = config  # else transformers fills unset values from the model's
         ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
         with scoring_session(self.model):
-            found = model.generate(
+            sequences = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
                 stopping_criteria=self._stopping,
-                **known,
+                **cache,
             )
-        rows = found[:, len(prompt_ids) :].tolist()
+        rows = sequences[:, len(prompt_ids) :].tolist()
         return [self.stop_conditions.response(row, batch_size=2) for row in rows]
 
 
 @contextmanager
 def undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Put back what generation may set: the generation config, the use of a cache.
-
-    Other threads wait meanwhile.
-    """
+    """Restore generation config and cache use afterwards; other threads wait meanwhile."""
     with model_lock(model):
         generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
         try:

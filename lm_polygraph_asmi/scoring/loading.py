@@ -1,4 +1,4 @@
-"""A model by name, made ready to score."""
+"""Load a model by name and prepare it for scoring."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ def load(
     device_map: str | None = None,
     **settings: Any,
 ) -> Scorer:
-    """A `Scorer` for a model in a folder, on a hub, or "smollm2", the demo's.
+    """A `Scorer` for a local path, hub ID or "smollm2", the demo's model.
 
     Args:
         model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
         **settings: as for `Scorer`.
 
     Raises:
-        OSError: no such model here, in the cache or on the hub.
-        TypeError, ValueError: as `Scorer`; or no such dtype.
+        OSError: no such model locally, in the cache or on the hub.
+        TypeError, ValueError: as `Scorer`; or an unknown dtype.
     """
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
     return Scorer(loaded, tokenizer=tokenizer, **settings)

@@ -1,4 +1,4 @@
-"""Many answers: an iterator of rows in, an iterator of outcomes out; or columns in, columns out."""
+"""Many answers: rows to outcomes, one by one, or columns to columns."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
-"""What a bad row raises. Templates and tokenizers raise whatever they like."""
+"""Errors of a bad row; templates and tokenizers may raise any of them."""
 GIVEN = ("prompt", "answer", "samples", "context")
-"""Fields of a row that `Scorer.score` takes."""
+"""Fields of a row passed to `Scorer.score`."""
 FIELDS = (*GIVEN, "offsets")
-"""And those of a row of a file: `offsets` go to `Score.with_spans`."""
+"""All fields of a row; `offsets` are passed to `Score.with_spans`."""
 COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
-"""What `tokens="compact"` keeps of each token."""
+"""Fields of each token with `tokens="compact"`."""
 
 
 class Outcome(NamedTuple):
-    """What became of a row.
+    """The score of a row, or its error.
 
     Attributes:
-        index: its place among the rows, from 0.
-        id: the row's own, None where it has none.
-        score: None where it could not be scored.
-        error: why it could not; None where it could.
+        index: position among the rows, from 0.
+        id: the row's id; None without.
+        score: None if the row could not be scored.
+        error: why not; None if it was scored.
 
     Example:
-        >>> (found,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
-        >>> isinstance(found, Outcome), found.score, found.error
+        >>> (outcome,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
+        >>> isinstance(outcome, Outcome), outcome.score, outcome.error
         (True, None, 'expected a text, or an object with a "prompt", got the fields id, answer')
     """
 
-    index: int  # type: ignore[assignment]  # what tuples call so is not needed here
+    index: int  # type: ignore[assignment]  # hides tuple.index
     id: Any
     score: Score | None
     error: str | None
@@ -47,8 +47,8 @@ class Outcome(NamedTuple):
 def outcome(
     scorer: "Scorer", index: int, row: Any, prefix_cache: Any, on_error: str, id_field: str
 ) -> Outcome:
-    """Score one row over what is known of the one before."""
-    own = row.get(id_field) if isinstance(row, Mapping) else None
+    """Score one row; `prefix_cache` holds keys and values of the row before."""
+    row_id = row.get(id_field) if isinstance(row, Mapping) else None
     try:
         content: Any = {"prompt": row} if isinstance(row, str) else row
         if not isinstance(content, Mapping) or content.get("prompt") is None:
@@ -56,18 +56,18 @@ def outcome(
                 f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
             )
         answer, samples, context = (content.get(name) for name in GIVEN[1:])
-        found = scorer._score(content["prompt"], answer, samples, context, prefix_cache)
+        score = scorer._score(content["prompt"], answer, samples, context, prefix_cache)
         if content.get("offsets") is not None:
-            found = found.with_spans(content["offsets"])
-        return Outcome(index, own, found, None)
+            score = score.with_spans(content["offsets"])
+        return Outcome(index, row_id, score, None)
     except FAILURES as failure:
         if on_error == "raise":
             raise
-        return Outcome(index, own, None, str(failure) or repr(failure))
+        return Outcome(index, row_id, None, str(failure) or repr(failure))
 
 
 def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
-    """What is told of a score's tokens; None where nothing is wanted."""
+    """One dictionary per token, with all or the compact fields; None with "none"."""
     if tokens == "none":
         return None
     rows = [asdict(token) for token in score.tokens]
@@ -77,7 +77,7 @@ def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A setting of a column as `score` takes it: arrays as lists, what is missing as None."""
+    """A value of a column as `score` takes it: arrays as lists, NaN as None."""
     if isinstance(value, np.ndarray):
         return [_plain(part) for part in value]
     if isinstance(value, np.generic):
@@ -105,52 +105,53 @@ OUTPUT: dict[str, type] = {
     "asmi_warnings": str,
     "asmi_error": str,
 }
-"""Columns that `score_batch` adds, and what is in them besides None."""
+"""Columns that `score_batch` adds, with their type (or None)."""
 
 
 def score_batch(
     columns: Mapping[str, Sequence[Any]], scorer: "Scorer", tokens: str = "compact"
 ) -> dict[str, np.ndarray]:
-    """Score a batch of rows given as columns: for engines that hand data out in such pieces.
+    """Score a batch of rows passed as columns, as data engines do.
 
-    Nothing global is set, read or written, and no row depends on another: a batch may be scored
-    anywhere, in any order, and again.
+    Without global state, and no row depends on another: batches may be scored on any machine, in
+    any order, and repeatedly.
 
     Args:
-        columns: arrays or lists of one length by name: `prompt` and, if wanted, `answer`,
-            `samples`, `context` and `offsets`, as `Scorer.score` takes them, None or NaN where a
-            row has none. Others are passed through.
+        columns: name -> array or list, all of one length: `prompt`, optionally `answer`, `samples`,
+            `context` and `offsets` as for `Scorer.score`; None or NaN: the row has none. Other
+            columns are passed through.
         scorer: model and settings.
-        tokens: "none", "compact" or "full": what is told of each token, as JSON.
+        tokens: fields of each token, as JSON: "none", "compact" or "full".
 
     Returns:
-        The columns as they were given, and those of `OUTPUT`, in arrays of objects: None stands
-        where there is nothing. `asmi_score` in nats, higher = more fragile; `asmi_answer`, the
-        model's own answer, where none was given; `asmi_error`, why a row has no score.
+        The input's columns, and those of `OUTPUT` as object arrays; None: no value. `asmi_score`
+        in nats, higher = more fragile; `asmi_answer`: the model's greedy answer, if the row has
+        none; `asmi_error`: why a row has no score.
 
     Raises:
-        ValueError: no column `prompt`, columns of several lengths, or one that has a name of
-            `OUTPUT`.
+        ValueError: no column `prompt`, columns of different lengths, or named as one of `OUTPUT`.
 
     Example:
         >>> columns = {"question": [7, 8], "prompt": [prompt, None], "answer": [" Edda Holm", " ?"]}
-        >>> found = score_batch(columns, scorer, tokens="none")
-        >>> found["question"], found["asmi_score"][0] >= 0, found["asmi_score"][1]
+        >>> scored = score_batch(columns, scorer, tokens="none")
+        >>> scored["question"], scored["asmi_score"][0] >= 0, scored["asmi_score"][1]
         (array([7, 8]), True, None)
     """
     check_one_of("tokens", tokens, TOKENS)
     if "prompt" not in columns:
-        raise ValueError(f"no column 'prompt' among {', '.join(map(repr, columns)) or 'none'}")
+        raise ValueError(
+            f"expected a column 'prompt', got {', '.join(map(repr, columns)) or 'none'}"
+        )
     taken = sorted(OUTPUT.keys() & columns.keys())
     if taken:
-        raise ValueError(f"columns {taken} are there already: the scores would go there")
+        raise ValueError(f"columns {taken} would be overwritten by the scores: rename them")
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"columns differ in length: {lengths}")
+        raise ValueError(f"expected columns of one length, got {lengths}")
     made: dict[str, list[Any]] = {name: [] for name in OUTPUT}
-    asked = [name for name in FIELDS if name in columns]
-    given = zip(*(columns[name] for name in asked), strict=True)
-    rows = [dict(zip(asked, map(_plain, row), strict=True)) for row in given]
+    names = [name for name in FIELDS if name in columns]
+    given = zip(*(columns[name] for name in names), strict=True)
+    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in given]
     for row, found in zip(rows, scorer.score_many(rows), strict=True):
         for name, value in _groups(found, tokens, row.get("answer") is None).items():
             made[name].append(value)

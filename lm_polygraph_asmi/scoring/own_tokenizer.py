@@ -1,4 +1,4 @@
-"""Whether a tokenizer is the model's own: another one gives numbers, and they mean nothing."""
+"""Check that a tokenizer is the model's: with another, scores are meaningless."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,33 +10,33 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOLERANCE = 0.1
-"""Share of a vocabulary that may be missing or other: embeddings are padded, tokens added."""
+"""Share of a vocabulary that may differ: embeddings are padded, tokens added."""
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Refuse a tokenizer that is not the model's; return what is merely odd about it, in sentences.
+    """Raise if a tokenizer is not the model's; return warnings in sentences.
 
-    Compared are the size of the vocabulary; the ids of the tokens that begin and end a text, which
-    no tokenizer uses for an ordinary piece; and the vocabulary itself with the tokenizer that lies
-    beside the model's weights, where it is on this machine.
+    Compares the vocabulary size; the ids of the tokens that begin and end a text, which no
+    tokenizer uses for ordinary pieces; and the vocabulary of the tokenizer saved with the model,
+    if it is on this machine.
 
     Raises:
-        ValueError: they do not belong together.
+        ValueError: the tokenizer is not the model's.
     """
     config = model.config.get_text_config()
     size, known = len(tokenizer), config.vocab_size
     if abs(size - known) > TOLERANCE * known:
-        raise ValueError(_refusal(f"it knows {size} tokens, the model {known}"))
+        raise ValueError(_mismatch(f"it has {size} tokens, the model {known}"))
     generation = model.generation_config
     ends = _ids(config.eos_token_id, getattr(generation, "eos_token_id", None))
-    own = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
     marks = ends | _ids(config.bos_token_id)
-    if marks and not marks & own:
+    if marks and not marks & special:
         token = min(marks)
         raise ValueError(
-            _refusal(
-                f"the model's texts begin and end with the tokens {sorted(marks)}, which to it are "
-                f"ordinary ones ({token} is {tokenizer.convert_ids_to_tokens(token)!r})"
+            _mismatch(
+                f"the model's texts begin and end with the tokens {sorted(marks)}, which are "
+                f"ordinary ones in it ({token} is {tokenizer.convert_ids_to_tokens(token)!r})"
             )
         )
     beside = _vocabulary_beside(config.name_or_path, tokenizer.name_or_path)
@@ -45,37 +45,34 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
         other = sum(given.get(token) != number for token, number in beside.items())
         if other > TOLERANCE * len(beside):
             raise ValueError(
-                _refusal(
-                    f"{other} of the {len(beside)} tokens of the one in {config.name_or_path} are "
-                    "others to it"
+                _mismatch(
+                    f"{other} of the {len(beside)} tokens saved in {config.name_or_path} have "
+                    "other ids in it"
                 )
             )
     end = tokenizer.eos_token_id
     if ends and end is not None and end not in ends:
         return [
-            f"The tokenizer ends texts with the token {end}, the model with {sorted(ends)}: is it "
-            "the model's own?"
+            f"The tokenizer ends texts with the token {end}, the model with {sorted(ends)}: check "
+            "that it is the model's."
         ]
     return []
 
 
-def _refusal(reason: str) -> str:
-    return (
-        f"the tokenizer is not the model's own: {reason}. Its token ids would mean other texts to "
-        "the model; load both from the same place"
-    )
+def _mismatch(reason: str) -> str:
+    return f"the tokenizer is not the model's own: {reason}. Load both from the same folder or name"
 
 
 def _ids(*given: Any) -> set[int]:
-    """Token ids out of settings that hold none, one or several."""
+    """Token ids of settings that hold none, one or several."""
     several = [part if isinstance(part, list | tuple) else [part] for part in given]
     return {number for part in several for number in part if number is not None}
 
 
 def _vocabulary_beside(model: str | None, tokenizer: str | None) -> Mapping[str, int] | None:
-    """Token -> id of the tokenizer that lies beside the model; None if there is none, or it is it.
+    """Token -> id of the tokenizer saved with the model; None without, or if it is this one.
 
-    Never asks a hub.
+    Never contacts a hub.
     """
     if not model or model == tokenizer:
         return None

@@ -12,18 +12,18 @@ from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
 FULL_SHADE = 0.1
-"""Nats of u from which a token has the darkest shade: the same on every page, so pages compare."""
+"""u in nats from which a token has the darkest shade; the same on every page."""
 LEGEND = (0.0, 0.001, 0.01, 0.03, 0.1)
-"""Nats of u that the legend shows."""
+"""u in nats that the legend shows."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}
-"""How characters that do not print are shown; any other as �."""
+"""How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
-"""Do not print either, but make what stands around them one sign: emoji, and words in Persian."""
+"""Unprintable, but they join their neighbours into one grapheme: emoji, words in Persian."""
 SOURCES_SAY = (
-    "Share of MI: MI under masks that take from heads only what comes from a source, over MI under "
-    "the same masks where they take all (scope response). Shares need not add up. What an answer "
-    "hangs on does not say whether it is right: on SmolLM2-135M a large share of the passage went "
-    "with right answers on one data set, and with neither on another."
+    "Share of MI: MI if masks remove only this source's part of a head, over MI if they remove "
+    "whole heads (scope response). Shares need not add up to 1. They do not tell whether the "
+    "answer is right: on SmolLM2-135M, a large share of the passage went with right answers on one "
+    "dataset, and with neither on another."
 )
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
@@ -34,12 +34,12 @@ FIXED_WIDTH = re.compile(
 
 
 def visible(text: str) -> str:
-    """A text without characters that steer a terminal or turn the direction of a page."""
+    """Replace characters that control a terminal or the text direction of a page."""
     return "".join(c if c.isprintable() or c in JOINERS else SIGNS.get(c, "\ufffd") for c in text)
 
 
 def _flowing(text: str) -> Markup:
-    """The same in a page, where a line break or tab does what it says behind its sign."""
+    """`visible` for HTML; a real line break or tab follows its sign."""
     shown = str(escape(visible(text)))
     for character, sign in SIGNS.items():
         marked = f'<span class="sign" aria-hidden="true">{sign}</span>{character}'
@@ -48,17 +48,17 @@ def _flowing(text: str) -> Markup:
 
 
 def _unsigned(text: str) -> str:
-    """A prompt's text: line breaks and tabs do what they say, and nothing points at them."""
+    """`visible` for a prompt: line breaks and tabs stay, without signs."""
     return "".join(c if c in SIGNS else visible(c) for c in text)
 
 
 class Piece(NamedTuple):
-    """Tokens that share a sign, such as the bytes of an emoji; mostly a single one.
+    """Tokens of one grapheme, such as the bytes of an emoji; usually a single token.
 
     Attributes:
         text: their characters.
-        tokens: themselves.
-        code: whether it is shown in a fixed width.
+        tokens: the tokens.
+        code: whether to show it in a fixed-width font.
     """
 
     text: str
@@ -70,55 +70,55 @@ class Piece(NamedTuple):
         return max(token.shade for token in self.tokens)
 
     @property
-    def hangs(self) -> float | None:
-        """The context's share of MI; None where no context was given."""
+    def context_share(self) -> float | None:
+        """Largest share of MI from the context; None without `context`."""
         shares = [token.context_share for token in self.tokens]
         return None if None in shares else max(shares)
 
 
 def pieces(tokens: Sequence[Any]) -> list[Piece]:
-    """Tokens joined where a border between them would part a sign."""
+    """Join tokens that split a grapheme."""
     text = "".join(token.text for token in tokens)
     whole = {sign.end() for sign in regex.finditer(r"\X", text)}
     code = [match.span() for match in FIXED_WIDTH.finditer(text)]
-    found: list[Piece] = []
-    start, own = 0, []
+    joined: list[Piece] = []
+    start, group = 0, []
     end = 0
     for token in tokens:
-        own.append(token)
+        group.append(token)
         end += len(token.text)
         if end > start and end in whole:
-            inside = any(one < end and start < other for one, other in code)
-            found.append(Piece(text[start:end], own, inside))
-            start, own = end, []
-    if own:  # tokens of a character that is never finished
-        found.append(Piece(text[start:], own, False))
-    return found
+            inside = any(first < end and start < last for first, last in code)
+            joined.append(Piece(text[start:end], group, inside))
+            start, group = end, []
+    if group:  # tokens of an incomplete character
+        joined.append(Piece(text[start:], group, False))
+    return joined
 
 
 def standing(score: Any) -> str:
     """The verdict in a few words."""
     if not score.answered:
-        return "answered nothing"
-    decided = {True: "accepted", False: "refused", None: ""}[score.accept]
+        return "empty answer"
+    decided = {True: "accept", False: "abstain", None: ""}[score.accept]
     if score.error_probability is None:
         return decided or "no verdict"
     mark = ", confident but fragile" if score.confident_but_fragile else ""
-    said = f"probability of error {score.error_probability:.2f}{mark}"
-    return f"{decided}, {said}" if decided else said
+    text = f"probability of error {score.error_probability:.2f}{mark}"
+    return f"{decided}, {text}" if decided else text
 
 
 def probability(likelihood: float) -> str:
-    """exp(-likelihood) in three digits; of a long answer, where none are left, as a power of e.
+    """exp(-likelihood) in three digits; as a power of e where it would underflow.
 
     Args:
-        likelihood: negative and logarithmic, nats.
+        likelihood: negative log-likelihood, nats.
     """
     return f"{math.exp(-likelihood):.3g}" if likelihood < 700 else f"e^-{likelihood:.0f}"
 
 
 def _by_verdict(score: Any) -> tuple[Any, ...]:
-    """What asks for a reader first comes first."""
+    """Sort key: empty answers first, then by falling probability of error."""
     chance = score.error_probability
     return (score.answered, chance is None, -(chance or 0), -score.score)
 
@@ -129,7 +129,7 @@ def _ranks(scores: Sequence[Any], key: Any) -> list[int]:
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Lines that all of several lists hold; none of a single list."""
+    """Lines that all lists share; none for a single list."""
     if len(lists) < 2:
         return []
     return [line for line in lists[0] if all(line in other for other in lists[1:])]
@@ -138,7 +138,7 @@ def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
 @cache
 def _template() -> Template:
     source = files("lm_polygraph_asmi.scoring").joinpath("page.html.jinja").read_text("utf-8")
-    # Answers come from models: everything is escaped.
+    # Models write the answers: escape everything.
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         source,
         globals={
@@ -156,13 +156,13 @@ def _template() -> Template:
 
 
 def render_part(score: Any) -> str:
-    """One answer, a `Score`, as a part of a page, such as a notebook's output."""
+    """HTML of one `Score`, as part of a page, such as a notebook's output."""
     module: Any = _template().make_module()
     return str(Markup(module.style()) + Markup(module.card(score, [], 0)))
 
 
 def render(scores: Sequence[Any], title: str) -> str:
-    """A whole page of answers, each a `Score`; above several of them a summary."""
+    """A self-contained HTML page of `Score`s; several have a summary on top."""
     return _template().render(
         scores=scores,
         title=title,

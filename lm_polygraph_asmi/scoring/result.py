@@ -1,4 +1,4 @@
-"""What `score` returns: numbers, a table, a page, and what the numbers mean."""
+"""What `score` returns: numbers, a table, an HTML page and a verdict in sentences."""
 
 import math
 import operator
@@ -28,7 +28,7 @@ DERIVED = (
     "spans", "unit", "highest", "percentile", "error_probability", "confident_but_fragile",
     "verdict", "signals", "accept", "accept_reason", "probability_of_error",
 )  # fmt: skip
-"""What `Score.to_dict` holds besides the fields."""
+"""Entries of `Score.to_dict` besides the fields."""
 NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -38,22 +38,21 @@ class Token:
     """One token of a scored answer.
 
     Attributes:
-        text: its characters, scored_text[start:end]; empty where a character goes on in the next
-            token.
+        text: its characters, scored_text[start:end]; empty if its character ends in a later token.
         start, end: character offsets in `Score.scored_text`.
         id: token id.
         mi: MI_t, nats.
         agreement: A_t, in [0, 1].
-        u: MI_t with the method's discount, nats; higher = more fragile.
-        entropy: of the unmasked model's distribution, nats.
-        log_likelihood: of the token under the unmasked model, nats.
-        vote: share of masks under which it stays the most likely token.
-        alternative: the most frequent other choice of the subnetworks, None if there is none.
-        alternative_share: of the masks for it.
-        context_mi: MI_t where masks take from heads only what comes from the context, nats; None,
-            as the next two, where no context was given.
-        context_share: that over MI_t where they take all, at the answer's positions; at least 0,
-            and 0 without any MI_t.
+        u: MI_t times the method's discount, nats; higher = more fragile.
+        entropy: of the unmasked model's next-token distribution, nats.
+        log_likelihood: of the token under the unmasked model, nats, at most 0.
+        vote: share of masks under which it is the most likely token, 0 to 1.
+        alternative: the subnetworks' most frequent other choice; None if there is none.
+        alternative_share: share of masks that choose it, 0 to 1.
+        context_mi: MI_t if masks remove only the context's part of a head, nats; None, as the next
+            two, without `context`.
+        context_share: `context_mi` over MI_t with whole heads masked, scope "response"; at least 0,
+            and 0 if MI_t is 0.
         context_attention: attention on the context at the masked layer, mean over heads, 0 to 1.
 
     Example:
@@ -80,12 +79,12 @@ class Token:
 
     @property
     def shade(self) -> float:
-        """Fragility as a share of the darkest shade, 0 to 1: its square root, as most are small."""
+        """Square root of u / 0.1 nats, at most 1: the darkest shade is 1."""
         return min(1.0, math.sqrt(max(0.0, self.u) / FULL_SHADE))
 
     @property
     def bar(self) -> str:
-        """The same as a bar, for eyes and devices without colour."""
+        """The shade as a bar, readable without colour."""
         return BARS[round(self.shade * (len(BARS) - 1))]
 
 
@@ -97,13 +96,13 @@ def tokens_of(
     gate: float,
     tokenizer: Any,
 ) -> list[Token]:
-    """Tokens from the calculator's statistics; `gate` is 0 for ASMI, 1 for Sem-ASMI."""
-    found = []
+    """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
+    tokens = []
     for position, (vote, (start, end)) in enumerate(
         zip(votes(stats["asmi_top_token"], ids), places, strict=True)
     ):
         mi, agreement = (float(stats[f"asmi_{n}"][position]) for n in ("mi", "agreement"))
-        found.append(
+        tokens.append(
             Token(
                 text=answer[start:end],
                 start=start,
@@ -121,20 +120,20 @@ def tokens_of(
                 alternative_share=vote.share,
             )
         )
-    return found
+    return tokens
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an answer owes to one source: means over the counted tokens, in the scope "response".
+    """How much an answer depends on one source: means over counted tokens, scope "response".
 
     Attributes:
-        text: its characters in the prompt; None where it is no single passage.
-        share: MI where masks take from heads only what comes from this source, over MI where they
-            take all; at least 0. Those of several sources need not add up to one.
-        mi: the first of these, nats.
+        text: its characters in the prompt; None if it is not a single passage.
+        share: `mi` over MI with whole heads masked; at least 0. Shares need not add up to 1.
+        mi: MI if masks remove only this source's part of a head, nats; higher = more dependent.
         attention: on its tokens at the masked layer, mean over heads, 0 to 1.
-        kl: to the unmasked output of that without this source in any head of the layer, nats.
+        kl: KL divergence of the output without this source in any head of the layer from the
+            unmasked output, nats.
     """
 
     text: str | None
@@ -150,38 +149,38 @@ class Source:
 def sources_from(
     stats: Mapping[str, Any], depth: float, texts: Sequence[str], counted: slice
 ) -> dict[str, Source]:
-    """Sources by name: "passage 1" and so on where there are several, "context", "elsewhere".
+    """Sources by name: "passage 1", ... if there are several, "context", "elsewhere".
 
     Args:
-        stats: the engine's, by source.
-        texts: of the passages.
-        counted: tokens that make up the score.
+        stats: the engine's statistics by source.
+        texts: the passages.
+        counted: tokens that the score is computed from.
     """
-    from lm_polygraph_asmi.maths.information import NO_INFORMATION  # torch: there by now
+    from lm_polygraph_asmi.maths.information import NO_INFORMATION  # imports torch
 
     several = range(len(texts)) if len(texts) > 1 else ()
     names = {f"passage {number + 1}": passage(number) for number in several}
     by_name = dict(zip(names or ["context"], texts, strict=True))
     whole = float(np.mean(stats[at_depth("asmi_mi", depth)][counted]))
-    found = {}
+    sources = {}
     for name, source in {**names, "context": "context", "elsewhere": "elsewhere"}.items():
 
         def mean(statistic: str, of: str = source) -> float:
             return float(np.mean(stats[at_depth(statistic, depth, of)][counted]))
 
         mi = mean("asmi_mi")
-        found[name] = Source(
+        sources[name] = Source(
             text=by_name.get(name),
             share=mi / whole if whole > NO_INFORMATION else 0.0,
             mi=mi,
             attention=mean("asmi_source_attention"),
             kl=mean("asmi_source_kl"),
         )
-    return found
+    return sources
 
 
 def with_context(tokens: Sequence[Token], stats: Mapping[str, Any], depth: float) -> list[Token]:
-    """Tokens that know what of them comes from the context; `stats` are those by source."""
+    """Tokens with their `context_*` fields; `stats`: the engine's statistics by source."""
     names = ("asmi_mi", "asmi_source_share", "asmi_source_attention")
     columns = [stats[at_depth(name, depth, "context")].tolist() for name in names]
     return [
@@ -195,35 +194,34 @@ class Score:
     """A scored answer.
 
     Attributes:
-        score: mean of u over the counted tokens, nats, 0 to ln S, or their sum or maximum, as
-            `aggregation` says; higher = more fragile.
+        score: mean of u over the counted tokens (sum or maximum, see `aggregation`), nats, 0 to
+            ln S; higher = more fragile.
         prompt: text or messages.
-        answer: as it was given, text or token ids; or the model's own as text, without what ends
-            it.
-        scored_text: what was scored, special and closing tokens included; offsets of tokens refer
-            to it.
-        tokens: all of them.
-        counted: so many of them, from the first, make up the score.
+        answer: as passed, text or token ids; or the model's greedy answer as text, without the
+            tokens that end it.
+        scored_text: the scored tokens as text, special and closing tokens included; the offsets of
+            tokens refer to it.
+        tokens: all tokens.
+        counted: number of tokens, from the first, that the score is computed from.
         msp: negative log-likelihood of the answer under the unmasked model, nats.
         diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other methods.
-        settings: of `config`, those in force, p and S as they were derived, and the layer; of token
-            ids no stop strings.
-        model: its name; empty for one that has none.
+        settings: of `config`, with the derived p and S, and the layer; no stop strings if the
+            answer was token ids.
+        model: its name, or empty.
         seconds: of the masked passes.
-        warnings: what went otherwise than asked.
-        calibration: the run that gives the number a meaning, None without.
-        content_end: characters of `scored_text` before what ends the answer.
-        answered: False where there is nothing but what ends an answer.
-        offsets: of parts that the caller chose, see `with_spans`; None divides the answer itself.
-        prompt_tokens: tokens of the prompt; None where that was not kept.
-        span_calibration: labelled parts of answers, None without.
-        sources: by name, what the answer owes to the context, to each passage of several, and to
-            all else; None where no context was given. As an instrument it says what an answer hangs
-            on, not whether it is right.
+        warnings: problems with prompt, answer or tokenizer.
+        calibration: the calibration run; None without.
+        content_end: characters of `scored_text` before the tokens that end the answer.
+        answered: False if the answer is empty or blank.
+        offsets: parts chosen by the caller, see `with_spans`; None: see `spans`.
+        prompt_tokens: tokens of the prompt; None if not saved.
+        span_calibration: calibration from labelled parts of answers; None without.
+        sources: by name, how much the answer depends on the context, on each of several passages,
+            and on the rest; None without `context`. It does not tell whether the answer is right.
 
     Example:
         >>> result = scorer.score(prompt, " Edda Holm")
-        >>> result.counted == len(result.tokens)  # what closes the answer counts, too
+        >>> result.counted == len(result.tokens)  # the closing token counts
         True
         >>> result.percentile is None  # without a calibration
         True
@@ -256,32 +254,32 @@ class Score:
     def from_dict(
         cls, content: Mapping[str, Any], calibration: Calibration | None = None
     ) -> "Score":
-        """What `to_dict` gave, or a line of the output file; the input's own fields are left out.
+        """Read what `to_dict` returned, or a line of the output file; other fields are dropped.
 
         Args:
-            calibration: the run that gives the number a meaning: saved is only its name.
+            calibration: the calibration run, of which only the name is saved.
 
         Raises:
-            ValueError: something else.
+            ValueError: `content` is not a saved score.
         """
         names = {field.name for field in fields(cls)}
         try:
-            own = {name: value for name, value in content.items() if name in names}
-            own["tokens"] = tuple(Token(**token) for token in own["tokens"])
-            own["warnings"] = tuple(own["warnings"])
-            if own.get("offsets") is not None:
-                own["offsets"] = tuple((start, end) for start, end in own["offsets"])
-            if own.get("sources") is not None:
-                own["sources"] = {name: Source(**of) for name, of in own["sources"].items()}
-            return cls(**own | {"calibration": calibration, "span_calibration": None})
+            values = {name: value for name, value in content.items() if name in names}
+            values["tokens"] = tuple(Token(**token) for token in values["tokens"])
+            values["warnings"] = tuple(values["warnings"])
+            if values.get("offsets") is not None:
+                values["offsets"] = tuple((start, end) for start, end in values["offsets"])
+            if values.get("sources") is not None:
+                values["sources"] = {name: Source(**of) for name, of in values["sources"].items()}
+            return cls(**values | {"calibration": calibration, "span_calibration": None})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"this is no saved score ({error!r}): give what Score.to_dict returned, or a line "
-                "that `polygraph_asmi score --out` wrote, with full --tokens"
+                f"expected what Score.to_dict returns, or a line of `polygraph_asmi score --out "
+                f"FILE --tokens full`; got {error!r}"
             ) from error
 
     def __lt__(self, other: object) -> bool:
-        """Scores sort by fragility, the robust first."""
+        """Scores sort by fragility, least fragile first."""
         return self.score < other.score if isinstance(other, Score) else NotImplemented
 
     def __format__(self, spec: str) -> str:
@@ -295,7 +293,7 @@ class Score:
 
     @property
     def config(self) -> ASMIConfig:
-        """The settings in force; of samples that were given, not how many there were."""
+        """The settings in force; `num_samples` is the default, even if samples were passed."""
         return ASMIConfig.from_dict(self.settings | {"num_samples": ASMIConfig.num_samples})
 
     @property
@@ -305,18 +303,18 @@ class Score:
 
     @property
     def label(self) -> str:
-        """The symbol, and how tokens are aggregated and what masks change, if not as the paper."""
-        said = self.config.said("aggregation", "perturbation", "perturbation_scale")
-        return f"{self.symbol} ({', '.join(said)})" if said else self.symbol
+        """The symbol, with aggregation and perturbation if they differ from the paper's."""
+        other = self.config.said("aggregation", "perturbation", "perturbation_scale")
+        return f"{self.symbol} ({', '.join(other)})" if other else self.symbol
 
     @property
     def highest(self) -> float:
-        """ln S, nats: no score can be higher; of a sum, that for each counted token."""
+        """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
         return math.log(self.settings["num_masks"]) * self._times
 
     @property
     def aggregation(self) -> str:
-        """How the score comes of u: "mean", "sum" or "max" over the counted tokens."""
+        """How u is aggregated over the counted tokens: "mean", "sum" or "max"."""
         return self.config.aggregation
 
     @property
@@ -325,15 +323,15 @@ class Score:
 
     @property
     def masking_response(self) -> float:
-        """Mean MI_t of the answer's tokens, nats: how far masking moved the model at all."""
+        """Mean MI_t of the answer's tokens, nats: how much masking changes the predictions."""
         return float(np.mean([token.mi for token in self.tokens]))
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """The answer's parts: sentences, lines of code, items of lists; or those of `offsets`.
+        """The answer's parts: sentences, lines of code, list items; or those of `offsets`.
 
-        What ends the answer is part of none. The paper finds its effect for whole answers: these
-        numbers are not validated, unless labelled parts did so, see `about_spans`.
+        Tokens that end the answer are in no part. The paper validates whole answers only: see
+        `about_spans`.
         """
         places = self.offsets
         if places is None:
@@ -349,45 +347,44 @@ class Score:
 
     @property
     def about_spans(self) -> str:
-        """What the numbers of `spans` are worth, and on what ground."""
+        """Whether the numbers of `spans` are validated, and on which data."""
         if self.span_calibration is None:
             return NOT_VALIDATED
-        refusal = self.span_calibration.refusal(self.compared_settings)
-        if refusal is not None:
-            return f"Not validated: {refusal}"
+        reason = self.span_calibration.refusal(self.compared_settings)
+        if reason is not None:
+            return f"Not validated: {reason}"
         run = self.span_calibration
-        return f"Probabilities of error are those of labelled parts. {run.worth}{run.ground}."
+        return f"Error probabilities are calibrated on labelled parts. {run.worth}{run.ground}."
 
     def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Score":
-        """The same score with parts of one's own, by characters of `scored_text`.
+        """The same score with parts at these (start, end) characters of `scored_text`.
 
         Raises:
-            ValueError: no pairs of whole numbers, offsets outside the text, or no token between
-                them.
+            ValueError: not pairs of integers, offsets outside the text, or a part without a token.
         """
         try:
             places = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"offsets are pairs of whole numbers such as [[0, 12], [13, 40]], got {offsets!r}"
+                f"expected offsets as pairs of integers, like [[0, 12], [13, 40]], got {offsets!r}"
             ) from error
-        found = replace(self, offsets=places)
-        assert found.spans is not None  # refused here, if at all
-        return found
+        score = replace(self, offsets=places)
+        assert score.spans is not None  # raises here, not later
+        return score
 
     @property
     def parts(self) -> tuple[Span, ...]:
-        """`spans` where they say more than the score of the whole: two of them, or chosen ones."""
+        """`spans` if there are several or the caller chose them; else none."""
         return self.spans if self.offsets is not None or len(self.spans) > 1 else ()
 
     @property
     def compared_settings(self) -> dict[str, Any]:
-        """What a calibration run must share with this answer: settings and model."""
+        """Settings and model, which a calibration run must share."""
         return self.settings | {"model": self.model}
 
     @property
     def applied_calibration(self) -> Calibration | None:
-        """The calibration run, unless it is of another score or there is no answer."""
+        """The calibration run; None if its settings differ or the answer is empty."""
         if (
             not self.answered
             or self.calibration is None
@@ -398,29 +395,28 @@ class Score:
 
     @property
     def percentile(self) -> float | None:
-        """Share of the calibration run run's answers with a lower score, in %; None without a
-        verdict."""
+        """Share of the calibration run's answers with a lower score, in %; None: no verdict."""
         run = self.applied_calibration
         return None if run is None else run.percentile(self.score)
 
     @property
     def error_probability(self) -> float | None:
-        """Calibrated on the calibration run run; None without a verdict."""
+        """Probability that the answer is wrong, by the calibration run; None: no verdict."""
         run = self.applied_calibration
         return None if run is None else run.error_probability(self.score)
 
     @property
     def probability_of_error(self) -> Interval | None:
-        """The same with Wilson's interval of its step of the calibration, 95 %."""
+        """`error_probability` with the 95 % Wilson interval of its calibration step."""
         run = self.applied_calibration
         return None if run is None else run.probability_of_error(self.score)
 
     @cached_property
     def signals(self) -> dict[str, float]:
-        """All that one scored answer says of its own chance to be wrong, higher = more uncertain.
+        """Uncertainty signals of this answer, nats; higher = more uncertain.
 
-        Keys as `decision.SIGNALS`, over the counted tokens in nats: "asmi" and "sem" aggregated as
-        the score is, "msp" a sum, the others means.
+        Over the counted tokens: "asmi" and "sem" aggregated as the score, "msp" the negative
+        log-likelihood, "perplexity" its mean (the log of the perplexity), "entropy" a mean.
         """
         tokens = self.tokens[: self.counted]
         found = {
@@ -434,10 +430,9 @@ class Score:
 
     @property
     def accept(self) -> bool | None:
-        """Whether the answer may be shown, by the calibration run's threshold; None without a
-        decision.
+        """True: accept; False: abstain, by the calibration run's threshold; None: no decision.
 
-        What the threshold promises, or why nothing is decided, says `accept_reason`.
+        The risk guarantee, or why there is no decision: `accept_reason`.
         """
         run = self.applied_calibration
         if run is None or run.decision is None:
@@ -446,25 +441,24 @@ class Score:
 
     @property
     def accept_reason(self) -> str:
-        """The ground of `accept`, in a sentence."""
+        """The reason for `accept`, in sentences."""
         if not self.answered:
-            return "No decision: the model answered nothing."
+            return "No decision: the answer is empty."
         if self.calibration is None:
-            return "No decision: without a calibration run nothing is known of such answers."
+            return "No decision: pass a calibration run."
         other = self.calibration.other_settings(self.compared_settings)
         if other:
-            return f"No decision: the calibration run is of another score ({'; '.join(other)})."
+            return f"No decision: settings differ from the calibration run ({'; '.join(other)})."
         if self.calibration.decision is None:
             return (
-                "No decision: the calibration run has no threshold; `polygraph_asmi calibrate` "
-                "makes one "
-                "with a promise."
+                "No decision: the calibration run has no threshold. `polygraph_asmi calibrate` "
+                "computes one with a risk guarantee."
             )
         return self.calibration.decision.said(self.signals)
 
     @property
     def confident_but_fragile(self) -> bool | None:
-        """MSP below and score above the calibration run run's medians; None without a verdict."""
+        """MSP below and score above the calibration run's medians; None: no verdict."""
         run = self.applied_calibration
         if run is None or not run.ranks:
             return None
@@ -472,16 +466,16 @@ class Score:
 
     @property
     def verdict(self) -> list[str]:
-        """What the number means and on what ground, in sentences."""
+        """How to read the score, and on which data that rests, in sentences."""
         return verdict(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, fit for JSON."""
-        own = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        """All fields and derived values as plain values, for JSON."""
+        content = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
         for name in ("calibration", "span_calibration"):
             run = getattr(self, name)
-            own[name] = None if run is None else run.name
-        return own | {
+            content[name] = None if run is None else run.name
+        return content | {
             "spans": [asdict(span) for span in self.parts],
             "unit": "nats",
             "highest": self.highest,
@@ -496,18 +490,18 @@ class Score:
         }
 
     def to_df(self) -> "pd.DataFrame":
-        """A row per token, columns as the attributes of `Token`."""
+        """One row per token; columns: the attributes of `Token`."""
         import pandas as pd
 
         return pd.DataFrame([asdict(token) for token in self.tokens])
 
     def to_html(self, title: str = "Fragility of an answer") -> str:
-        """A page of its own: tokens shaded by fragility, what the subnetworks would have said."""
+        """A self-contained HTML page: tokens shaded by fragility, with the subnetworks' choices."""
         return render([self], title)
 
     def _repr_html_(self) -> str:
         return render_part(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Heat map for a terminal: shades, and bars for terminals without colour."""
+        """Heat map for a terminal: shades, and bars to read without colour."""
         return in_terminal(self, options.max_width)

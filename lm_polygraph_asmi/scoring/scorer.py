@@ -1,4 +1,4 @@
-"""`Scorer`: a model made ready to score answers by the masked passes of the benchmark."""
+"""`Scorer`: a model prepared to score many answers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,18 +59,18 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """A model made ready to score many answers; arguments as for `score`.
+    """A model prepared to score many answers; arguments as for `score`.
 
-    The check that the model's layers can be replayed runs once.
+    The self-check (masked passes against full forward passes) runs once.
 
     Raises:
-        OSError, TypeError, ValueError: as `score`, but for what is wrong with an answer.
+        OSError, TypeError, ValueError: as `score`, except errors of an answer.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
         >>> for answer in (" Edda Holm", " Brask"):
-        ...     found = scorer.score(prompt, answer)
-        ...     assert 0 <= found.score <= found.highest  # nats
+        ...     result = scorer.score(prompt, answer)
+        ...     assert 0 <= result.score <= result.highest  # nats
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Scorer:
         }
         self.engine = Engine(self.config)
         self.by_source = Engine(self.config.replace(**sourced), sources=SOURCES)
-        # So far nothing heavy: what is refused is refused at once.
+        # Settings are checked before a model is loaded.
         self.instruct = False
         if isinstance(model, str | Path):
             if tokenizer is not None:
-                raise ValueError("a model given by name brings its tokenizer: leave it out")
+                raise ValueError("a model name loads its tokenizer: leave `tokenizer` out")
             model, tokenizer = load_named(str(model))
         if is_host_model(model):
             tokenizer = tokenizer or model.tokenizer
@@ -108,17 +108,16 @@ class Scorer:
             self.instruct = bool(getattr(model, "instruct", False))
             model = causal_model(model)
         model = plain_model(model)
-        structure_of(model)  # refuses what cannot be masked
+        structure_of(model)  # raises if heads cannot be masked
         if not hasattr(model, "generation_config"):
             raise TypeError(
-                f"{type(model).__name__} writes no answers: ASMI scores decoder-only models, as "
-                "AutoModelForCausalLM loads them"
+                "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
+                f"{type(model).__name__}"
             )
         if tokenizer is None or not hasattr(tokenizer, "decode"):
-            got = "" if tokenizer is None else f", got {tokenizer!r:.60}"
             raise ValueError(
-                f"a transformers model needs its tokenizer: score(model, prompt, answer, "
-                f"tokenizer=tokenizer){got}"
+                "expected the model's tokenizer, as in score(model, prompt, answer, "
+                f"tokenizer=tokenizer), got {tokenizer!r:.60}"
             )
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
@@ -130,20 +129,19 @@ class Scorer:
 
     @cached_property
     def while_written(self) -> Engine:
-        """Scores an answer that is not there yet; made when it is wanted, since a scale matched in
-        another scope is refused."""
+        """Engine of `stream`; built on first use, since a scale matched in another scope raises."""
         return Engine(self._asked.replace(**STREAMED))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a score depends on but prompt, answer and samples."""
+        """Everything that a score depends on, except prompt, answer and samples."""
         calibrations = (self.calibration, self.span_calibration)
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "calibration": [run.identity for run in calibrations if run] or None,
             **self.config.to_dict(),
-            "memory_budget": None,  # of no matter
+            "memory_budget": None,  # does not change scores
         }
 
     def score(
@@ -169,35 +167,32 @@ class Scorer:
         context: Any,
         prefix_cache: PrefixCache,
     ) -> Score:
-        """`score`, over what is known of the row before."""
+        """`score`, with the keys and values of the row before."""
         given = self._given(prompt)
-        before, said, notes = parse_request(given, answer)
+        before, target, notes = parse_request(given, answer)
         prompt_ids = prompt_tokens(self.tokenizer, before)
         passages = None
         if context is not None:
             passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
         elif self.config.source != "all":
-            raise ValueError(
-                f"source {self.config.source!r} needs to know the context: give context="
-            )
+            raise ValueError(f"source {self.config.source!r} needs the context: pass context=")
         with undisturbed(self.model):
-            ids = self._answer(before, prompt_ids, said, prefix_cache)
+            ids = self._answer(before, prompt_ids, target, prefix_cache)
             stats, sourced = self._stats(prompt_ids, ids, passages, prefix_cache)
             gate = self._gate(before, prompt_ids, samples)
-        query = Query(before, said, notes, prompt_ids, answer, samples)
+        query = Query(before, target, notes, prompt_ids, answer, samples)
         return self._result(query, ids, stats, gate, passages, sourced, self.config.source)
 
     def _given(self, prompt: Prompt) -> Prompt:
-        """A prompt as LM-Polygraph gives it to an instruction-tuned model: as a user's message."""
+        """A text prompt as a user message for instruction-tuned host models, as LM-Polygraph."""
         if self.instruct and isinstance(prompt, str):
             return [{"role": "user", "content": prompt}]
         return prompt
 
     def stream(self, prompt: Prompt) -> Stream:
-        """Score the model's own answer while it is written; see `lm_polygraph_asmi.stream`.
+        """Score the greedy answer token by token; see `lm_polygraph_asmi.stream`.
 
-        Whatever the scorer's own settings, this is the scope "response", with masks that follow
-        from the prompt alone.
+        Always with scope "response" and masks seeded by the prompt, whatever the scorer's settings.
 
         Example:
             >>> with scorer.stream(prompt) as tokens:
@@ -210,17 +205,16 @@ class Scorer:
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
-        """Score rows as they come, one after the other; none is kept.
+        """Score rows one by one as they arrive; none is stored.
 
-        In the scope "response" the tokens that a row has in common with the one before, from the
-        first on, are not run again: put questions on one passage, and answers to one prompt, next
-        to each other. Scores differ from those of single calls by rounding alone.
+        With scope "response", the prefix that a row shares with the row before is not computed
+        again: sort rows by passage and prompt. Scores equal those of single calls up to rounding.
 
         Args:
-            rows: texts, or mappings with `prompt` and, if wanted, `answer`, `samples`, `context`
-                and `offsets`, as `score` and `Score.with_spans` take them. They are not changed.
-            on_error: "return" has a bad row be an outcome with an error; "raise" stops at it.
-            id_field: name of the field that holds a row's own id.
+            rows: texts, or mappings with `prompt` and optionally `answer`, `samples`, `context`
+                and `offsets`, as for `score` and `Score.with_spans`. They are not changed.
+            on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
+            id_field: name of the field with a row's id.
 
         Yields:
             An `Outcome` for each row, in order.
@@ -250,8 +244,8 @@ class Scorer:
         sourced: Mapping[str, Any] | None = None,
         source: str = "all",
     ) -> Score:
-        """What statistics mean."""
-        before, said, notes, prompt_ids, answer, samples = query
+        """The `Score` from the engine's statistics."""
+        before, target, notes, prompt_ids, answer, samples = query
         gate, diversity, responses = gated
         text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closes = self.stop_conditions.closes(ids)
@@ -268,38 +262,40 @@ class Scorer:
         content = self.stop_conditions.without(text, places, ids)
         warnings = [*notes, *self.notes]
         if isinstance(before, str) and not before.strip():
-            warnings.append("The prompt is blank: the answer hangs on nothing that was asked.")
+            warnings.append("The prompt is blank: the answer depends on no question.")
         if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
             warnings.append(odd)
-        if said is None and not closes:
-            stop = "" if self.stop else ", or name a `stop` such as '\\n' if it goes on without end"
+        if target is None and not closes:
+            stop = "" if self.stop else ", or pass a `stop` such as '\\n'"
             warnings.append(
-                f"The model's answer was cut off after {len(ids)} tokens, since nothing ended it: "
-                f"raise max_new_tokens{stop}."
+                f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
+                f"max_new_tokens{stop}."
             )
-        elif said is not None and (odd := repeated_prompt(before, prompt_ids.tolist(), said, ids)):
+        elif target is not None and (
+            odd := repeated_prompt(before, prompt_ids.tolist(), target, ids)
+        ):
             warnings.append(odd)
-        if isinstance(said, str):
-            if not text.startswith(said):
+        if isinstance(target, str):
+            if not text.startswith(target):
                 warnings.append(
-                    f"The tokenizer reads the answer as {text!r}: offsets are those of that text."
+                    f"The tokenizer decodes the answer as {text!r}: offsets refer to that text."
                 )
-            if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, said)):
+            if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, target)):
                 warnings.append(odd)
-            if odd := stop_warning(said, self.stop):
+            if odd := stop_warning(target, self.stop):
                 warnings.append(odd)
         if samples is not None and self.config.method != "adapt":
             warnings.append(
-                f'Samples are for the method "adapt": "{self.config.method}" needs none.'
+                f'Samples are used by the method "adapt" only; "{self.config.method}" ignores them.'
             )
         if self.config.method == "adapt" and responses < 2:
             warnings.append(
-                "Fewer than two sampled answers have a token: the semantic discount is left out."
+                "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
             )
         return Score(
             score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
             prompt=before if isinstance(before, str) else [dict(m) for m in before],
-            answer=content if said is None else said if isinstance(said, str) else list(ids),
+            answer=content if target is None else target if isinstance(target, str) else list(ids),
             scored_text=text,
             tokens=tuple(tokens),
             counted=len(tokens[counted]),
@@ -322,24 +318,23 @@ class Scorer:
         )
 
     def fingerprints(self) -> dict[str, str]:
-        """What tells weights and tokenizer from others, as they are now.
+        """Hashes of the current weights, and of tokenizer and chat template.
 
-        All weights are read, once and again when they change. The template of chats counts as part
-        of the tokenizer.
+        Reads all weights on first use, and again if they change.
 
         Raises:
-            ValueError: a model with hooks of others, which cannot be told.
+            ValueError: the model has foreign hooks, which cannot be hashed.
         """
         weights = self._keys.of(self.model, model_state(self.model))["model"]
         if weights is None:
             raise ValueError(
-                "the model has forward hooks, or a forward method set on a module: what they "
-                "compute cannot be told, so neither can what a calibration run is of. Remove them"
+                "the model has forward hooks or a replaced forward method, so a calibration run "
+                "cannot identify it. Remove them"
             )
         if self._tokenizer_key is None:
             template = str(getattr(self.tokenizer, "chat_template", None))
-            own = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
-            self._tokenizer_key = hashlib.sha256(own.encode()).hexdigest()[:16]
+            described = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+            self._tokenizer_key = hashlib.sha256(described.encode()).hexdigest()[:16]
         return {"weights": weights[:16], "tokenizer": self._tokenizer_key}
 
     def _stats(
@@ -349,9 +344,9 @@ class Scorer:
         passages: Sequence[Passage] | None,
         prefix_cache: PrefixCache,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Statistics of the score, and those by source, which there are with a context alone.
+        """Statistics of the score, and by source (empty without passages).
 
-        Sources are told apart in the scope "response", whatever the score's own.
+        Sources always use scope "response".
         """
         if passages is None:
             return self.engine.score(self.model, prompt_ids, ids, prefix_cache=prefix_cache), {}
@@ -361,27 +356,27 @@ class Scorer:
         )
         if not self.config.is_control and self.config.scope == "response":
             return by_source, by_source
-        own = self.engine.score(self.model, prompt_ids, ids)
-        seconds = own["asmi_seconds"] + by_source["asmi_seconds"]
-        return own | {"asmi_seconds": seconds}, by_source
+        stats = self.engine.score(self.model, prompt_ids, ids)
+        seconds = stats["asmi_seconds"] + by_source["asmi_seconds"]
+        return stats | {"asmi_seconds": seconds}, by_source
 
     def _own_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
-        """What made this score besides the masks."""
-        found = self.config.besides_masks()
+        """Settings of this score besides those of the masks."""
+        settings = self.config.besides_masks()
         if self.calibration is not None and "weights" in self.calibration.settings:
-            found |= self.fingerprints()
-        if not (answer is None or isinstance(answer, str)):  # token ids are scored as they are
-            del found["stop"]
+            settings |= self.fingerprints()
+        if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
+            del settings["stop"]
         else:
-            found["stop"] = list(self.stop)
-        if samples is not None and "num_samples" in found:
-            found["num_samples"] = len(samples)
-        return found
+            settings["stop"] = list(self.stop)
+        if samples is not None and "num_samples" in settings:
+            settings["num_samples"] = len(samples)
+        return settings
 
     def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Token-level statistics under their plain names."""
+        """Token-level statistics by name without depth and source."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         plain = ("asmi_entropy", "asmi_log_likelihood")
         found = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
@@ -408,18 +403,17 @@ class Scorer:
         return [*ids, *self._end_token(prompt)]
 
     def _end_token(self, prompt: Prompt) -> list[int]:
-        """What ends an answer without a stop string: a template's end of turn, else EOS; or none.
+        """Token that ends an answer without a stop string: the template's end of turn, else EOS.
 
-        Models of chats often name several end tokens, and the tokenizer's may not be the one that
-        ends their turns.
+        Chat models often have several end tokens; the tokenizer's may not end their turns.
         """
         ends = self.stop_conditions.end_ids
         if not isinstance(prompt, str):
             turn = next((i for i in behind_answer(self.tokenizer, prompt) if i in ends), None)
             if turn is not None:
                 return [turn]
-        own = self.tokenizer.eos_token_id
-        return sorted(ends)[:1] if own is None else [own]
+        eos = self.tokenizer.eos_token_id
+        return sorted(ends)[:1] if eos is None else [eos]
 
     def _gate(
         self,
@@ -427,11 +421,11 @@ class Scorer:
         prompt_ids: Int[Tensor, " P"],
         samples: Sequence[Answer] | None,
     ) -> tuple[float, float | None, int]:
-        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and how many responses it is from."""
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and the number of sampled responses."""
         if samples is not None and (
             isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
         ):
-            raise ValueError(f"samples are a list of answers, got {samples!r:.60}")
+            raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
         if self.config.method != "adapt":
             return float(self.config.method == "sem"), None, 0
         if samples is None:
@@ -445,7 +439,7 @@ class Scorer:
                 else token_ids(sample)
                 for sample in samples
             ]
-        # As in a benchmark, where sampled answers come without their end token.
+        # As in a benchmark, whose sampled answers have no end token.
         ends = self.stop_conditions.end_ids
         drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
         responses = [ids for ids in drawn if ids]

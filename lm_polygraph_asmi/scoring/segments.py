@@ -1,4 +1,4 @@
-"""A long answer in parts: its sentences, lines of code and items of lists, each with a score."""
+"""Parts of a long answer: sentences, lines of code, list items, each with a score."""
 
 import math
 import re
@@ -21,12 +21,12 @@ ITEM = re.compile(r"\s*([-*+•]|\(?\d{1,3}[.)])\s+\S")
 ROW = re.compile(r"\s*\|.*\|\s*$")
 HEADING = re.compile(r" {0,3}#{1,6}\s")
 INDENTED = re.compile(r"( {4}| {0,3}\t)\s*\S")
-"""A line of code outside a fence, unless it goes on with an item of a list."""
+"""A line of code outside a fence, unless it continues a list item."""
 SENTENCE_END = re.compile(r"[.!?…؟।][\"'”’)\]]*\s|[。！？]")
-"""Without one of these inside, a paragraph is a sentence, and spaCy need not be asked."""
+"""A paragraph without one of these is one sentence, without a call of spaCy."""
 
 UNSPACED = re.compile(r"[^。！？]*[。！？]+[”’」』）]*|[^。！？]+")
-"""Sentences of scripts that put no space behind them, which spaCy's rules leave in one."""
+"""Sentences in scripts without spaces between them, which spaCy's rules do not split."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Span:
     Attributes:
         text: its characters, scored_text[start:end].
         start, end: character offsets in `Score.scored_text`.
-        tokens: so many of the answer's tokens reach into it.
-        u: of them as the score is of all tokens, their mean if nothing else was asked for, nats.
-        mi, entropy: means over them, nats.
+        tokens: number of the answer's tokens that overlap it.
+        u: over these tokens, aggregated as the score (default: mean), nats; higher = more fragile.
+        mi, entropy: means over these tokens, nats.
         perplexity: exp of their mean negative log-likelihood under the unmasked model.
-        alternative: what the subnetworks would most often say in place of one of its tokens, and
-            `instead_of` which one; None if there is no other choice.
-        alternative_share: of the masks for it.
-        validated: whether labelled parts of answers showed that u ranks errors among them. The
-            paper finds the effect for whole answers alone.
-        error_probability: calibrated on these; None if not validated.
+        alternative: the subnetworks' most frequent replacement of one of its tokens, which is
+            `instead_of`; None if there is none.
+        alternative_share: share of masks that choose it, 0 to 1.
+        validated: whether u ranks errors among labelled parts of answers. The paper validates
+            whole answers only.
+        error_probability: calibrated on labelled parts; None if not validated.
 
     Example:
         >>> first, second = scorer.score(prompt, " Edda Holm did. She came from Brask.").spans
@@ -69,39 +69,39 @@ class Span:
 
 
 def segment_answer(text: str) -> list[tuple[int, int]]:
-    """Offsets of an answer's sentences, lines of code, items of lists and rows of tables.
+    """(start, end) offsets of an answer's sentences, lines of code, list items and table rows.
 
-    Blank lines and fences of code belong to none. Sentences are found by spaCy's rules, which know
-    no language; it is imported only where a paragraph may hold two.
+    Blank lines and code fences are in no part. spaCy's language-independent rules split sentences;
+    it is imported only if a paragraph may hold two.
     """
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     paragraph: tuple[int, int] | None = None
     fence, start, in_item = "", 0, False
     for line in text.splitlines(keepends=True):
         end = start + len(line)
         mark, item = FENCE.match(line), ITEM.match(line)
         goes_on = in_item and not (fence or mark or item) and line[0] in " \t" and line.strip()
-        own = fence or mark or item or any(p.match(line) for p in (ROW, HEADING, INDENTED))
-        if (own or goes_on or not line.strip()) and paragraph:
-            found += _sentences(text, *paragraph)
+        alone = fence or mark or item or any(p.match(line) for p in (ROW, HEADING, INDENTED))
+        if (alone or goes_on or not line.strip()) and paragraph:
+            places += _sentences(text, *paragraph)
             paragraph = None
         if mark and (not fence or mark[1] == fence):
             fence = "" if fence else mark[1]
         elif goes_on:
-            found[-1] = (found[-1][0], end)
-        elif own and line.strip():
-            found.append((start, end))
+            places[-1] = (places[-1][0], end)
+        elif alone and line.strip():
+            places.append((start, end))
         elif line.strip():
             paragraph = (paragraph[0] if paragraph else start, end)
         in_item = bool(goes_on or (item and not fence))
         start = end
     if paragraph:
-        found += _sentences(text, *paragraph)
-    return [_trimmed(text, *place) for place in found]
+        places += _sentences(text, *paragraph)
+    return [_trimmed(text, *place) for place in places]
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Offsets without the white space at both ends."""
+    """Offsets without white space at either end."""
     part = text[start:end]
     return start + len(part) - len(part.lstrip()), start + len(part.rstrip())
 
@@ -122,7 +122,9 @@ def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def _splitter() -> Any:
     import spacy
 
-    pipeline = spacy.blank("en")  # knows "Mr." and "e.g."; the marks are those of any language
+    pipeline = spacy.blank(
+        "en"
+    )  # knows "Mr." and "e.g."; its sentence marks are those of all languages
     pipeline.add_pipe("sentencizer")
     return pipeline
 
@@ -135,36 +137,36 @@ def span_of(
     calibration: "Calibration | None" = None,
     aggregation: str = ASMIConfig.aggregation,
 ) -> Span:
-    """What the tokens that reach into text[start:end] say together.
+    """The `Span` of the tokens that overlap text[start:end].
 
     Args:
-        calibration: labelled parts that were scored with the same settings.
-        aggregation: of u.
+        calibration: of labelled parts, scored with the same settings.
+        aggregation: of u: "mean", "sum" or "max".
 
     Raises:
-        ValueError: offsets outside the text, or none of its tokens between them.
+        ValueError: offsets outside the text, or no token between them.
     """
     if not 0 <= start < end <= len(text):
         raise ValueError(
-            f"a span must lie within the {len(text)} characters of the scored text, got "
-            f"{start} to {end}"
+            f"expected a span within the {len(text)} characters of the scored text, got {start} to "
+            f"{end}"
         )
-    # A token without characters is part of the next one that has some.
-    own = [
+    # A token without characters belongs to the next one that has some.
+    inside = [
         token for token in tokens if token.start < end and max(token.end, token.start + 1) > start
     ]
-    if not own:
-        raise ValueError(f"no token of the answer reaches into characters {start} to {end}")
-    others = [token for token in own if token.alternative is not None]
+    if not inside:
+        raise ValueError(f"expected a token in characters {start} to {end}, got none")
+    others = [token for token in inside if token.alternative is not None]
     strongest = max(others, key=lambda token: token.alternative_share, default=None)
-    mean = {name: float(np.mean([getattr(t, name) for t in own]))
+    mean = {name: float(np.mean([getattr(t, name) for t in inside]))
             for name in ("mi", "entropy", "log_likelihood")}  # fmt: skip
-    u = aggregate([token.u for token in own], aggregation)
+    u = aggregate([token.u for token in inside], aggregation)
     return Span(
         text=text[start:end],
         start=start,
         end=end,
-        tokens=len(own),
+        tokens=len(inside),
         u=u,
         mi=mean["mi"],
         entropy=mean["entropy"],

@@ -1,4 +1,4 @@
-"""Tokens of an answer as they are written, each scored."""
+"""Score an answer token by token while it is generated."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Stream(Iterator[Token]):
-    """Tokens of an answer as they are written, each scored; see `lm_polygraph_asmi.stream`.
+    """Iterator over scored tokens of an answer being generated; see `lm_polygraph_asmi.stream`.
 
-    Between two tokens the model is as it was found and free for others. Leaving off is enough to
-    stop; `close`, or the end of a `with` block, lets go of what is kept of the answer.
+    Between two tokens the model is in its original state and free for other use. To stop, stop
+    iterating; `close` or the end of a `with` block also frees the caches.
 
     Example:
         >>> tokens = scorer.stream(prompt)
@@ -41,12 +41,12 @@ class Stream(Iterator[Token]):
     """
 
     def __init__(self, scorer: "Scorer", prompt: Prompt, ids: Tensor | None = None) -> None:
-        """`ids`: of a prompt that somebody else goes on with; length and end are then theirs."""
-        before, said, notes = parse_request(prompt if ids is not None else scorer._given(prompt))
-        if said is not None:
+        """`ids`: prompt of another `generate` call, which then decides length and end."""
+        before, answer, notes = parse_request(prompt if ids is not None else scorer._given(prompt))
+        if answer is not None:
             raise ValueError(
-                "the chat ends in the assistant's message, but only an answer that the model "
-                "writes can be scored while it is written: leave the message out"
+                "expected a chat that ends in the user's message, got the assistant's last: only "
+                "the model's own answer can be streamed"
             )
         check_streamed({"source": scorer.config.source})
         self.scorer, self._engine = scorer, scorer.while_written
@@ -69,7 +69,7 @@ class Stream(Iterator[Token]):
         self.close()
 
     def close(self) -> None:
-        """Write no further; `result` is then the score of what has been written."""
+        """Stop generating and free the caches; `result` scores the tokens so far."""
         self._closed = True
         if self._writing is not None:
             self._writing.forget()
@@ -88,7 +88,7 @@ class Stream(Iterator[Token]):
                     with undisturbed(scorer.model):
                         self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
                     self._writing = self._engine.write(scorer.model, prompt_ids)
-                found = self._writing.step(chosen)
+                stats = self._writing.step(chosen)
         except BaseException:
             self.close()
             raise
@@ -98,11 +98,11 @@ class Stream(Iterator[Token]):
             self._ended = len(ids) == self._room or scorer.stop_conditions.closes(ids)
         text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
         end = len(text)
-        if not self._ended:  # a character may still lack bytes
+        if not self._ended:  # the last character may be incomplete
             end = max(self._place, len(text.rstrip(UNFINISHED)))
         place, self._place = (self._place, end), end
         gate = self._gate[0]
-        (token,) = tokens_of(found, ids[-1:], text, [place], gate, scorer.tokenizer)
+        (token,) = tokens_of(stats, ids[-1:], text, [place], gate, scorer.tokenizer)
         return token
 
     @property
@@ -113,29 +113,29 @@ class Stream(Iterator[Token]):
 
     @property
     def result(self) -> Score:
-        """The `Score` of what has been written so far.
+        """The `Score` of the tokens generated so far.
 
         Raises:
-            ValueError: nothing has.
+            ValueError: there are none.
         """
         if self._writing is None or not self._writing.ids or self._gate is None:
-            raise ValueError("no token has been written: there is nothing to score")
-        found = self._writing
-        return self.scorer._result(self._query, found.ids, found.statistics(), self._gate)
+            raise ValueError("expected at least one generated token, got none")
+        writing = self._writing
+        return self.scorer._result(self._query, writing.ids, writing.statistics(), self._gate)
 
 
 class Streamer(BaseStreamer):
-    """Scores what somebody else's `generate` call writes: `model.generate(..., streamer=this)`.
+    """Score the tokens of a `generate` call: `model.generate(..., streamer=this)`.
 
-    For one prompt at a time, greedy or sampled; each token costs one more step of the model than in
-    a `stream`. Stop strings, end tokens and length are those of the call.
+    One prompt per call, greedy or sampled. Each token costs one model step more than `stream`. The
+    call decides stop strings, end tokens and length.
 
     Args:
         scorer: with the model that generates.
-        shown: called with each `Token` as it comes.
+        shown: called with each new `Token`.
 
     Raises:
-        ValueError: from `put`, several prompts at once; else as `stream`.
+        ValueError: `put` got several prompts; else as `stream`.
 
     Example:
         >>> words = []
@@ -151,11 +151,11 @@ class Streamer(BaseStreamer):
         self.stream: Stream | None = None
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt's token ids, then one token after the other."""
+        """Take the prompt's token ids, (P,) or (1, P), then one token per call."""
         ids = value.reshape(-1).tolist()
         if self.stream is None:
             if value.ndim > 1 and len(value) > 1:
-                raise ValueError(f"one prompt at a time, got a batch of {len(value)}")
+                raise ValueError(f"expected one prompt, got a batch of {len(value)}")
             prompt = str(self.scorer.tokenizer.decode(ids))
             self.stream = Stream(self.scorer, prompt, torch.tensor(ids))
             return
@@ -163,6 +163,6 @@ class Streamer(BaseStreamer):
             self.shown(self.stream._written(token))
 
     def end(self) -> None:
-        """The answer is finished; `stream.result` is its score."""
+        """Finish the answer; `stream.result` is its score."""
         if self.stream is not None:
             self.stream.close()

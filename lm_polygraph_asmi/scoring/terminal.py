@@ -1,4 +1,4 @@
-"""A scored answer in a terminal: a heat map, the verdict, and tables of what is most fragile."""
+"""A scored answer in a terminal: heat map, verdict, and tables of the most fragile tokens."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ink(token: "Token") -> str:
-    """Colours of a token in a terminal, as rich has them: the darker the more fragile."""
+    """Rich style of a token: the darker, the more fragile."""
     if token.shade <= 0.05:
         return ""
     red, rest = round(255 - 100 * token.shade), round(235 - 200 * token.shade)
@@ -26,28 +26,28 @@ def _start_of(text: str, longest: int = 60) -> str:
 
 
 def in_terminal(score: "Score", width: int) -> Iterator[Text | Table]:
-    """Lines and tables of a scored answer.
+    """Lines and tables for a scored answer.
 
     Args:
         width: columns of the terminal.
     """
     shaded, bars = Text(), Text(style="red")
     for token in score.tokens:
-        # Line breaks would part the two lines, and other control characters steer a terminal.
+        # Line breaks would split the two lines, and control characters would steer the terminal.
         text = Text(visible(token.text), style=ink(token))
         shaded.append_text(text)
         bars.append(token.bar * text.cell_len)
-    # Cut by hand, so that a line of a long answer and its bars stay together.
-    cuts: list[tuple[int, int]] = []  # characters and settings before each cut
-    groups = start = 0  # settings so far, and of them those of finished lines
+    # Wrapped here, so that each line of a long answer stays above its bars.
+    cuts: list[tuple[int, int]] = []  # characters and columns before each cut
+    columns = start = 0  # columns so far, and those of finished lines
     for position, character in enumerate(shaded.plain):
         wide = cell_len(character)
-        if groups - start + wide > width:
-            cuts.append((position, groups))
-            start = groups
-        groups += wide
+        if columns - start + wide > width:
+            cuts.append((position, columns))
+            start = columns
+        columns += wide
     lines = shaded.divide([position for position, _ in cuts])
-    for line, bar in zip(lines, bars.divide([group for _, group in cuts]), strict=True):
+    for line, bar in zip(lines, bars.divide([column for _, column in cuts]), strict=True):
         yield from (line, bar)
     yield from (Text(line) for line in score.verdict)
     table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")
@@ -58,7 +58,7 @@ def in_terminal(score: "Score", width: int) -> Iterator[Text | Table]:
                       f"{token.vote:.0%}", Text(other + share))  # fmt: skip
     yield table
     if score.sources:
-        yield Text(f"What the answer hangs on. {SOURCES_SAY}")
+        yield Text(f"Sources of the answer. {SOURCES_SAY}")
         table = Table("source", "share of MI", "attention", "KL without", "", box=None,
                       header_style="dim")  # fmt: skip
         for name, source in score.sources.items():

@@ -1,4 +1,4 @@
-"""From text to token ids and back, with character offsets that rebuild an answer exactly."""
+"""Text to token ids and back, with character offsets that rebuild an answer exactly."""
 
 import operator
 import unicodedata
@@ -18,24 +18,24 @@ Prompt = str | Messages
 Answer = str | Sequence[int]
 
 UNFINISHED = "\ufffd"
-"""What a decoder puts where a character has not got all of its bytes yet."""
+"""What a decoder writes for a character with missing bytes."""
 CONTEXT = 4
-"""Tokens of the prompt that are decoded along: some tokenizers drop a space at the very start."""
+"""Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 
 
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-"""Scripts that put no space between words, by the first word of their characters' names."""
+"""Scripts without spaces between words, by the first word of their characters' names."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 
 
 class Request(NamedTuple):
-    """A prompt and its answer, told apart.
+    """A prompt and its answer, separated.
 
     Attributes:
-        prompt: text, or messages whose content is text, up to the answer.
-        answer: None where the model is to make one.
-        notes: what was understood in a way that the caller should know.
+        prompt: text, or messages with text content, up to the answer.
+        answer: None: the model generates one.
+        notes: how the input was interpreted, where the caller should know.
     """
 
     prompt: Prompt
@@ -44,18 +44,18 @@ class Request(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What was asked to be scored.
+    """One request to score.
 
     Attributes:
-        prompt: without the answer, where it was a chat's last message.
-        said: the answer; None for the model's own.
-        notes: what is odd about them.
-        prompt_ids: (P,) tokens of the prompt.
-        answer, samples: as they were given.
+        prompt: without the answer, even if that is a chat's last message.
+        target: the answer to score; None: the model's own.
+        notes: warnings about them.
+        prompt_ids: (P,) token ids of the prompt.
+        answer, samples: arguments of `score`.
     """
 
     prompt: Prompt
-    said: Answer | None
+    target: Answer | None
     notes: tuple[str, ...]
     prompt_ids: Tensor
     answer: Answer | None = None
@@ -63,13 +63,13 @@ class Query(NamedTuple):
 
 
 def parse_request(prompt: Prompt, answer: Answer | None = None) -> Request:
-    """What is to be scored: of a chat that ends in the assistant's message, that message.
+    """Separate prompt and answer: the assistant's last message of a chat is the answer.
 
-    Needs no model: what is refused here is refused before one is loaded.
+    Runs without a model, so that errors are raised before one is loaded.
 
     Raises:
-        ValueError: neither text nor messages, messages without a role or text, an answer of another
-            type or without a token, or one given twice.
+        ValueError: neither text nor messages, a message without role or text, an answer of another
+            type, empty, or passed twice.
     """
     if answer is not None:
         _check_answer(answer)
@@ -77,25 +77,25 @@ def parse_request(prompt: Prompt, answer: Answer | None = None) -> Request:
         return Request(prompt, answer, ())
     if not _are_messages(prompt):
         raise ValueError(
-            "a prompt is text, or a list of chat messages such as {'role': 'user', 'content': "
-            f"'...'}}; got {prompt!r:.80}. Many prompts are for `Scorer.score_many`"
+            "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
+            f"'content': '...'}}; got {prompt!r:.80}. For many prompts use `Scorer.score_many`"
         )
     messages = [{**message, **_as_text(message)} for message in prompt]
     if not messages or messages[-1].get("role") != "assistant":
         return Request(_checked(messages), answer, ())
     if answer is not None:
         raise ValueError(
-            "the chat ends in the assistant's message and an answer is given besides: which of "
-            "them is to be scored? Leave one out"
+            "expected one answer, got two: the chat's last message from the assistant, and "
+            "`answer`. Leave one out"
         )
     *before, last = messages
     if not (isinstance(last.get("content"), str) and last["content"]):
         raise ValueError(
-            "the chat ends in a message of the assistant that holds no text: there is nothing to "
-            "score. Leave it out to score the model's own answer"
+            "the chat's last message, the assistant's, has no text. Leave it out to score the "
+            "model's own answer"
         )
     if not before:
-        raise ValueError("the chat holds the assistant's message alone: give the user's before it")
+        raise ValueError("expected a user message before the assistant's, got none")
     note = "The chat's last message, the assistant's, was scored."
     return Request(_checked(before), last["content"], (note,))
 
@@ -104,14 +104,12 @@ def _check_answer(answer: Any) -> None:
     if isinstance(answer, bytes | bytearray) or not isinstance(
         answer, str | Sequence | np.ndarray | Tensor
     ):
-        raise ValueError(f"an answer is text or token ids, got {answer!r:.60}")
+        raise ValueError(f"expected an answer as text or token ids, got {answer!r:.60}")
     if isinstance(answer, np.ndarray | Tensor) and answer.ndim != 1:
-        raise ValueError(
-            f"an answer's token ids are one row of them, got the shape {tuple(answer.shape)}"
-        )
+        raise ValueError(f"expected an answer's token ids of shape (T,), got {tuple(answer.shape)}")
     if not len(answer):
         raise ValueError(
-            "the answer is empty: there is no token to score. Leave `answer` out to score the "
+            "the answer is empty: expected at least one token. Leave `answer` out to score the "
             "model's own"
         )
     if not isinstance(answer, str):
@@ -119,26 +117,28 @@ def _check_answer(answer: Any) -> None:
 
 
 def token_ids(answer: Any) -> list[int]:
-    """Whole numbers, whichever library they are of.
+    """Token ids of any library as integers.
 
     Raises:
-        ValueError: other things.
+        ValueError: not integers.
     """
     try:
         if any(isinstance(token, bool | np.bool_) for token in answer):
-            raise TypeError("true and false are no token ids")
+            raise TypeError("expected integers, got booleans")
         return [operator.index(token) for token in answer]
     except TypeError as error:
-        raise ValueError(f"an answer is text or a list of token ids, got {answer!r:.60}") from error
+        raise ValueError(
+            f"expected an answer as text or a list of token ids, got {answer!r:.60}"
+        ) from error
 
 
 def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose role and text are there: templates pass over what they do not know.
+    """Check that messages have role and text, as templates silently skip others.
 
-    Calls of tools have no text.
+    Tool calls need no text.
     """
     if not messages:
-        raise ValueError("the chat is empty: give at least the user's message")
+        raise ValueError("the chat is empty: expected at least the user's message")
     for number, message in enumerate(messages, start=1):
         tools = message.get("content") is None and message.get("tool_calls")
         if isinstance(message.get("role"), str) and (
@@ -146,8 +146,8 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ):
             continue
         raise ValueError(
-            f"message {number} of the chat lacks a role or text: wanted {{'role': 'user', "
-            f"'content': '...'}}, got {message!r:.80}"
+            f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, got "
+            f"{message!r:.80}"
         )
     return messages
 
@@ -157,7 +157,7 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
-    """Content given in parts as one text: not every template knows parts."""
+    """Join content in parts into one text, as not every template supports parts."""
     parts = message.get("content")
     if not isinstance(parts, list | tuple):
         return {}
@@ -167,32 +167,32 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(
-                f"a message holds a part of the type {kind!r}: only text can be scored, such as "
-                "{'type': 'text', 'text': '...'}"
+                "expected text parts of a message, such as {'type': 'text', 'text': '...'}; got a "
+                f"part of the type {kind!r}"
             )
         texts.append(text)
     return {"content": "".join(texts)}
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Tensor, " P"]:
-    """Token ids of a prompt: a text as it is, messages through the tokenizer's chat template.
+    """Token ids of a prompt, (P,); the tokenizer's chat template is applied to messages.
 
     Raises:
-        ValueError: messages without a chat template or that it refuses; a prompt without a token; a
-            tokenizer that puts its end token behind every text.
+        ValueError: messages that the chat template does not support, or no template; a prompt
+            without a token; a tokenizer that appends its end token to every text.
     """
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
         end = tokenizer.eos_token
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(end)):
             raise ValueError(
-                f"the tokenizer puts its end token {end!r} behind the prompt, so the model would "
-                "read a text that has ended: load the tokenizer with add_eos_token=False"
+                f"the tokenizer appends its end token {end!r} to the prompt, so no answer could "
+                "follow: load the tokenizer with add_eos_token=False"
             )
     elif not getattr(tokenizer, "chat_template", None):
         raise ValueError(
-            "the prompt is a list of messages, but this tokenizer has no chat template: give the "
-            "prompt as one text, as a base model reads it"
+            "the prompt is a list of messages, but this tokenizer has no chat template: pass the "
+            "prompt as text"
         )
     else:
         try:
@@ -200,21 +200,23 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
                 [dict(message) for message in prompt], add_generation_prompt=True, return_dict=True
             )
         except TemplateError as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+            raise ValueError(
+                f"the chat template does not support these messages: {error}"
+            ) from error
         ids = templated["input_ids"]
     if not ids:
         raise ValueError(
-            "the prompt has no token, so nothing predicts the answer's first one: give a prompt, "
-            "or one that holds the tokenizer's BOS token"
+            "the prompt has no token, so nothing predicts the answer's first token: pass a prompt, "
+            "such as the tokenizer's BOS token"
         )
     return torch.tensor(ids, dtype=torch.long)
 
 
 def answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: str) -> list[int]:
-    """Token ids of an answer where it follows its prompt.
+    """Token ids of an answer after its prompt.
 
-    Where the tokenizer would merge the end of a text prompt and the start of the answer into one
-    token, and behind a chat template, the answer is tokenised by itself.
+    After a chat template, or if the tokenizer would merge the end of the prompt and the start of
+    the answer into one token, the answer is tokenized separately.
     """
     if isinstance(prompt, str):
         before = tokenizer(prompt)["input_ids"]
@@ -225,35 +227,35 @@ def answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: st
 
 
 def prompt_warning(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str | None:
-    """What is odd about how a text prompt begins; None if nothing is."""
+    """Warning about the start of a text prompt, or None."""
     first = tokenizer.bos_token_id
     if first is None or list(prompt_ids[:2]) != [first, first]:
         return None
     return (
-        f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer put another one in "
-        "front: leave it out of the text, or give the chat as messages."
+        f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer added another: leave "
+        "it out of the text, or pass the chat as messages."
     )
 
 
 def repeated_prompt(
     prompt: Prompt, prompt_ids: Sequence[int], answer: Answer, ids: Sequence[int]
 ) -> str | None:
-    """What to say of an answer that holds its whole prompt; None for any other."""
-    own = list(ids[: len(prompt_ids)]) == list(prompt_ids)
+    """Warning if the answer starts with its whole prompt, or None."""
+    repeated = list(ids[: len(prompt_ids)]) == list(prompt_ids)
     if isinstance(prompt, str) and isinstance(answer, str):
-        own = own or answer.lstrip().startswith(prompt.lstrip())
-    if not own or len(prompt_ids) < 4:  # a word may be said again
+        repeated = repeated or answer.lstrip().startswith(prompt.lstrip())
+    if not repeated or len(prompt_ids) < 4:  # a short prompt may be repeated
         return None
     return (
-        "The answer begins with the whole prompt, as what `generate` returns does: give what "
-        "follows it alone."
+        "The answer begins with the whole prompt, like the output of `generate`: pass only what "
+        "follows the prompt."
     )
 
 
 def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:
-    """What is odd between a text prompt and its answer, and what to write; None if nothing is.
+    """Warning about the border between a text prompt and its answer, with advice, or None.
 
-    A score is that of certain tokens: "8" and " 8" are others.
+    The score depends on the tokens: "8" and " 8" differ.
     """
     before = tokenizer(prompt)["input_ids"]
     if tokenizer(prompt + answer)["input_ids"][: len(before)] != before:
@@ -265,8 +267,8 @@ def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str)
             "first character"
         )
         return (
-            "The tokenizer would join the end of the prompt and the start of the answer into one "
-            f"token; they were scored apart, as no model would write them: {advice}."
+            "The tokenizer would merge the end of the prompt and the start of the answer into one "
+            f"token; they were scored as two, which no model would generate: {advice}."
         )
     if (
         _spaced(prompt[-1:])
@@ -276,59 +278,59 @@ def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str)
     ):
         return (
             f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
-            f"Where one belongs between them, write the answer as {_start(' ' + answer)}: that is "
-            "another token, and another score."
+            f"If one belongs between them, write the answer as {_start(' ' + answer)}: its token "
+            "and score differ."
         )
     return None
 
 
 def stop_warning(answer: str, stops: Sequence[str]) -> str | None:
-    """What to say of an answer that goes on behind a stop string; None of any other.
+    """Warning if an answer continues after a stop string, or None.
 
-    Blanks behind it say nothing: tokens such as two line breaks hold the stop and more.
+    Blanks after it do not count: a token of two line breaks holds the stop and more.
     """
     for stop in stops:
-        _, found, behind = answer.partition(stop)
-        if found and behind.strip():
+        _, found, rest = answer.partition(stop)
+        if found and rest.strip():
             return (
-                f"The answer goes on behind the stop {stop!r}, with {_start(behind)}: all of it "
-                "was scored, but a model that stops there would not have written it. End the "
-                "answer before the stop, or leave this `stop` out."
+                f"The answer continues after the stop {stop!r}, with {_start(rest)}: all of it was "
+                "scored, but a model that stops there would not generate it. End the answer before "
+                "the stop, or leave this `stop` out."
             )
     return None
 
 
 def _start(text: str) -> str:
-    """A text as it would be written in Python; of a long one its start."""
+    """repr of a text, or of its first 30 characters."""
     return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"
 
 
 def _spaced(character: str) -> bool:
-    """Whether words are spaced where this character stands, and it is no space itself."""
+    """Whether this is a non-space character of a script with spaces between words."""
     if not character or character.isspace():
         return False
     return not unicodedata.name(character, "").startswith(UNSPACED)
 
 
 def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[int]:
-    """Token ids that the chat template puts behind an answer; none where it takes no answer."""
+    """Token ids that the chat template adds after an answer; empty if it fails."""
     answer = "ANSWER"
     messages = [*(dict(message) for message in prompt), {"role": "assistant", "content": answer}]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except TemplateError:
         return []
-    _, found, behind = text.rpartition(answer)
-    return tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    _, found, after = text.rpartition(answer)
+    return tokenizer(after, add_special_tokens=False)["input_ids"] if found else []
 
 
 def spans(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """An answer as text, and the characters of each token: (start, end).
+    """An answer as text, and the characters (start, end) of each token.
 
-    The spans follow on one another and cover the text. A character of several tokens belongs to the
-    last of them; the others have empty spans. Special tokens are part of the text.
+    The spans are contiguous and cover the text. A character of several tokens belongs to the last;
+    the others have empty spans. Special tokens are part of the text.
     """
 
     def decode(ids: Sequence[int]) -> str:
@@ -337,9 +339,9 @@ def spans(
 
     context = list(prompt_ids[-CONTEXT:])
     before, whole = decode(context), decode([*context, *answer_ids])
-    if not whole.startswith(before):  # the answer changes how the prompt's last tokens read
+    if not whole.startswith(before):  # the answer changes how the prompt's last tokens decode
         context, before, whole = [], "", decode(answer_ids)
-    found, end = [], len(before)
+    places, end = [], len(before)
     for length in range(1, len(answer_ids) + 1):
         start = end
         if length == len(answer_ids):
@@ -347,5 +349,5 @@ def spans(
         else:
             so_far = decode([*context, *answer_ids[:length]])
             end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), whole])))
-        found.append((start - len(before), end - len(before)))
-    return whole[len(before) :], found
+        places.append((start - len(before), end - len(before)))
+    return whole[len(before) :], places

@@ -76,7 +76,7 @@ USER, ANSWER = ChatMessageUser(content="Who?"), ChatMessageAssistant(content=" H
     ("messages", "said"),
     [
         ([USER, USER, ANSWER], "no two user messages in a row"),
-        ([USER, ChatMessageTool(content="7"), ANSWER], "made without tools"),
+        ([USER, ChatMessageTool(content="7"), ANSWER], "without tools"),
         ([USER], "expected the last message to be the model's answer"),
         ([USER, ChatMessageAssistant(content="")], "expected the last message"),
     ],

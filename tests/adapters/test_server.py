@@ -17,7 +17,7 @@ from lm_polygraph_asmi.adapters.contract import Assessment, open_scorer
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import calibrate_rows
 from tests.adapters.conftest import SETTINGS, serving
-from tests.scoring.test_calibration import labelled
+from tests.scoring.test_calibrate import labelled
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("prometheus_client")
@@ -227,7 +227,7 @@ def test_messages_name_the_field_and_what_was_expected(client):
     assert (status, field) == (422, "prompt")
     assert message.startswith("expected a prompt of at most 200 tokens, got ")
     assert token_records(extra_body={"promt": 1})[2] == "promt: there is no such field"
-    assert token_records(model="other") == (404, "model", "there is one model here: 'tiny'")
+    assert token_records(model="other") == (404, "model", "expected the model 'tiny'")
 
 
 @pytest.mark.parametrize("kind", ["Completion", "ChatCompletion"])
@@ -322,7 +322,7 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     assert {one["asmi"]["decision"] for one in found} == {"accept", "abstain"}
     assert written["decision"] in ("accept", "abstain")
     assert undecided["decision"] is None
-    assert "of another score (stop" in undecided["reason"]
+    assert "settings differ from the calibration run (stop" in undecided["reason"]
 
 
 @pytest.mark.parametrize("with_run", [True, False])
@@ -345,7 +345,10 @@ def test_a_calibration_run_of_other_settings_is_refused_at_the_start(folder, cal
     arguments = ["--model", str(folder), "--calibration", str(calibrated), "--stop", ".", "--scope"]
     done = CliRunner().invoke(main, ["serve", *arguments, "all", "--port", "0"])
     assert done.exit_code
-    assert "is of another score (scope 'response' there, 'all' here)" in done.output
+    assert (
+        "settings differ from the calibration run: scope 'response' there, 'all' here"
+        in done.output
+    )
 
 
 @pytest.fixture
@@ -396,7 +399,7 @@ def test_a_full_queue_says_when_to_come_again(slow):
     reply = connection.getresponse()
     assert reply.status == 429
     assert int(reply.headers["Retry-After"]) >= 1
-    assert "the queue is full (1 requests wait)" in reply.read().decode()
+    assert "the queue is full (1 requests)" in reply.read().decode()
     for one in (first, second):
         one.close()
     idle(slow)

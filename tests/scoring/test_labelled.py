@@ -108,7 +108,7 @@ def test_parts_get_a_probability_of_error(model, tokenizer, found, calibration):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"prr": Interval(0.3, -0.1, 0.6)}, "the score is not known to rank errors"),
+        ({"prr": Interval(0.3, -0.1, 0.6)}, "there is no evidence that the score ranks errors"),
         (
             {"settings": {"num_masks": 9}},
             "the calibration run used other settings (num_masks 9 there, 4",
@@ -134,9 +134,7 @@ def test_one_of_answers_and_one_of_parts(found, calibration, tmp_path):
     assert Calibration.load(tmp_path / "parts.json") == calibration
     given = [tmp_path / "parts.json", tmp_path / "answers.json"]
     assert of_answers_and_parts(given, {}) == (answers, calibration)
-    with pytest.raises(
-        ValueError, match=r"two calibration runs of parts, rows\.jsonl and rows\.jsonl"
-    ):
+    with pytest.raises(ValueError, match=r"got two of parts: rows\.jsonl and rows\.jsonl"):
         of_answers_and_parts([calibration, tmp_path / "parts.json"], {})
 
 
@@ -145,14 +143,14 @@ def test_one_of_answers_and_one_of_parts(found, calibration, tmp_path):
     [
         (
             {"wrong": [True]},
-            r"`wrong` must be a list of true, false or null, one for each of its 2",
+            r"expected `wrong` as a list of true, false or null, one for each of its 2",
         ),
-        ({"wrong": [True, "no"]}, "must be a list of true, false or null"),
-        ({"wrong": True}, "line 1 of .* is no scored row with labels"),
+        ({"wrong": [True, "no"]}, "expected `wrong` as a list of true, false or null"),
+        ({"wrong": True}, "line 1 of .*: expected a line of .*polygraph_asmi score"),
         ({"wrong": [None, None]}, "no part of an answer in .* has a label"),
-        ({"wrong": [True, True]}, r"all 2 parts of .* are wrong: nothing can be learnt"),
-        ({"wrong": [False, False]}, r"all 2 parts of .* are right: nothing can be learnt"),
-        ({"spans": None}, "line 1 of .* is no scored row with labels"),
+        ({"wrong": [True, True]}, r"expected right and wrong parts, got 2, all wrong"),
+        ({"wrong": [False, False]}, r"expected right and wrong parts, got 2, all right"),
+        ({"spans": None}, "line 1 of .*: expected a line of .*polygraph_asmi score"),
     ],
 )
 def test_rows_that_teach_nothing(rows, tmp_path, changed, message):
@@ -162,13 +160,13 @@ def test_rows_that_teach_nothing(rows, tmp_path, changed, message):
 
 def test_files_that_hold_no_labels(rows, tmp_path):
     unlabelled = {name: value for name, value in rows[0].items() if name != "wrong"}
-    with pytest.raises(ValueError, match=r"is no scored row with labels \(KeyError\('wrong'\)\)"):
+    with pytest.raises(ValueError, match=r"expected a line of .* got KeyError\('wrong'\)"):
         Calibration.read(save(tmp_path / "rows.jsonl", [unlabelled]))
     (tmp_path / "rows.jsonl").write_text("\n{no\n")
     with pytest.raises(ValueError, match="line 2 of"):
         Calibration.read(tmp_path / "rows.jsonl")
     (tmp_path / "rows.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="holds no row"):
+    with pytest.raises(ValueError, match="at least one row"):
         Calibration.read(tmp_path / "rows.jsonl")
     other = rows[1] | {"settings": rows[1]["settings"] | {"scope": "response"}}
     with pytest.raises(ValueError, match=r"rows 0 and 1 .*scope all there, response here"):

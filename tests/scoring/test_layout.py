@@ -12,7 +12,7 @@ from lm_polygraph_asmi.scoring import page
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.scoring.conftest import PROMPT
 from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
-from tests.scoring.test_result import tested
+from tests.scoring.test_result import interpreted
 from tests.tiny_lm import whitebox
 
 pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is installed")
@@ -44,7 +44,7 @@ def scores(tokenizer):
 @pytest.fixture(scope="module")
 def several(scores):
     short = [scores[name] for name in ("code", "cjk", "arabic", "emoji")]
-    return [tested(short[1]), *short]
+    return [interpreted(short[1]), *short]
 
 
 @pytest.fixture(scope="module")

@@ -48,10 +48,10 @@ def test_settings_are_refused_before_anything_is_loaded(settings, message, monke
     ("arguments", "message"),
     [
         ((PROMPT, ""), "the answer is empty"),
-        ((PROMPT, 3), "an answer is text or token ids"),
-        ((7,), "a prompt is text"),
-        (([{"role": "user"}],), "lacks a role or text"),
-        (([PROMPT, PROMPT],), "Many prompts are for `Scorer.score_many`"),
+        ((PROMPT, 3), "expected an answer as text or token ids"),
+        ((7,), "expected a prompt as text"),
+        (([{"role": "user"}],), "expected {'role': 'user', 'content'"),
+        (([PROMPT, PROMPT],), "For many prompts use `Scorer.score_many`"),
     ],
 )
 def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, message, monkeypatch):
@@ -68,7 +68,7 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
             FileNotFoundError,
             "neither a manager file .*: there is nothing of that name",
         ),
-        ("", ValueError, "calibration run is an empty path"),
+        ("", ValueError, "expected a path, got an empty one"),
         ("none.json", FileNotFoundError, "none.json"),
     ],
 )
@@ -89,11 +89,11 @@ def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
 
 def test_a_forgotten_tokenizer(model, tokenizer):
     for arguments in ((PROMPT, " Brask"), (PROMPT,)):
-        with pytest.raises(ValueError, match="needs its tokenizer: score"):
+        with pytest.raises(ValueError, match=r"expected the model's tokenizer, as in score\("):
             score(model, *arguments)
-    with pytest.raises(ValueError, match="needs its tokenizer: score"):
+    with pytest.raises(ValueError, match=r"expected the model's tokenizer, as in score\("):
         Scorer(model, tokenizer=PROMPT)
-    with pytest.raises(ValueError, match="a prompt is text, or a list of chat messages"):
+    with pytest.raises(ValueError, match="expected a prompt as text, or as a list of chat"):
         score(model, tokenizer)
 
 
@@ -127,7 +127,7 @@ def test_a_name_simply_loads(tmp_path, capfd):
     shutil.copy(f"{folder}/config.json", tmp_path / "empty")
     with pytest.raises(OSError, match=r"the folder is incomplete\. .*model\.safetensors"):
         score(str(tmp_path / "empty"), PROMPT)
-    with pytest.raises(ValueError, match="brings its tokenizer: leave it out"):
+    with pytest.raises(ValueError, match="loads its tokenizer: leave `tokenizer` out"):
         score(folder, PROMPT, tokenizer=tiny_lm.tokenizer())
 
 
@@ -144,9 +144,7 @@ def test_a_model_that_writes_nothing(tokenizer):
         vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=2,
         num_attention_heads=2,
     )  # fmt: skip
-    with pytest.raises(
-        TypeError, match=r"BertForMaskedLM writes no answers: .*AutoModelForCausalLM"
-    ):
+    with pytest.raises(TypeError, match="AutoModelForCausalLM loads it, got BertForMaskedLM"):
         score(BertForMaskedLM(config).eval(), PROMPT, " Brask", tokenizer=tokenizer)
 
 
@@ -175,6 +173,6 @@ def test_words_are_completed_as_the_help_says():
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,score\n"
-    typed |= {"COMP_WORDS": "polygraph_asmi score --ref", "COMP_CWORD": "2"}
+    typed |= {"COMP_WORDS": "polygraph_asmi score --calib", "COMP_CWORD": "2"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,--calibration\n"

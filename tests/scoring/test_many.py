@@ -78,9 +78,9 @@ def test_columns_in_columns_out(scorer):
     assert [text is None for text in found["asmi_answer"]] == [True, False, True, True]
     assert set(json.loads(found["asmi_tokens"][0])[0]) >= {"text", "u", "alternative"}
     assert score_batch(given, scorer, tokens="none")["asmi_tokens"].tolist() == [None] * 4
-    with pytest.raises(ValueError, match="are there already"):
+    with pytest.raises(ValueError, match="would be overwritten"):
         score_batch(found, scorer)
-    with pytest.raises(ValueError, match="no column 'prompt'"):
+    with pytest.raises(ValueError, match="expected a column 'prompt'"):
         score_batch({}, scorer)
 
 
@@ -118,7 +118,7 @@ def test_blocks_go_on_where_they_stopped(scorer, tmp_path, suffix):
     assert [row.get("id") for row in found][:4] == list("abcd")
     if suffix == ".jsonl":  # a line that is none keeps its content
         assert found[-1]["line"] == "no JSON"
-        assert found[-1]["asmi_error"] == "ValueError: the line is no JSON object"
+        assert found[-1]["asmi_error"] == "ValueError: expected a JSON object"
     with pytest.raises(ValueError, match="with other settings"):
         blocks.blocks_left(source, tmp_path / "whole", 2, {"seed": 1})
     with pytest.raises(ValueError, match="holds no blocks"):
@@ -128,7 +128,7 @@ def test_blocks_go_on_where_they_stopped(scorer, tmp_path, suffix):
 def test_a_table_without_prompts_is_refused_before_a_model_is_loaded(tmp_path):
     source = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"question": ["Who?"], "answer": [" Edda"]}), source)
-    with pytest.raises(ValueError, match="no column 'prompt' among 'question', 'answer'"):
+    with pytest.raises(ValueError, match="expected a column 'prompt', got 'question', 'answer'"):
         blocks.blocks_of(source, 4)
 
 
@@ -175,11 +175,11 @@ def test_a_bad_row_costs_itself_alone(scorer, tmp_path):
     assert [row["asmi_error"] is None for row in found] == [True, False, False, False, True]
     assert found[0]["note"] == "\ud800"
     assert json.loads(found[1]["line"]) == rows[1]  # what was given is kept
-    assert "['asmi_row'] are there already" in found[2]["asmi_error"]
+    assert "['asmi_row'] would be overwritten" in found[2]["asmi_error"]
 
     table = tmp_path / "rows.parquet"
     pd.DataFrame([{"prompt": PROMPT, "asmi_row": 7}]).to_parquet(table)
-    with pytest.raises(ValueError, match=r"columns \['asmi_row'\] are there already"):
+    with pytest.raises(ValueError, match=r"columns \['asmi_row'\] would be overwritten"):
         blocks.blocks_of(table, 4)
 
 

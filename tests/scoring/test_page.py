@@ -14,7 +14,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render, visible
 from tests.scoring import pages as hard
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import tested
+from tests.scoring.test_result import interpreted
 
 NASTY = (
     """<script>document.title="broken"</script> " ' & {{ 7 * 7 }} {% x %} </style><b onload=x>"""
@@ -51,7 +51,7 @@ def nasty(found):
         for token in found.tokens[:3]
     )
     messages = [{"role": NASTY, "content": NASTY}]
-    one = tested(found, name=NASTY, quality=NASTY)
+    one = interpreted(found, name=NASTY, quality=NASTY)
     plain = replace(one, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY,
                     warnings=(NASTY,))  # fmt: skip
     return [plain, replace(plain, prompt=messages)]
@@ -60,7 +60,7 @@ def nasty(found):
 def test_everything_is_escaped(found, nasty):
     page = render(nasty, NASTY)
     tags = {tag for tag, _ in Elements(page).tags}
-    expected = {tag for tag, _ in Elements(render([tested(found)] * 2, "title")).tags}
+    expected = {tag for tag, _ in Elements(render([interpreted(found)] * 2, "title")).tags}
     assert tags == expected
     assert "script" not in tags
     assert not any("onload" in attributes for _, attributes in Elements(page).tags)
@@ -100,9 +100,11 @@ def test_readable_without_colour(found):
             assert f"u {token.u:.4f} nats" in tip
             assert f"{100 * token.vote:.0f}\xa0% of the masks keep this token" in tip
             assert f"probability {np.exp(token.log_likelihood):.3f}" in tip
-            share = f"{100 * token.alternative_share:.0f}\xa0% would say"
+            share = f"{100 * token.alternative_share:.0f}\xa0% choose"
             assert token.alternative is None or share in tip
-        assert ("no other choice" in tip) == any(t.alternative is None for t in piece.tokens)
+        assert ("no mask chooses another" in tip) == any(
+            t.alternative is None for t in piece.tokens
+        )
     # Tokens are reached by keyboard, too; as are the prompt and the tables, which may scroll.
     assert page.count('tabindex="0"') == len(own) + 2 + bool(found.parts)
 
@@ -145,13 +147,15 @@ def test_code_in_a_fixed_width(model, tokenizer):
 
 
 def test_the_mark_belongs_to_the_answer(found):
-    marked = tested(found).to_html()
+    marked = interpreted(found).to_html()
     assert "Confident but fragile.</strong>" in marked
-    assert "not of one of its tokens" in marked
-    assert f"higher than {tested(found).percentile:.0f} % of the calibration run run</h2>" in marked
-    for page in (found.to_html(), tested(found, median=9.0).to_html()):
+    assert "not single tokens" in marked
+    assert (
+        f"higher than {interpreted(found).percentile:.0f} % of the calibration run</h2>" in marked
+    )
+    for page in (found.to_html(), interpreted(found, median=9.0).to_html()):
         assert "Confident but fragile" not in page
-    assert "of the calibration run run</h2>" not in found.to_html()
+    assert "of the calibration run</h2>" not in found.to_html()
 
 
 def test_in_a_notebook(found):
@@ -166,14 +170,14 @@ def test_in_a_notebook(found):
 
 
 def test_several_answers_on_a_page(found):
-    page = render([found, tested(found)], "two")
+    page = render([found, interpreted(found)], "two")
     assert page.count('<section class="asmi" id="answer-') == 2
     assert page.count(found.verdict[-1]) == 1  # what all of them say is said once
     assert page.count(found.verdict[1]) == 1  # and what one says, with it
     assert page.count("Point at a token") == 1
     text = Elements(page).text
     assert "2 answers" in text
-    assert f"probability of error {tested(found).error_probability:.2f}, confident but" in text
+    assert f"probability of error {interpreted(found).error_probability:.2f}, confident but" in text
     assert page.count("<style>") == 2  # the cards', once, and the page's
 
 
@@ -204,7 +208,7 @@ def opened(browser, tmp_path):
 
 
 def test_in_a_browser(found, nasty, opened):
-    page = render([tested(found), *nasty], "Fragility")
+    page = render([interpreted(found), *nasty], "Fragility")
     brightness = {}
     for dark in (False, True):
         elements, picture, said = opened(page, dark)

@@ -48,7 +48,7 @@ def reference_for(found, **changed) -> Calibration:
     return replace(made, **changed)
 
 
-def tested(found, **changed):
+def interpreted(found, **changed):
     return replace(found, calibration=reference_for(found, **changed))
 
 
@@ -65,37 +65,37 @@ def test_unit_range_and_direction(found):
     assert "higher = more fragile" in unit
     assert f"over {len(found.tokens)} tokens" in unit
     assert found.highest == math.log(30)
-    assert "masks at the answer alone" not in unit
+    assert "heads masked only" not in unit
     response = replace(found, settings=found.settings | {"scope": "response"})
-    assert "tokens; masks at the answer alone." in response.verdict[0]
+    assert "tokens; heads masked only where the answer is predicted." in response.verdict[0]
     fewer = replace(found, counted=len(found.tokens) - 1)
     assert f"over {len(found.tokens) - 1} tokens" in fewer.verdict[0]
 
 
 def test_the_boundary_of_the_paper_is_always_said(found):
-    for one in (found, tested(found)):
-        assert "faithfulness" in one.verdict[-1]
-        assert "closed-book recall it is of no use" in one.verdict[-1]
+    for one in (found, interpreted(found)):
+        assert "should come from the given context" in one.verdict[-1]
+        assert "does not help for closed-book questions" in one.verdict[-1]
 
 
 def test_without_a_reference_no_verdict(found):
     assert found.percentile is found.error_probability is found.confident_but_fragile is None
     said = " ".join(found.verdict)
-    assert "No verdict: without a calibration run run" in said
-    assert "Sem-ASMI was not found to tell more of errors than probability" in said
-    assert "hangs on the prompt and on the masked layer" in said
+    assert "No verdict: without a calibration run (" in said
+    assert "Sem-ASMI added nothing significant to MSP, token entropy and length" in said
+    assert "depends on the prompt and on the masked layer" in said
     assert "%" not in said
 
 
 def test_with_a_reference_that_ranks(found):
-    one = tested(found)
+    one = interpreted(found)
     assert one.percentile == 50
     assert one.error_probability == pytest.approx((4 + 0.5) / (5 + 1))
     assert one.confident_but_fragile is True
-    assert "Higher than 50 % of the calibration run run" in one.verdict[1]
+    assert "Higher than 50 % of the calibration run." in one.verdict[1]
     assert "0.50 [0.10, 0.80]" in one.verdict[1]
     assert one.verdict[2].startswith("Confident but fragile")
-    assert "mark of the whole answer" in one.verdict[2]
+    assert "describes the whole answer" in one.verdict[2]
     assert not any("No verdict" in line for line in one.verdict)
 
 
@@ -104,14 +104,14 @@ def test_with_a_reference_that_ranks(found):
     [(0.9, 1, True), (0.9, 0, True), (0.9, -1, False), (1.0, 1, False), (1.1, 1, False)],
 )
 def test_confident_but_fragile_by_the_medians_of_the_run(found, median, msp_above, marked):
-    one = tested(found, median=median * float(found), msp_median=found.msp + msp_above)
+    one = interpreted(found, median=median * float(found), msp_median=found.msp + msp_above)
     assert one.confident_but_fragile is marked
     assert any(line.startswith("Confident but fragile") for line in one.verdict) == marked
 
 
 def test_a_probability_that_no_float_holds(found):
     """Of long answers: "0 is above 0" would say nothing."""
-    one = tested(replace(found, msp=812.4), msp_median=900.0)
+    one = interpreted(replace(found, msp=812.4), msp_median=900.0)
     for shown in (one.verdict[2], one.to_html()):
         assert "e^-812" in shown
         assert "e^-900" in shown
@@ -119,9 +119,9 @@ def test_a_probability_that_no_float_holds(found):
 
 @pytest.mark.parametrize("interval", [(0.3, -0.1, 0.6), (0.3, 0.0, 0.6), (0.3, np.nan, np.nan)])
 def test_with_a_reference_that_does_not_rank(found, interval):
-    one = tested(found, prr=Interval(*interval))
+    one = interpreted(found, prr=Interval(*interval))
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
-    assert one.verdict[1].startswith("No verdict: on the calibration run run")
+    assert one.verdict[1].startswith("No verdict: on the calibration run (")
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 
@@ -130,14 +130,14 @@ def test_with_a_reference_of_another_score(found, name):
     other = {"num_masks": 7, "scope": "response", "closing_token": False, "method": "asmi",
              "stop": ["\n"]}  # fmt: skip
     settings = reference_for(found).settings | {name: other[name]}
-    one = tested(found, settings=settings)
+    one = interpreted(found, settings=settings)
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
     assert f"other settings ({name} {other[name]} there, " in one.verdict[1]
-    assert "% of the calibration run run" not in one.to_html()
+    assert "% of the calibration run" not in one.to_html()
 
 
 def test_with_a_reference_of_another_model(found):
-    one = replace(tested(found, model="some/other"), model="models/this")
+    one = replace(interpreted(found, model="some/other"), model="models/this")
     assert one.percentile is None
     assert "other settings (model other there, this here)" in one.verdict[1]
 
@@ -160,20 +160,25 @@ def test_a_reference_goes_with_the_call(model, tokenizer, tmp_path):
 def test_a_masking_response_near_zero(model, tokenizer, found):
     still = score(model, PROMPT, " Brask", tokenizer=tokenizer, mask_rate=1e-9, num_masks=2)
     assert still.masking_response == pytest.approx(0, abs=1e-9)
-    assert any("Masking heads hardly moved the model" in line for line in still.verdict)
+    assert any("Masking heads hardly changed the predictions" in line for line in still.verdict)
     assert all(token.vote in (0, 1) for token in still.tokens)
     # The screen is the report's, over all tokens and before any discount.
     for mean, warned in ((OVER_ROBUST * 0.99, True), (OVER_ROBUST * 1.01, False)):
         tokens = tuple(replace(token, mi=mean, u=0.0) for token in found.tokens)
         said = replace(found, tokens=tokens).verdict
-        assert any("hardly moved" in line for line in said) == warned
+        assert any("hardly changed" in line for line in said) == warned
 
 
 def test_to_dict_is_json(model, tokenizer, found):
     adapt = score(
         model, PROMPT, " Brask", tokenizer=tokenizer, method="adapt", samples=[" a", " b"]
     )
-    for one in (found, tested(found), tested(found, prr=Interval(0.3, np.nan, np.nan)), adapt):
+    for one in (
+        found,
+        interpreted(found),
+        interpreted(found, prr=Interval(0.3, np.nan, np.nan)),
+        adapt,
+    ):
         content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
         assert content["score"] == float(one)
         assert content["tokens"] == [asdict(token) for token in one.tokens]
@@ -259,9 +264,9 @@ def test_an_condition_of_the_falsifier_is_named_wherever_its_number_stands(model
     assert found.settings["perturbation"] == "mlp"
     assert found.label == "Sem-ASMI (mlp, scale=2)"
     assert repr(found).startswith("Score(Sem-ASMI (mlp, scale=2) ")
-    assert "Not the method: masks change mlp, scale=2 in the layer" in found.verdict[1]
+    assert "Control, not a score to use: masks change mlp, scale=2 in the layer" in found.verdict[1]
     assert "<h2>Sem-ASMI (mlp, scale=2) " in found.to_html()
-    assert not any("Not the method" in line for line in heads.verdict)
+    assert not any("Control, not" in line for line in heads.verdict)
 
 
 def test_a_reference_of_heads_says_nothing_of_an_condition(found):
@@ -270,7 +275,7 @@ def test_a_reference_of_heads_says_nothing_of_an_condition(found):
     assert run.other_settings(own) == []
     assert run.other_settings(own | {"perturbation": "mlp", "perturbation_scale": 0.5}) == [
         "perturbation heads there, mlp here",
-        "scale None there, 0.5 here",
+        "perturbation_scale None there, 0.5 here",
     ]
 
 

@@ -91,9 +91,7 @@ def test_names_of_json_lines(tmp_path, name):
 @pytest.mark.parametrize("name", ["rows.csv", "rows.TSV", "rows.xlsx"])
 def test_a_table_is_no_prompt(tmp_path, name):
     (tmp_path / name).write_text("prompt,answer\nWho?, Edda\n")
-    with pytest.raises(
-        ValueError, match=r"is a table: rows are read from \.parquet, or from \.jsonl"
-    ):
+    with pytest.raises(ValueError, match=r"expected \.parquet, \.jsonl \(one object per line"):
         read_rows(tmp_path / name)
 
 
@@ -108,10 +106,10 @@ def test_files_of_other_programs(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8-sig")
         assert read_rows(tmp_path / name) == [Row(1, {"prompt": "Who?"})]
     (tmp_path / "prompt.txt").write_bytes("né".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"prompt\.txt is not UTF-8: save it as such"):
+    with pytest.raises(ValueError, match=r"prompt\.txt: expected UTF-8"):
         read_rows(tmp_path / "prompt.txt")
     (tmp_path / "in.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"in\.json is JSON: rows are read from \.jsonl"):
+    with pytest.raises(ValueError, match=r"in\.json: expected \.jsonl .* got \.json"):
         read_rows(tmp_path / "in.json")
 
 
@@ -397,7 +395,7 @@ def test_command_with_a_reference(command, tmp_path):
     for calibration in (run, run.parent, tmp_path / "saved.json"):
         done = command("--prompt-file", source, "--calibration", calibration)
         assert done.exit_code == 0, done.output
-        assert "the calibration run run used other settings" in done.stdout
+        assert "the calibration run used other settings" in done.stdout
     (tmp_path / "other.json").write_text("{}")
     done = command("--prompt-file", source, "--calibration", tmp_path / "other.json")
     assert done.exit_code == 1
@@ -485,7 +483,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         ),
         (["--calibration", "prompt.txt"], "is not a run saved by LM-Polygraph"),
         (["--calibration", "other.json"], "is not a saved calibration run"),
-        (["--calibration", "rows.jsonl"], "line 1 of rows.jsonl is no scored row with labels"),
+        (["--calibration", "rows.jsonl"], "line 1 of rows.jsonl: expected a line of"),
     ],
 )
 def test_command_refuses_before_it_loads(command, tmp_path, monkeypatch, arguments, message):
@@ -545,7 +543,7 @@ def test_rows_of_another_input_are_not_mixed(scorer, model, tokenizer, tmp_path)
     out = tmp_path / "out.jsonl"
     list(score_rows(scorer, rows[:2], out))
     other = [Row(0, {"prompt": "Another one?"}), *rows[1:]]
-    with pytest.raises(ValueError, match="holds a row 0 of another input"):
+    with pytest.raises(ValueError, match="row 0 is of another input"):
         list(score_rows(scorer, other, out))
     with pytest.raises(ValueError, match="another model or other settings"):
         list(score_rows(Scorer(model, tokenizer=tokenizer, method="asmi"), rows, out))
@@ -555,7 +553,7 @@ def test_an_answer_of_another_type(scorer):
     rows = [Row(0, {"prompt": PROMPT, "answer": 7})]
     ((_, score, error),) = score_rows(scorer, rows)
     assert score is None
-    assert error == "an answer is text or token ids, got 7"
+    assert error == "expected an answer as text or token ids, got 7"
 
 
 def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
@@ -578,7 +576,7 @@ def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
     [
         ({"score": 77, "calibration": "mine"}, r"has the fields \['calibration run', 'score'\]"),
         ({"spans": [], "verdict": "good"}, r"has the fields \['spans', 'verdict'\]"),
-        ({"answer": " Brask", "offsets": [[0, 99]]}, "a span must lie within the 10 characters"),
+        ({"answer": " Brask", "offsets": [[0, 99]]}, "expected a span within the 10 characters"),
         ({"answer": [1.5]}, "text or a list of token ids"),
         ({"answer": [float("inf")]}, "text or a list of token ids"),
         ({"samples": "pear"}, "samples are a list of answers"),

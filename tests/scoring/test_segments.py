@@ -93,10 +93,10 @@ def test_parts_of_ones_own(found):
     assert float(own) == float(found)
     assert [part["text"] for part in own.to_dict()["spans"]] == [" In", "Brask"]
     for place in ((-1, 3), (3, 3), (0, 900)):
-        with pytest.raises(ValueError, match="a span must lie within the"):
+        with pytest.raises(ValueError, match="expected a span within the"):
             found.with_spans([place])
     for places in ([[0, 2.5]], [["0", "3"]], [[0]], [3], "0-3", 7):
-        with pytest.raises(ValueError, match="offsets are pairs of whole numbers such as"):
+        with pytest.raises(ValueError, match="expected offsets as pairs of integers"):
             found.with_spans(places)
 
 

@@ -17,7 +17,7 @@ from tests import tiny_lm
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import tested
+from tests.scoring.test_result import interpreted
 from tests.scoring.test_text import CHAT, MESSAGES
 
 ANSWERED = [*MESSAGES, {"role": "assistant", "content": " Brask"}]
@@ -36,7 +36,7 @@ class TestAnotherTokenizer:
     @pytest.mark.parametrize("vocabulary", [200, 3000])
     def test_by_the_size_of_its_vocabulary(self, tokenizer, vocabulary):
         model = tiny_lm.whitebox(vocab_size=vocabulary).model
-        with pytest.raises(ValueError, match=f"it knows {len(tokenizer)} tokens, the model"):
+        with pytest.raises(ValueError, match=f"it has {len(tokenizer)} tokens, the model"):
             score(model, PROMPT, [7, 8], tokenizer=tokenizer)
 
     def test_padded_embeddings_and_added_tokens_are_no_matter(self, tokenizer):
@@ -49,7 +49,7 @@ class TestAnotherTokenizer:
         model.config.bos_token_id, model.config.eos_token_id = 70, [71, 72]
         model.generation_config.eos_token_id = 73
         piece = tokenizer.convert_ids_to_tokens(70)
-        with pytest.raises(ValueError, match=r"ordinary ones \(70 is ") as refused:
+        with pytest.raises(ValueError, match=r"ordinary ones in it \(70 is ") as refused:
             score(model, PROMPT, [7, 8], tokenizer=tokenizer)
         assert "[70, 71, 72, 73]" in str(refused.value)
         assert repr(piece) in str(refused.value)
@@ -74,7 +74,7 @@ class TestAnotherTokenizer:
             zip(vocabulary, [0, 1, 2, *reversed(range(3, len(vocabulary)))], strict=True)
         )
         file.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"tokens of the one in .* are others to it"):
+        with pytest.raises(ValueError, match=r"tokens saved in .* have other ids in it"):
             check_tokenizer(model, tokenizer)
 
 
@@ -90,10 +90,10 @@ class TestChats:
 
     def test_answers_that_are_given_twice_or_not_at_all(self):
         for messages, answer, message in (
-            (ANSWERED, " Brask", "an answer is given besides"),
-            ([*MESSAGES, {"role": "assistant", "content": None}], None, "holds no text"),
-            ([*MESSAGES, {"role": "assistant", "content": ""}], None, "holds no text"),
-            (ANSWERED[1:], None, "the assistant's message alone"),
+            (ANSWERED, " Brask", "expected one answer, got two"),
+            ([*MESSAGES, {"role": "assistant", "content": None}], None, "has no text"),
+            ([*MESSAGES, {"role": "assistant", "content": ""}], None, "has no text"),
+            (ANSWERED[1:], None, "expected a user message before the assistant's"),
         ):
             with pytest.raises(ValueError, match=message):
                 parse_request(messages, answer)
@@ -102,11 +102,11 @@ class TestChats:
         ("messages", "message"),
         [
             ([], "the chat is empty"),
-            ([{"role": "user"}], "message 1 of the chat lacks a role or text"),
-            ([*MESSAGES, {"role": "user", "text": "Who?"}], "message 2 of the chat lacks"),
-            ([{"content": PROMPT}], "message 1 of the chat lacks"),
-            ([{"role": "user", "content": 3}], "message 1 of the chat lacks"),
-            ([{"role": "user", "content": None}, ANSWERED[1]], "message 1 of the chat lacks"),
+            ([{"role": "user"}], "message 1 of the chat: expected"),
+            ([*MESSAGES, {"role": "user", "text": "Who?"}], "message 2 of the chat: expected"),
+            ([{"content": PROMPT}], "message 1 of the chat: expected"),
+            ([{"role": "user", "content": 3}], "message 1 of the chat: expected"),
+            ([{"role": "user", "content": None}, ANSWERED[1]], "message 1 of the chat: expected"),
         ],
     )
     def test_messages_that_a_template_would_pass_over(self, model, chat, messages, message):
@@ -125,7 +125,7 @@ class TestChats:
         assert float(score(model, messages, " Br", tokenizer=chat)) == float(expected)
         assert float(score(model, answered, tokenizer=chat)) == float(expected)
         image = [{"role": "user", "content": [*parts, {"type": "image", "url": "x"}]}]
-        with pytest.raises(ValueError, match="a part of the type 'image': only text"):
+        with pytest.raises(ValueError, match=r"expected text parts .* a part of the type 'image'"):
             score(model, image, " Br", tokenizer=chat)
 
 
@@ -138,8 +138,8 @@ class TestNothing:
     def test_no_verdict(self, model, tokenizer, answer, stop):
         found = score(model, PROMPT, answer, tokenizer=tokenizer, stop=stop)
         assert found.answered is False
-        assert found.verdict[1].startswith("No verdict: the model answered nothing.")
-        marked = tested(found)
+        assert found.verdict[1].startswith("No verdict: the model's answer is empty.")
+        marked = interpreted(found)
         assert marked.percentile is marked.error_probability is None
         assert marked.confident_but_fragile is None
         assert marked.verdict[1] == found.verdict[1]
@@ -187,7 +187,7 @@ class TestBorders:
     @pytest.mark.parametrize(
         ("answer", "said"),
         [
-            (" Brask\nWho next?", r"behind the stop '\n', with 'Who next?'"),
+            (" Brask\nWho next?", r"after the stop '\n', with 'Who next?'"),
             (" Brask", None),
             (" Brask\n", None),
             (" Brask\n\n ", None),
@@ -200,7 +200,7 @@ class TestBorders:
 
     def test_behind_a_stop_with_the_score(self, model, tokenizer):
         (warning,) = score(model, "Who?", " Brask\nEdda", tokenizer=tokenizer, stop="\n").warnings
-        assert "goes on behind the stop" in warning
+        assert "continues after the stop" in warning
         assert score(model, "Who?", " Brask\nEdda", tokenizer=tokenizer, stop="END").warnings == ()
 
     def test_with_the_score(self, model, tokenizer):
@@ -208,7 +208,7 @@ class TestBorders:
         assert float(spaced) != float(bare)
         assert not spaced.warnings
         (warning,) = bare.warnings
-        assert "that is another token, and another score" in warning
+        assert "its token and score differ" in warning
         assert warning in bare.verdict
 
 
@@ -216,14 +216,14 @@ class TestWhatIsThereTwice:
     def test_a_first_token_that_the_text_has_already(self, model, tokenizer):
         """As a chat template that was applied by hand has it."""
         (warning,) = score(model, "<s>" + PROMPT, " Brask", tokenizer=tokenizer).warnings
-        assert "begins with '<s>', and the tokenizer put another one in front" in warning
+        assert "begins with '<s>', and the tokenizer added another" in warning
 
     def test_an_answer_that_holds_its_prompt(self, model, tokenizer):
         ids = tokenizer(PROMPT + " Brask")["input_ids"]
         for answer in (ids, torch.tensor(ids), PROMPT + " Brask"):
             found = score(model, PROMPT, answer, tokenizer=tokenizer).warnings
             assert any(
-                "begins with the whole prompt, as what `generate` returns" in w for w in found
+                "begins with the whole prompt, like the output of `generate`" in w for w in found
             )
         assert not score(model, "The", " The ferry", tokenizer=tokenizer).warnings
 
@@ -232,7 +232,7 @@ class TestWhatIsThereTwice:
         ending._tokenizer.post_processor = TemplateProcessing(
             single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
         )
-        with pytest.raises(ValueError, match="would read a text that has ended"):
+        with pytest.raises(ValueError, match="appends its end token"):
             score(model, PROMPT, " Brask", tokenizer=ending)
 
 
@@ -244,11 +244,11 @@ def test_a_blank_prompt_is_said_to_be_one(model, tokenizer):
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
     found = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=3)
     (warning,) = found.warnings
-    assert "cut off after 3 tokens, since nothing ended it: raise max_new_tokens" in warning
+    assert "cut off after 3 tokens without an end: increase max_new_tokens" in warning
     assert warning in found.verdict
-    assert "name a `stop`" in warning
+    assert "pass a `stop`" in warning
     (warning,) = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=3, stop="never").warnings
-    assert "name a `stop`" not in warning
+    assert "pass a `stop`" not in warning
     stop = found.tokens[2].text
     assert not score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=3, stop=stop).warnings
     assert not score(
@@ -263,13 +263,15 @@ def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
     ids=repr,
 )  # fmt: skip
 def test_answers_that_would_be_misread(model, tokenizer, answer):
-    with pytest.raises(ValueError, match=r"an answer is text or|token ids are one row of them"):
+    with pytest.raises(
+        ValueError, match=r"expected an answer as text or|token ids of shape \(T,\)"
+    ):
         score(model, PROMPT, answer, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("calibration", [3, {"format": 2}, [3]])
 def test_what_is_no_reference_is_refused_at_once(calibration):
-    with pytest.raises(ValueError, match="calibration run must be a Calibration, or the path"):
+    with pytest.raises(ValueError, match="expected a Calibration, or the path"):
         Scorer(None, calibration=calibration)
 
 

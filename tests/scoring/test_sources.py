@@ -1,4 +1,4 @@
-"""What an answer hangs on: statistics by source, and the passages of a call."""
+"""Sources of an answer: statistics by source, and the passages of a call."""
 
 import json
 
@@ -166,9 +166,9 @@ def test_journal(example, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "context"}, "needs scope 'response'"),
-        ({"sources": ["all", "all"], "scope": "response"}, "must name each source once"),
-        ({"sources": [], "scope": "response"}, "must name each source once"),
+        ({"source": "context"}, "is for scope 'response'"),
+        ({"sources": ["all", "all"], "scope": "response"}, "expected each source once"),
+        ({"sources": [], "scope": "response"}, "expected each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),
         (
             {"source": "context", "scope": "response", "perturbation": "pseudo_heads"},
@@ -234,7 +234,7 @@ def test_the_score_itself_is_what_it_is_without_a_context(host, found):
     assert plain.sources is None
     assert plain.tokens[0].context_share is None
     assert plain.settings == found.settings
-    assert "What the answer hangs on" not in plain.to_html()
+    assert "Sources of the answer" not in plain.to_html()
 
 
 def test_the_score_of_a_source(host, found):
@@ -242,7 +242,7 @@ def test_the_score_of_a_source(host, found):
     of = score(host, PROMPT, ANSWER, context=FACTS, source="context", method="asmi", **given)
     assert of.settings["source"] == "context"
     assert of.score == pytest.approx(found.sources["context"].mi, rel=1e-5)
-    with pytest.raises(ValueError, match="source 'context' needs to know the context"):
+    with pytest.raises(ValueError, match="source 'context' needs the context: pass"):
         score(host, PROMPT, ANSWER, source="context", **given)
     with pytest.raises(ValueError, match="source must be one of 'all', 'context'"):
         Scorer(host, source=["all", "context"], scope="response")
@@ -256,7 +256,7 @@ def test_page_and_terminal_say_it(found):
 
     page = found.to_html()
     assert page.count(" sourced") == len(found.tokens)
-    assert "hangs on the context:" in page
+    assert "from the context:" in page
     assert f"<td>{found.sources['passage 2'].share:.0%}"[:-1] in page
     console = Console(record=True, width=120)
     console.print(found)
@@ -278,13 +278,13 @@ def test_passages_in_every_form():
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ("A barge", "found it nowhere"),
-        ("built", "found it in several places"),
-        ((5, 5), r"hold at least one, got \(5, 5\)"),
-        ((0, 900), "must lie within the"),
-        ([], "names no passage"),
-        (7, "a passage is a text that stands in the prompt"),
-        ([FACTS[0], "built in Brask"], "overlap: a token has one source"),
+        ("A barge", "stands nowhere in the prompt"),
+        ("built", "stands in several places"),
+        ((5, 5), r"the prompt; got \(5, 5\)"),
+        ((0, 900), "0 <= start < end <= "),
+        ([], "expected at least one passage"),
+        (7, "expected a passage as a text of the prompt"),
+        ([FACTS[0], "built in Brask"], "overlap: each token needs one source"),
     ],
 )
 def test_passages_that_are_none(context, message):
@@ -313,7 +313,7 @@ def test_passages_of_a_chat(host):
     assert texts([0, 1]) == ["".join(p["text"] for p in parts).strip(), "Who built it?"]
     assert texts("Who built it?") == ["Who built it?"]
     for wrong in (5, (0, 7), (0, 1, 2)):
-        with pytest.raises(ValueError, match=r"no message or part|a passage of a chat"):
+        with pytest.raises(ValueError, match=r"no message or part|expected a passage of a chat"):
             texts([wrong])
 
 
@@ -345,5 +345,5 @@ def test_messages_may_say_what_others_say():
     assert starts((0, 0)) == [first]
     with pytest.raises(ValueError, match=r"in several places.*name the message, by its number"):
         starts(FACTS[0])
-    with pytest.raises(ValueError, match="message 2 is the answer"):
+    with pytest.raises(ValueError, match="got 2, the answer"):
         starts(2)

@@ -139,7 +139,7 @@ def test_chat_prompts():
     try:
         equal(tiny, [{"role": "user", "content": PROMPT}], max_new_tokens=4)
         chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        with pytest.raises(ValueError, match="leave the message out"):
+        with pytest.raises(ValueError, match="only the model's own answer can be streamed"):
             stream(tiny, chat)
     finally:
         tiny.tokenizer.chat_template = None
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_settings():
             stream(tiny, PROMPT, **wrong)
     with pytest.raises(ValueError, match="streaming needs "):
         Scorer(tiny, scope="response", source="context").stream(PROMPT)
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="at least one generated token"):
         assert stream(tiny, PROMPT).result
     with pytest.raises(NotImplementedError, match="mlp"):
         next(stream(tiny, PROMPT, perturbation="mlp"))

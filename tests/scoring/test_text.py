@@ -157,7 +157,7 @@ def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
     assert found.scored_text == " Brask</s>"
     check_cover(found.scored_text, [(token.start, token.end) for token in found.tokens])
     (warning,) = found.warnings
-    assert "The tokenizer reads the answer as ' Brask</s>'" in warning
+    assert "The tokenizer decodes the answer as ' Brask</s>'" in warning
     assert warning in found.verdict
     assert not score(model, PROMPT, " Brask", tokenizer=sentencepiece).warnings
 
@@ -179,7 +179,7 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     assert found.scored_text == answer + "</s>"
     assert [token.id for token in found.tokens] == [*ids, 2]
     (warning,) = found.warnings
-    assert "would join the end of the prompt and the start of the answer" in warning
+    assert "would merge the end of the prompt and the start of the answer" in warning
     assert "end the prompt where a word ends" in warning
 
 
@@ -232,14 +232,16 @@ def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatc
 
 @pytest.mark.parametrize("prompt", [7, None, {"role": "user", "content": "?"}, b"x", [[7]], [None]])
 def test_what_is_no_prompt(model, tokenizer, prompt):
-    with pytest.raises(ValueError, match="a prompt is text, or a list of chat messages"):
+    with pytest.raises(ValueError, match="expected a prompt as text, or as a list of chat"):
         score(model, prompt, " Brask", tokenizer=tokenizer)
 
 
 def test_messages_that_cannot_be_read(model, tokenizer, chat):
     with pytest.raises(ValueError, match="this tokenizer has no chat template"):
         score(model, MESSAGES, " Brask", tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="the chat template refuses these messages: roles!"):
+    with pytest.raises(
+        ValueError, match="the chat template does not support these messages: roles!"
+    ):
         score(model, [{"role": "other", "content": PROMPT}], " Brask", tokenizer=chat)
 
 

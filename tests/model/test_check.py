@@ -12,8 +12,8 @@ from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     attention_of,
     check,
+    model_cache,
     model_state,
-    notes,
     perturbation,
     plain_model,
     readout,
@@ -515,7 +515,9 @@ def test_the_state_is_looked_at_once_an_example(monkeypatch, tmp_path):
     """Also with several depths and a result cache: looking costs as much as a pass of a small
     model."""
     looked = []
-    monkeypatch.setattr(notes, "model_state", lambda model: looked.append(1) or model_state(model))
+    monkeypatch.setattr(
+        model_cache, "model_state", lambda model: looked.append(1) or model_state(model)
+    )
     engine = Engine(depths=[0.3, 0.6], num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
     model = tiny_model("llama")
     for _ in range(2):  # the second comes out of the result cache

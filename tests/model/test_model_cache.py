@@ -13,9 +13,9 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.model import (
+    model_cache,
     model_lock,
     model_state,
-    notes,
     plain_model,
     scoring_session,
     subnetwork_log_probs,
@@ -132,8 +132,8 @@ def test_weights_that_get_the_place_of_earlier_ones_are_others():
 def test_what_is_known_of_storages_is_forgotten_with_them():
     for _ in range(3):
         model_state(nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)]))
-    living = sum(not of.expired() for of, _ in notes._STORAGES.values())
-    assert len(notes._STORAGES) <= max(2 * living, 1024)
+    living = sum(not of.expired() for of, _ in model_cache._STORAGES.values())
+    assert len(model_cache._STORAGES) <= max(2 * living, 1024)
 
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):

@@ -57,7 +57,7 @@ def test_rows_come_out_as_they_went_in(scorer, passes):  # noqa: F811
             continue
         alone = scorer.score(row["prompt"], row.get("answer"))
         np.testing.assert_allclose(columns(one.score.tokens), columns(alone.tokens), atol=1e-5)
-    with pytest.raises(ValueError, match="wanted a text"):
+    with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(ROWS, on_error="raise"))
     with pytest.raises(ValueError, match="on_error"):
         scorer.score_many(ROWS, on_error="ignore")

@@ -76,8 +76,8 @@ def test_table_in_the_terminal(tmp_path):
     assert text.index("ASMI (60%, K=64)") < text.index("Perplexity")
     assert "ASMI (60%, K=64) │ +1.00" in text
     assert "Right answers (Rouge_rougeL at least 0.5): 50%" in text
-    assert "never compare with AlignScore" in text
-    assert "MI_t of a token 0.2800 nats on average, 0.2000 in the median" in text
+    assert "do not compare with AlignScore" in text
+    assert "MI_t per token, mean 0.2800 nats, median 0.2000" in text
     assert "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64" in text
 
 
@@ -85,7 +85,7 @@ def test_one_finite_mask_for_all_methods(tmp_path):
     code, text = show(save(tmp_path, quality=(1.0, np.nan, 1.0, 0.4)))
     assert code == 0
     assert "PRR over 3 answers" in text
-    assert "1 answers without a finite score or quality left out" in text
+    assert "Left out: 1 answers without a finite score or quality" in text
 
 
 def test_all_answers_equally_good(tmp_path):

@@ -177,7 +177,7 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
             said.append(Verdict("special", None, float(p), float(q), None))
         else:
             needed = questions_to_decide(found)
-            said.append(Verdict("undecided", None, float(p), float(q), needed))
+            said.append(Verdict("inconclusive", None, float(p), float(q), needed))
     return said
 
 

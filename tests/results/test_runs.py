@@ -147,7 +147,7 @@ def test_a_run_that_stopped_between_two_rows(tmp_path):
 def test_no_run_in_the_folder(tmp_path):
     code, text = show(tmp_path)
     assert code == 1
-    assert "neither a manager file nor a folder that holds one" in text
+    assert "neither a manager file nor a folder with one" in text
 
 
 def test_several_seeds_in_the_folder(tmp_path):
@@ -156,7 +156,7 @@ def test_several_seeds_in_the_folder(tmp_path):
     assert code == 0
     assert "ue_manager_seed1" in text
     assert "ue_manager_seed2" in text
-    with pytest.raises(ValueError, match="holds several seeds"):
+    with pytest.raises(ValueError, match="has several seeds"):
         load_run(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
     assert code == 0
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
     assert "Clusters (stories, passages or prompts): 5." in text
-    assert "may hold the truth less often than they say" in " ".join(text.split())
+    assert "may cover the true value less often" in " ".join(text.split())
     apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
     assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
 

@@ -188,7 +188,7 @@ def stacked_gain(
     resamples: int = REFITS,
     seed: int = SEED,
 ) -> Gain:
-    """Two nested logistic models of errors: controls (smooth functions), with and without the score.
+    """Gain of a logistic model of errors on smooth functions of the controls if the score is added.
 
     Both are fitted out of fold and refitted in every resample of clusters, so that the intervals
     include the variation of the fits. A score that adds nothing makes the model slightly worse.

@@ -1,7 +1,6 @@
-"""`polygraph_asmi experiments`: scales for the control conditions, and the causal
-probe.
+"""`polygraph_asmi experiments`: perturbation scales for control conditions, and the causal probe.
 
-Imports click alone, as the files of `lm_polygraph_asmi.commands` do.
+Imports only click, as `lm_polygraph_asmi.commands` does.
 """
 
 import json
@@ -20,9 +19,9 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         setting_options("depth", "memory_budget"),
         click.option("--device-map", help="auto for GPUs; default: the CPU."),
         click.option("--dtype", default="auto", show_default=True, help="float32, bfloat16, ..."),
-        click.option("--gguf-file", help="Weights in this file of the folder."),
+        click.option("--gguf-file", help="File of the folder with the weights."),
         click.option(
-            "--model", required=True, help="The run's: folder, name on a hub, or smollm2."
+            "--model", required=True, help="The run's model: folder, hub name, or smollm2."
         ),
     ):
         command = option(command)
@@ -35,7 +34,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--held-out",
     required=True,
     type=click.Path(exists=True),
-    help="Finished run over other rows: the scales are found on its answers, without a label.",
+    help="Finished run over other rows; the scales are matched on its answers, without labels.",
 )
 @_model_options
 @click.option("--rows", default=20, show_default=True, help="Answers to take, evenly spaced.")
@@ -52,11 +51,10 @@ def scale(
     memory_budget: int | None,
     out: str,
 ) -> None:
-    """Find the scales at which the control conditions equal masked heads, for a
-    finished RUN.
+    """Match the perturbation scales of control conditions to masked heads, for a finished RUN.
 
-    By norm (the change of the layer's output is as large) and by effect (the model's predictions
-    move as far). A run of a condition takes the file as asmi.perturbation_scale.
+    By norm (same size of the change of the layer's output) and by effect (same divergence of
+    predictions). A run of a condition takes the file as asmi.perturbation_scale.
     """
     from rich.console import Console
 
@@ -65,7 +63,7 @@ def scale(
     console = Console()
     try:
         if not Path(out).absolute().parent.is_dir():
-            raise ValueError(f"{out} cannot be written: there is no such folder")
+            raise ValueError(f"{out} cannot be written: no such folder")
         with console.status("Matching"):
             found = scales_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
@@ -77,14 +75,14 @@ def scale(
         if "refused" in own:
             console.print(f"{condition}: {own['refused']}", highlight=False, markup=False)
             continue
-        # Without a plain chain of layers the size of a change is not known, nor a scale by it.
+        # Size and scale by norm are unknown if layers are no plain chain.
         effect, norm, size = (
             "none found" if own[name] is None else f"{own[name]:.4g}"
             for name in ("effect", "norm", "relative_change")
         )
         console.print(
-            f"{condition}: by effect {effect}, by norm {norm}; as it is, KL {own['kl']:.3g} nats, "
-            f"relative change {size}",
+            f"{condition}: scale by effect {effect}, by norm {norm}; unscaled: KL {own['kl']:.3g} "
+            f"nats, relative change {size}",
             highlight=False,
         )
 
@@ -92,19 +90,24 @@ def scale(
 @click.command()
 @click.argument("run", type=click.Path(exists=True))
 @_model_options
-@click.option("--tokens", "count", default=200, show_default=True, help="In each group.")
-@click.option("--draws", default=10, show_default=True, help="Of random heads, for each token.")
-@click.option("--control-depth", default=0.3, show_default=True, help="Of random heads elsewhere.")
-@click.option("--seed", default=0, show_default=True, help="Of random heads.")
+@click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")
+@click.option("--draws", default=10, show_default=True, help="Draws of random heads per token.")
+@click.option(
+    "--control-depth",
+    default=0.3,
+    show_default=True,
+    help="Depth of random heads in another layer.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of random heads.")
 @click.option(
     "--result-cache",
     type=click.Path(file_okay=False),
-    help="Folder in which examples are kept as they are done; default: beside the file.",
+    help="Folder that stores finished examples; default: next to the file.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="JSON file; default: beside the manager file, where `report` finds it.",
+    help="JSON file to write; default: next to the manager file, where `report` finds it.",
 )
 def probe(
     run: str,
@@ -117,9 +120,9 @@ def probe(
     out: str | None,
     **settings: Any,
 ) -> None:
-    """Ablate the heads that RUN calls critical, and say how often predictions flip.
+    """Ablate the critical heads of RUN and report how often predictions flip.
 
-    RUN is one of the config asmi_heads. Killed, it resumes.
+    RUN is a run of the config asmi_heads. A killed probe resumes.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -131,10 +134,10 @@ def probe(
     try:
         manager, *others = manager_files(run)
         if others:
-            raise ValueError(f"{run} holds several seeds: name one of the files in it")
+            raise ValueError(f"{run} has several seeds: name one of its files")
         path = Path(out) if out else probe_path(manager)
         if not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no such folder")
+            raise ValueError(f"{path} cannot be written: no such folder")
         from lm_polygraph_asmi.experiments.probe import probe_of
 
         kept = result_cache or str(path.with_suffix(".cache"))
@@ -150,7 +153,7 @@ def probe(
         a == b for a, b in zip(found["tokens"]["argmax"], found["tokens"]["replayed"], strict=True)
     ]
     console.print(
-        f"{path}: {len(replayed)} tokens of {len(asked.rows)} answers; with no head ablated "
+        f"{path}: {len(replayed)} tokens of {len(asked.rows)} answers; without ablation, "
         f"{len(replayed) - sum(replayed)} of them flip.",
         highlight=False,
         markup=False,

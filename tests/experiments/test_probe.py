@@ -288,7 +288,7 @@ def test_another_seed_draws_other_heads(planted):
 
 def test_another_model_than_the_run_s_is_refused(planted):
     _, used, tokens, answers = planted
-    with pytest.raises(ValueError, match="another likelihood under this model"):
+    with pytest.raises(ValueError, match="another likelihood with this model"):
         CausalProbe(whitebox().model, used, tokens, count=2).run(answers)
 
 

@@ -393,7 +393,7 @@ def test_a_method_without_any_score_is_left_out_alone(tmp_path):
     (group,) = load_run_groups([tmp_path / "run"])
     assert len(group) == 60
     assert "RAUQ" not in group.scores
-    assert "without one finite score: RAUQ" in group.notes[0]
+    assert "no finite score: RAUQ" in group.notes[0]
 
 
 def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
@@ -493,7 +493,7 @@ def test_files_that_are_no_runs(tmp_path):
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(main, ["report", str(tmp_path / "empty"), "--out", "x"])
     assert result.exit_code == 1
-    assert "neither a manager file nor a folder that holds one" in result.output
+    assert "neither a manager file nor a folder with one" in result.output
     save(tmp_path / "run")
     command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--metric", "BLEU"]
     result = CliRunner().invoke(main, command)
@@ -659,7 +659,7 @@ def test_depths_that_percent_rounds(tmp_path, depth):
     assert group.mi_tokens is not None
     assert group.notes == ()
     (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
-    assert "the run has not got 90.0%" in other.notes[0]
+    assert "the run lacks 90.0%" in other.notes[0]
     assert any("Other depth" in line for line in findings([other]))
 
 

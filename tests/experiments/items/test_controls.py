@@ -111,7 +111,7 @@ def test_a_scale_of_heads_is_an_condition(tmp_path):
 def test_conditions_without_heads_are_refused(tmp_path):
     save(tmp_path / "mlp", condition(content(20), "mlp", 0.1), manifest(20))
     with pytest.raises(
-        ValueError, match="a condition of the perturbation controls: give the run of heads"
+        ValueError, match="a run of the control condition mlp: add the run of heads"
     ):
         load_run_groups([tmp_path / "mlp"])
 
@@ -209,7 +209,7 @@ def test_conditions_at_no_matched_effect_have_no_verdict(tmp_path):
     groups = load_run_groups([tmp_path / "heads", tmp_path / "mlp"])
     (gap,) = control_verdicts(groups)
     assert isinstance(gap, MissingItem)
-    assert "needs scales" in gap.reason
+    assert "needs perturbation scales" in gap.reason
     (item,) = controls(groups)
     assert item.table["condition"].tolist() == ["mlp, scale 0.8"] * 2
     (gap,) = controls(load_run_groups([tmp_path / "heads"]))

@@ -548,7 +548,7 @@ def test_a_probe_is_read_as_it_was_written(tmp_path):
     assert found.flipped("random", "high").shape == (5, 4)
     assert np.isnan(found.flipped("held_first", "high")[1]).all()
     written.write_text("{}")
-    with pytest.raises(ValueError, match="no probe as"):
+    with pytest.raises(ValueError, match="is not a file of"):
         read_probe(manager)
     written.write_text("{")
     with pytest.raises(ValueError, match="damaged"):

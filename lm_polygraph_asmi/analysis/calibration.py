@@ -222,29 +222,29 @@ def reliability(
         0.01
     """
     check_rows(clusters, chance=chance, wrong=wrong)
-    said, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
-    if said.min() < 0 or said.max() > 1:
+    p_wrong, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
+    if p_wrong.min() < 0 or p_wrong.max() > 1:
         raise ValueError("probabilities must lie in [0, 1]")
     codes = cluster_codes(clusters)
     if codes.max() < 1:
         raise ValueError("expected at least two clusters for a band, got one")
-    distinct, group, sizes = np.unique(said, return_inverse=True, return_counts=True)
+    distinct, group, sizes = np.unique(p_wrong, return_inverse=True, return_counts=True)
     # Sums by cluster and probability: signs of clusters then move them in one product.
     excess = np.zeros((codes.max() + 1, len(distinct)))
-    np.add.at(excess, (codes, group.ravel()), errors - said)
+    np.add.at(excess, (codes, group.ravel()), errors - p_wrong)
 
     def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
         """Isotonic fit of the groups' rates, and by how much it lowers the Brier score."""
         found = _isotonic(rates, sizes)
         gain = (rates - distinct) ** 2 - (rates - found) ** 2
-        return found, float(sizes @ gain / len(said))
+        return found, float(sizes @ gain / len(p_wrong))
 
     rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, len(excess)))
     drawn = [fit(distinct + own / sizes) for own in signs @ excess]
     low, high = np.percentile([fitted for fitted, _ in drawn], [2.5, 97.5], axis=0)
     as_large = sum(gain >= miscalibration - 1e-12 for _, gain in drawn)
-    brier = float(np.mean((said - errors) ** 2))
+    brier = float(np.mean((p_wrong - errors) ** 2))
     uncertainty = float(errors.mean() * (1 - errors.mean()))
     return Reliability(
         distinct, sizes, rate, np.clip([low, high], 0, 1), brier, miscalibration,
@@ -276,16 +276,16 @@ def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 
         >>> round(debiased_calibration_error([0.9] * 100, [0, 1] * 50, bins=1), 1)  # 0.9 for 0.5
         0.4
     """
-    said, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
-    if said.shape != errors.shape:
-        raise ValueError(f"{len(said)} probabilities for {len(errors)} answers: one each")
-    if len(said) < 2:
-        raise ValueError(f"expected at least two answers, got {len(said)}")
-    if said.min() < 0 or said.max() > 1:
+    p, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
+    if p.shape != errors.shape:
+        raise ValueError(f"{len(p)} probabilities for {len(errors)} answers: one each")
+    if len(p) < 2:
+        raise ValueError(f"expected at least two answers, got {len(p)}")
+    if p.min() < 0 or p.max() > 1:
         raise ValueError("probabilities must lie in [0, 1]")
     total = 0.0
-    for rows in np.array_split(np.argsort(said, kind="stable"), max(1, min(bins, len(said) // 2))):
+    for rows in np.array_split(np.argsort(p, kind="stable"), max(1, min(bins, len(p) // 2))):
         rate = errors[rows].mean()
-        gap = (said[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
+        gap = (p[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
         total += len(rows) * gap
-    return float(np.sqrt(max(0.0, total / len(said))))
+    return float(np.sqrt(max(0.0, total / len(p))))

@@ -44,14 +44,14 @@ def method_seconds(
         >>> method_seconds(seconds, warm_up=0)["Sem-ASMI"]  # of 3, 3.5 and 5; both medians make 4
         PhaseSeconds(median=3.5, n=3)
     """
-    found = {}
+    by_method = {}
     for method, phases in PHASES_OF.items():
         taken = [seconds[phase] for phase in phases if phase in seconds]
         if len(taken) == len(phases) and len({len(one) for one in taken}) == 1:
             sums = np.sum(taken, axis=0)[warm_up:]
             if len(sums):
-                found[method] = PhaseSeconds(float(np.median(sums)), len(sums))
-    return found
+                by_method[method] = PhaseSeconds(float(np.median(sums)), len(sums))
+    return by_method
 
 
 def phase_seconds(

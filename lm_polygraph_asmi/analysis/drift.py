@@ -60,7 +60,7 @@ def drifts(
     from scipy.stats import ks_2samp
 
     names = [name for name in before if name in now]
-    found = []
+    changed = []
     for name in names:
         first, second = finite(**{name: before[name]}), finite(**{name: now[name]})
         if min(len(first), len(second)) < FEWEST:
@@ -68,10 +68,10 @@ def drifts(
         test = ks_2samp(first, second, method="asymp")
         p_value = min(1.0, float(test.pvalue) * len(names))
         if p_value < level:
-            found.append(
+            changed.append(
                 Drift(
                     name, float(test.statistic), p_value, float(np.median(first)),
                     float(np.median(second)),
                 )
             )  # fmt: skip
-    return found
+    return changed

@@ -33,13 +33,13 @@ def auroc_by_label(
         >>> auroc_by_label(scores, qualities, thresholds=[0.5, 0.7])  # is the middle answer right?
         {('ROUGE-L', 0.5): {'msp': 1.0}, ('ROUGE-L', 0.7): {'msp': 0.5}}
     """
-    found = {}
+    by_label = {}
     for metric, quality in qualities.items():
         for threshold in thresholds:
             wrong = finite(quality=quality) < threshold
             if wrong.any() and not wrong.all():
-                found[metric, threshold] = {m: auroc(s, wrong) for m, s in scores.items()}
-    return found
+                by_label[metric, threshold] = {m: auroc(s, wrong) for m, s in scores.items()}
+    return by_label
 
 
 def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:

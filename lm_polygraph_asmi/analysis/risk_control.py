@@ -59,7 +59,7 @@ class RiskThreshold:
     def __str__(self) -> str:
         promise = f"at most {self.risk:.0%} errors, confidence {self.confidence:.0%}"
         if self.threshold is not None and self.error_rate is not None:
-            said = (
+            sentence = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
                 f"{self.error_rate:.1%} of them wrong ({promise})"
             )
@@ -69,13 +69,13 @@ class RiskThreshold:
                 if self.answers_needed is None
                 else f"about {self.answers_needed} such answers might suffice"
             )
-            said = f"not attainable with these {self.answers} answers ({promise}); {more}"
+            sentence = f"not attainable with these {self.answers} answers ({promise}); {more}"
         if self.unavoidable:
-            said += (
+            sentence += (
                 f". {self.base_rate:.0%} of all answers are wrong, so any score must reject "
                 f"{self.unavoidable:.0%}"
             )
-        return said
+        return sentence
 
 
 def risk_threshold(

@@ -71,19 +71,19 @@ def rank_signals(
     errors = binary(wrong=wrong)
     worth = 1.0 - errors if quality is None else quality
     prr, _ = prr_intervals(scores, worth, clusters, resamples=resamples)
-    found = {}
+    by_name = {}
     for name, values in scores.items():
         score = np.asarray(values, dtype=float)
 
         def area(rows: np.ndarray, score: np.ndarray = score) -> float:
             return augrc(score[rows], errors[rows])
 
-        found[name] = Signal(
+        by_name[name] = Signal(
             prr[name],
             auroc_interval(score, errors, clusters, resamples),
             cluster_interval(area, clusters, resamples),
         )
-    return found
+    return by_name
 
 
 def combination(
@@ -167,9 +167,9 @@ def recommendation(
             + "Do not sort or reject answers by them; label more answers."
         )
     best = max(ranking, key=lambda name: signals[name].prr.value)
-    said = f"{best} ranks errors best here (PRR {signals[best].prr})"
+    sentence = f"{best} ranks errors best here (PRR {signals[best].prr})"
     if best == own:
-        return f"{said}."
+        return f"{sentence}."
     worth = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
     pair = {name: scores[name] for name in (best, own)}
     _, gaps = prr_intervals(pair, worth, clusters, [(best, own)], resamples)
@@ -180,4 +180,4 @@ def recommendation(
         verdict = "ranks errors too"
     elif signals[own].misleads:
         verdict = "has negative PRR"
-    return f"{said}, {kind} {own} (difference {gap}), which {verdict}."
+    return f"{sentence}, {kind} {own} (difference {gap}), which {verdict}."

@@ -211,12 +211,12 @@ def frame(
     missing = list(reasons)
     for group in groups:
         try:
-            own = compute(group)
+            new_rows = compute(group)
         except ValueError as error:
             missing.append((label(group), str(error)))
             continue
-        if own:
-            rows += own
+        if new_rows:
+            rows += new_rows
             parts = group if isinstance(group, tuple) else (group,)
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:

@@ -95,26 +95,26 @@ def latex_tables(item: ReportItem) -> str:
 def _notes(item: ReportItem, brief: bool) -> list[str]:
     """The caption, and the meaning of u_sem and the depth for readers without the report."""
     assert item.table is not None
-    found = item.said(figure=False, errors=not brief)
-    if brief and found != item.said(figure=False):
-        found.append("Standard errors: see the CSV file.")
+    notes = item.said(figure=False, errors=not brief)
+    if brief and notes != item.said(figure=False):
+        notes.append("Standard errors: see the CSV file.")
     text = " ".join(map(str, [*item.table, *item.table.to_numpy().ravel(), *item.notes]))
     if "u_sem" in text:
-        found.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
+        notes.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
     depths = sorted({group.depth for group in item.groups if group.variants})
     if depths and re.search(r"u_sem|ASMI|\bMI\b|top Δ", text):
         named = " or ".join(f"{100 * depth:g} %" for depth in depths)
-        found.append(f"ASMI's operating depth: {named}.")
-    return found
+        notes.append(f"ASMI's operating depth: {named}.")
+    return notes
 
 
 def _parts(shown: pd.DataFrame, groups: Sequence[str], widths: Sequence[int]) -> list[list[int]]:
     """Column numbers per float, so that they fit; a model's columns stay together."""
     count, most = len(widths), LAYOUTS[-1][0]
     telling = (n for n in range(1, count) if not shown.iloc[:, :n].duplicated().any())
-    own = next(telling, 1)
-    keys, others = list(range(own)), range(own, count)
-    room = most - sum(widths[:own])
+    repeated = next(telling, 1)
+    keys, others = list(range(repeated)), range(repeated, count)
+    room = most - sum(widths[:repeated])
     pieces = [list(piece) for _, piece in groupby(others, lambda i: groups[i] or i)]
     if any(sum(widths[i] for i in piece) > room for piece in pieces):
         pieces = [[i] for i in others]

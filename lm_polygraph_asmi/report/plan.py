@@ -93,15 +93,15 @@ def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> 
         error = float(np.nanstd(drawn[first] - drawn[second], ddof=1))
         if not error > 0:
             continue
-        found = sample_size(difference, error, clusters, len(group))
+        needed = sample_size(difference, error, clusters, len(group))
         rows.append(
             {
                 "comparison": name,
                 "pilot": value[first] - value[second],
                 "SE": error,
-                "pilot would find": found.detectable,
-                "clusters": found.clusters,
-                "questions": found.questions,
+                "pilot would find": needed.detectable,
+                "clusters": needed.clusters,
+                "questions": needed.questions,
             }
         )
     if not rows:

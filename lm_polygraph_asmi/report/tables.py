@@ -35,7 +35,7 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, quality, clusters, pairs)
-    found = []
+    results = []
     for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
         row: dict[str, Any] = {
             "method": name,
@@ -51,8 +51,8 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
                 "low": _plain(difference.low),
                 "high": _plain(difference.high),
             }
-        found.append(row)
-    return found
+        results.append(row)
+    return results
 
 
 def _plain(value: float) -> float | None:

@@ -42,7 +42,7 @@ def build_report(
     out = Path(out)
     for folder in ("tables", "figures"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    said = findings(groups)
+    first_lines = findings(groups)
     sections, gaps = [], []
     for make in progress(every_report_item()):
         for item in make(groups):
@@ -52,12 +52,12 @@ def build_report(
                 sections.append(_write(item, groups, out))
     provenance = [group.provenance() for group in groups]
     (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
-    parts = ["# Report", *said, SYMBOLS, _origins(provenance), *sections]
+    parts = ["# Report", *first_lines, SYMBOLS, _origins(provenance), *sections]
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
     report = out / "report.md"
     report.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return report, said
+    return report, first_lines
 
 
 def _json(value: Any) -> str:

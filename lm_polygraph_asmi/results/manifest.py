@@ -105,9 +105,9 @@ def model_revision(path: str, revision: str | None) -> str:
 
 def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
     """Path and revision of the model in a config's node `model`."""
-    asked = (node.get("load_model_args") or {}).get("revision")  # of a hub model; None: newest
+    revision = (node.get("load_model_args") or {}).get("revision")  # of a hub model; None: newest
     path = node.get("path")
-    return {"path": path, "revision": model_revision(str(path), asked)}
+    return {"path": path, "revision": model_revision(str(path), revision)}
 
 
 def without_secrets(node: Any) -> Any:

@@ -155,9 +155,9 @@ class Settings:
 
 def masked_layer(used: Mapping[str, Any]) -> str:
     """The masked layer of saved settings in words; also the requested one, if it has no heads."""
-    said = f"layer {used['layer']} of {used['num_layers']}"
-    asked = used["requested_layer"]
-    return said if asked is None else f"{said} (layer {asked} has no heads)"
+    text = f"layer {used['layer']} of {used['num_layers']}"
+    requested = used["requested_layer"]
+    return text if requested is None else f"{text} (layer {requested} has no heads)"
 
 
 def masked_where(used: Mapping[str, Any]) -> str:

@@ -168,14 +168,14 @@ class RunGroup:
     @cached_property
     def variants(self) -> dict[str, str]:
         """Symbol -> method, at the operating depth, with the settings of the first such method."""
-        found: dict[str, str] = {}
+        by_symbol: dict[str, str] = {}
         wanted = self.operating
         for method, config in self.methods.items():
             if same_depth(config.depth, self.depth):
                 wanted = wanted or config
                 if config.same_but(wanted, "method"):
-                    found.setdefault(config.symbol, method)
-        return found
+                    by_symbol.setdefault(config.symbol, method)
+        return by_symbol
 
     @cached_property
     def _operating(self) -> ASMIConfig | None:
@@ -597,26 +597,26 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
-    conditions, own = [], []
-    for one in group:
-        condition = _condition(one)
+    conditions, of_heads = [], []
+    for member in group:
+        condition = _condition(member)
         if condition is None:
-            own.append(one)
+            of_heads.append(member)
         else:
             conditions.append(condition)
-    if not own:
+    if not of_heads:
         raise ValueError(
             f"{group[0].path} is a run of the control condition {conditions[0].condition}: add the "
             "run of heads over these answers"
         )
     # A run that saved more masks than a score has is for the analysis of heads, not a method.
-    fewest = min(map(_most_masks, own))
-    parts = [run for run in own if _keeps_masks(run) and _most_masks(run) > fewest]
+    fewest = min(map(_most_masks, of_heads))
+    parts = [run for run in of_heads if _keeps_masks(run) and _most_masks(run) > fewest]
     parts = [run for run in parts if set(run.scores) == set(run.methods)]
-    own = [run for run in own if not any(run is part for part in parts)]
+    of_heads = [run for run in of_heads if not any(run is part for part in parts)]
     # The run with the most methods first; the others add only theirs, and runs of the perturbation
     # controls only methods that were not perturbed.
-    runs = sorted(own, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    runs = sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
     plain = [
         replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
     ]
@@ -669,23 +669,23 @@ def _condition(run: Run) -> ConditionRun | None:
     condition, perturbation_scale = used[0].perturbation, used[0].perturbation_scale
     assert not isinstance(perturbation_scale, str)  # a file, which estimators have loaded
     config = run.recorded("config")
-    asked = config.get("controls") or {}
-    given = (config.get("asmi") or {}).get("perturbation_scale")
-    if asked.get("scales"):
+    control_config = config.get("controls") or {}
+    configured_scale = (config.get("asmi") or {}).get("perturbation_scale")
+    if control_config.get("scales"):
         return ConditionRun(
             condition,
             perturbation_scale,
-            asked.get("matching"),
-            float(asked.get("times") or 1),
+            control_config.get("matching"),
+            float(control_config.get("times") or 1),
             run,
         )
     # A file as the scale: the calculator takes the scale by effect from it.
-    matching = "effect" if isinstance(given, str) and condition != "heads" else None
+    matching = "effect" if isinstance(configured_scale, str) and condition != "heads" else None
     return ConditionRun(
         condition,
         perturbation_scale,
         matching,
-        1.0 if matching else float(asked.get("times") or 1),
+        1.0 if matching else float(control_config.get("times") or 1),
         run,
     )
 

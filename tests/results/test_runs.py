@@ -113,7 +113,7 @@ def test_a_run_that_crashed(tmp_path, emptied, lacking):
     torch.save(content, file)
     code, text = show(file)
     assert code == 1
-    assert f"holds no {lacking}" in text
+    assert f"has no {lacking}" in text
 
 
 def test_as_json(tmp_path):

@@ -167,16 +167,16 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
             for found, condition in zip(groups, nearest, strict=True)
         ]
     )
-    said = []
+    outcomes = []
     for found, condition, p, q in zip(groups, nearest, special, reproduced, strict=True):
         if q < LEVEL:
-            said.append(Verdict("reproduced", condition, float(p), float(q), None))
+            outcomes.append(Verdict("reproduced", condition, float(p), float(q), None))
         elif p < LEVEL:
-            said.append(Verdict("special", None, float(p), float(q), None))
+            outcomes.append(Verdict("special", None, float(p), float(q), None))
         else:
             needed = questions_to_decide(found)
-            said.append(Verdict("inconclusive", None, float(p), float(q), needed))
-    return said
+            outcomes.append(Verdict("inconclusive", None, float(p), float(q), needed))
+    return outcomes
 
 
 def _special(found: Mapping[str, ConditionComparison]) -> float:

@@ -233,19 +233,19 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     Criticality does not change if a constant is added to a token's divergences; without the
     smallest, a constant token has criticality exactly 0.
     """
-    divergence, given = np.asarray(kl, dtype=float), np.asarray(masks)
-    if divergence.ndim != 2 or given.ndim != 2 or len(divergence) != len(given):
+    divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
+    if divergence.ndim != 2 or mask.ndim != 2 or len(divergence) != len(mask):
         raise ValueError(
             f"expected kl (S, T) and masks (S, H), a row per subnetwork, got {divergence.shape} "
-            f"and {given.shape}"
+            f"and {mask.shape}"
         )
-    if not len(given) or not given.shape[1]:
-        raise ValueError(f"expected at least one mask and head, got masks of shape {given.shape}")
+    if not len(mask) or not mask.shape[1]:
+        raise ValueError(f"expected at least one mask and head, got masks of shape {mask.shape}")
     if not np.isfinite(divergence).all():
         raise ValueError("kl has values that are not finite: leave these tokens out")
-    if not np.isin(given, (0, 1)).all():
+    if not np.isin(mask, (0, 1)).all():
         raise ValueError("masks must contain only 0 (ablated) and 1 (kept)")
-    return divergence - divergence.min(0), given.astype(bool)
+    return divergence - divergence.min(0), mask.astype(bool)
 
 
 def _check_draws(draws: int) -> None:

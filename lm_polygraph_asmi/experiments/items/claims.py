@@ -134,8 +134,8 @@ def _errors(group: RunGroup) -> tuple[str, str]:
 
 def _no_errors(group: RunGroup) -> tuple[str, str]:
     """The claim is that there is no coupling; an interval can only refute it."""
-    coupling, said = _errors(group)
-    return FAILS if coupling == HOLDS else OPEN, said
+    coupling, values = _errors(group)
+    return FAILS if coupling == HOLDS else OPEN, values
 
 
 def _rates(group: RunGroup, row: str) -> dict[int, Interval] | None:

@@ -119,7 +119,7 @@ def prr_of_heads(one: Compared) -> Interval:
 
 def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
     """Verdict per setting with conditions at matched effect, Holm over settings of a score."""
-    said = []
+    results = []
     for symbol in SCORES:
         found, comparisons = [], []
         for one in _all(groups):
@@ -133,8 +133,8 @@ def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
             comparisons.append(
                 {name: by_name[_name(condition)] for name, condition in one.matched.items()}
             )
-        said += list(zip(found, verdicts(comparisons), strict=True))
-    return said
+        results += list(zip(found, verdicts(comparisons), strict=True))
+    return results
 
 
 def _counted(table: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +146,7 @@ def _counted(table: pd.DataFrame) -> pd.DataFrame:
 def control_verdicts(groups: Sequence[RunGroup]) -> Items:
     """Special, reproduced or inconclusive, by a rule fixed before the labels were seen."""
     title = "Is the signal special to heads? Verdicts†"
-    said = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
+    by_score = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
 
     def compute(one: Compared) -> list[dict[str, Any]]:
         if not one.matched:
@@ -154,7 +154,7 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
                 "no condition at matched effect: needs perturbation scales (polygraph_asmi "
                 "experiments scale)"
             )
-        found = said[one.group, one.symbol]
+        found = by_score[one.group, one.symbol]
         lacking = [condition for condition in MUST_BEAT if condition not in one.matched]
         return [
             {

@@ -254,11 +254,11 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, 
         "without closing tokens†": (found.mi, found.z, ~found.closing),
         "MI above 1e-5†": (found.mi, found.z, found.mi > NEGLIGIBLE),
     }
-    said = {}
+    by_reading = {}
     for name, (information, z, chosen) in readings.items():
         rows = chosen & np.isfinite(z)
         if rows.sum() > 2:
-            said[name] = criticality_coupling(
+            by_reading[name] = criticality_coupling(
                 information[rows], found.entropy[rows], z[rows], keys[rows].tolist(),
                 found.position[rows, None],
             )  # fmt: skip
@@ -270,10 +270,10 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, 
         {"mi": "mean", "entropy": "mean", "z": "mean", "unit": "first"}
     )
     if len(by_answer) > 2:
-        said["means of answers†"] = criticality_coupling(
+        by_reading["means of answers†"] = criticality_coupling(
             by_answer["mi"], by_answer["entropy"], by_answer["z"], by_answer["unit"].tolist()
         )
-    return said
+    return by_reading
 
 
 @cache

@@ -88,7 +88,7 @@ def _known(groups: Sequence[RunGroup]) -> list[str]:
     scores = _scores(groups)
     if not scores:
         return ["These runs have no ASMI score."]
-    said, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
+    lines, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
     defined = [(group, found) for group, _, found in scores if not np.isnan(found.low)]
     if defined:
         above, below = _sides(found for group, found in defined if not group.too_small)
@@ -96,7 +96,7 @@ def _known(groups: Sequence[RunGroup]) -> list[str]:
         ignored = ", ".join(
             f"{n} {side}" for n, side in zip(_sides(few), ("above", "below"), strict=True)
         )
-        said.append(
+        lines.append(
             f"**Rank errors: {above} of {len(defined)} ASMI scores** (PRR interval above 0, "
             f"uncorrected). Negative PRR (interval below 0): {below}. Inconclusive: "
             f"{len(defined) - above - below}"
@@ -108,8 +108,8 @@ def _known(groups: Sequence[RunGroup]) -> list[str]:
             )
         )
     if undefined:
-        said.append(f"**PRR or its interval is undefined: {'; '.join(undefined)}.**")
-    return said
+        lines.append(f"**PRR or its interval is undefined: {'; '.join(undefined)}.**")
+    return lines
 
 
 def _sides(found: Iterable[Interval]) -> tuple[int, int]:
@@ -122,26 +122,26 @@ def _against_best(groups: Sequence[RunGroup]) -> list[str]:
     """How often the top variant is better, equivalent or worse than the best baselines."""
     counted, _ = one_per_question_set(groups)
     adjusted = adjusted_comparisons(groups)
-    said = []
+    sentences = []
     for name, which in (
         ("top Δ best free", "best free baseline (no samples, no further question)"),
         ("top Δ best baseline", "best of all baselines"),
     ):
-        own = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}
-        if own:
-            small = sum(group.too_small for group in own)
-            counts = count_outcomes(own.values())
+        here = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}
+        if here:
+            small = sum(group.too_small for group in here)
+            counts = count_outcomes(here.values())
             counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
-            worse = [group.label for group, one in own.items() if one.outcome == "worse"]
-            said.append(
-                f"**Against the {which}: {counted_as} of {len(own)} "
+            worse = [group.label for group, one in here.items() if one.outcome == "worse"]
+            sentences.append(
+                f"**Against the {which}: {counted_as} of {len(here)} "
                 f"settings**{_in_brackets(worse)}"
                 f"{f', {small} inconclusive because too small' if small else ''}"
             )
-    if not said:
+    if not sentences:
         return []
     return [
-        ". ".join(said)
+        ". ".join(sentences)
         + f". PRR of the top ASMI variant, adjusted p; equivalent: within {MARGIN}. Variant and "
         "baseline are both chosen on these answers."
     ]
@@ -153,8 +153,8 @@ def _added(groups: Sequence[RunGroup]) -> list[str]:
     if not verdicts:
         return []
     adds, reverses = (
-        [group.label for group, found in verdicts.items() if found == said]
-        for said in ("yes", "negative")
+        [group.label for group, found in verdicts.items() if found == verdict]
+        for verdict in ("yes", "negative")
     )
     scored = {group for group, _, _ in _scores(groups)}
     untested = len(scored - {*verdicts})
@@ -185,11 +185,11 @@ def _wrong_strategy(groups: Sequence[RunGroup]) -> list[str]:
 
 def _weak(groups: Sequence[RunGroup]) -> list[str]:
     """Settings too small, without contrast, or with hardly any masking response."""
-    said, small = [], []
+    lines, small = [], []
     for group in groups:
         clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
         if not errors or errors == len(group):
-            said.append(
+            lines.append(
                 f"**No contrast: {group.label}.** All {len(group)} answers are "
                 f"{'wrong' if errors else 'right'} ({group.metric} at 0.5): statistics that need "
                 "right and wrong answers are undefined."
@@ -202,7 +202,7 @@ def _weak(groups: Sequence[RunGroup]) -> list[str]:
         if group.mi_tokens is not None:
             response = masking_response(group.mi_tokens)
             if response.over_robust:
-                said.append(
+                lines.append(
                     f"**Hardly any masking response: {group.label}.** Mean MI_t "
                     f"{response.mean:.4f} nats, median {response.median:.4f}, below {OVER_ROBUST} "
                     "nats: masking barely changes the predictions, so ASMI may have no signal. A "
@@ -211,7 +211,7 @@ def _weak(groups: Sequence[RunGroup]) -> list[str]:
                 )
     if small:
         small[-1] += f" {FEW} Intervals are widened for few clusters, not for few errors."
-    return [*small, *said]
+    return [*small, *lines]
 
 
 def _ranked_here(group: RunGroup) -> str:
@@ -224,15 +224,15 @@ def _ranked_here(group: RunGroup) -> str:
 
 
 def _correctness_labels(groups: Sequence[RunGroup]) -> list[str]:
-    said = []
+    lines = []
     for metric in dict.fromkeys(group.metric for group in groups):
         if not metric.startswith("AlignScore"):
             tested = "; ".join(group.label for group in groups if group.metric == metric)
-            said.append(
+            lines.append(
                 f"**Correctness labels by {metric}, not AlignScore: {tested}.** Do not compare "
                 "these values with the paper's."
             )
-    return said
+    return lines
 
 
 def _others(groups: Sequence[RunGroup]) -> list[str]:

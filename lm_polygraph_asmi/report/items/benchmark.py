@@ -62,22 +62,22 @@ SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTru
 
 def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
     """Method -> family."""
-    found = {m: FAMILIES.get(m, "other") for group in groups for m in group.scores}
-    return found | {method: ASMI_FAMILY for group in groups for method in group.methods}
+    families = {m: FAMILIES.get(m, "other") for group in groups for m in group.scores}
+    return families | {method: ASMI_FAMILY for group in groups for method in group.methods}
 
 
 def _in_table_order(groups: Sequence[RunGroup]) -> list[str]:
     """Methods in the paper's order of families, variants by depth."""
-    found, ours = _families(groups), {m: c for group in groups for m, c in group.methods.items()}
+    kinds, ours = _families(groups), {m: c for group in groups for m, c in group.methods.items()}
     families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
     known = list(FAMILIES)
 
     def position(method: str) -> tuple[int, float, int]:
         depth = ours[method].depth if method in ours else 0
         place = known.index(method) if method in known else len(known)
-        return families.index(found[method]), depth, place
+        return families.index(kinds[method]), depth, place
 
-    return sorted(found, key=position)
+    return sorted(kinds, key=position)
 
 
 def competes(method: str, group: RunGroup) -> bool:
@@ -153,10 +153,10 @@ def _by_method(
     families = _families(groups)
     table = pd.DataFrame({"method": methods, "family": [families.get(m) for m in methods]})
     for group in groups:
-        found = {m: value(group, m) for m in group.scores}
+        by_method = {m: value(group, m) for m in group.scores}
         lead = _lead(group) if marked else {}
         table[group.label] = [
-            leading(found[m], lead[m]) if m in lead else found.get(m) for m in methods
+            leading(by_method[m], lead[m]) if m in lead else by_method.get(m) for m in methods
         ]
     return table
 
@@ -265,18 +265,18 @@ def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup,
     Left out: comparisons without an interval, settings without a variant or a baseline. Settings
     too small for their intervals are untested (p = 1).
     """
-    found: dict[str, dict[RunGroup, Comparison]] = {name: {} for name in COMPARED + BESIDES}
+    by_name: dict[str, dict[RunGroup, Comparison]] = {name: {} for name in COMPARED + BESIDES}
     for group in groups:
         pairs = compared_on(group)
         for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
             one = intervals_of(group)[1][pair]
             if one.outcome is not None:
-                found[name][group] = _untested(one) if group.too_small else one
-    for name, tested in found.items():
+                by_name[name][group] = _untested(one) if group.too_small else one
+    for name, tested in by_name.items():
         p_values = holm([one.p_value for one in tested.values()])
         equivalent = holm([one.p_equivalent for one in tested.values()])
         columns = zip(tested.items(), p_values, equivalent, strict=True)
-        found[name] = {
+        by_name[name] = {
             group: one._replace(
                 p_value=float(p),
                 p_equivalent=float(q),
@@ -286,7 +286,7 @@ def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup,
             )
             for (group, one), p, q in columns
         }
-    return {name: tested for name, tested in found.items() if tested}
+    return {name: tested for name, tested in by_name.items() if tested}
 
 
 def _untested(one: Comparison) -> Comparison:
@@ -302,10 +302,10 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
     def _tested_value(group: RunGroup, name: str) -> TestedValue | Interval | None:
         if name not in compared_on(group):
             return None
-        one = adjusted.get(name, {}).get(group)
-        if one is None:  # no interval, no test
+        comparison = adjusted.get(name, {}).get(group)
+        if comparison is None:  # no interval, no test
             return intervals_of(group)[1][compared_on(group)[name]].difference
-        return TestedValue(one.difference, one.p_value < LEVEL)
+        return TestedValue(comparison.difference, comparison.p_value < LEVEL)
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         alone, _ = intervals_of(group)
@@ -420,8 +420,8 @@ def _floored(p_value: float, least: float) -> float | AtMost:
 
 def count_outcomes(tested: Iterable[Comparison]) -> dict[str, int]:
     """Counts of each of `OUTCOMES`."""
-    found = [one.outcome for one in tested]
-    return {kind: found.count(kind) for kind in OUTCOMES}
+    outcomes = [one.outcome for one in tested]
+    return {kind: outcomes.count(kind) for kind in OUTCOMES}
 
 
 def _counts(

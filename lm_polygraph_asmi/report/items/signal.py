@@ -40,10 +40,10 @@ FEWEST = 10
 
 
 def _control_source(groups: Sequence[RunGroup]) -> str:
-    own = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
-    if not own:
+    lacking = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
+    if not lacking:
         return "MSP and H (MeanTokenEntropy) are LM-Polygraph's."
-    return f"MSP or H from ASMI's own unmasked pass: {', '.join(own)}; else LM-Polygraph's."
+    return f"MSP or H from ASMI's own unmasked pass: {', '.join(lacking)}; else LM-Polygraph's."
 
 
 def _with_length(group: RunGroup, controls: np.ndarray) -> np.ndarray:
@@ -65,12 +65,12 @@ def added_of(group: RunGroup) -> AddedInformation:
 
 def verdicts_of(groups: Sequence[RunGroup]) -> dict[RunGroup, str]:
     """Whether u_sem adds ("yes", "no" or "negative") by setting, Holm over settings."""
-    found = {}
+    tests = {}
     for group in groups:
         with suppress(ValueError):
-            found[group] = added_of(group)
-    adjusted = holm([one.p_value for one in found.values()])
-    pairs = zip(found.items(), adjusted, strict=True)
+            tests[group] = added_of(group)
+    adjusted = holm([one.p_value for one in tests.values()])
+    pairs = zip(tests.items(), adjusted, strict=True)
     return {group: verdict(float(p), one.direction) for (group, one), p in pairs}
 
 
@@ -177,25 +177,25 @@ def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
     controls = np.column_stack([msp, entropy])
     over = "MSP, H"
-    found: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    tests: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for name, mean, tokens in (
         ("u_sem", u_sem, group.u_tokens),
         ("MI", group.mi, group.mi_tokens),
     ):
         if mean is not None:
-            found.append((f"{name}, mean", over, mean, controls))
+            tests.append((f"{name}, mean", over, mean, controls))
         for strategy, aggregate in AGGREGATIONS.items():
             if strategy != "mean" and tokens is not None:
                 values = np.array([aggregate(answer) for answer in tokens])
-                found.append((f"{name}, {strategy}", over, values, controls))
+                tests.append((f"{name}, {strategy}", over, values, controls))
     operating = group.variants.values()
     for method, config in group.methods.items():
         if config.method == "sem" and method not in operating:
-            found.append((method, over, group.score(method), controls))
+            tests.append((method, over, group.score(method), controls))
     if group.entropy_of_mean is not None and group.mean_entropy is not None:
         inside = np.column_stack([group.entropy_of_mean, group.mean_entropy])
-        found.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
-    return found
+        tests.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
+    return tests
 
 
 def stacked(groups: Sequence[RunGroup]) -> Items:

@@ -124,8 +124,7 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
         column = finite(**{name: values})
         if len(column) != len(clusters):
             raise ValueError(
-                f"expected {name} and cluster keys of the same rows, got {len(column)} values and "
-                f"{len(clusters)} keys"
+                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each is needed"
             )
 
 

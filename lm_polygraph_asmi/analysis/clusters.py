@@ -124,7 +124,7 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
         column = finite(**{name: values})
         if len(column) != len(clusters):
             raise ValueError(
-                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each is needed"
+                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each"
             )
 
 

@@ -139,7 +139,7 @@ def test_the_effect_is_the_mean_divergence_from_the_unmasked_model(search, run, 
 
 def test_rows_that_are_evaluated_are_refused(run, monkeypatch):
     monkeypatch.setattr(room, "load_run", lambda _: run)
-    with pytest.raises(ValueError, match="1 prompts of held stand in run too"):
+    with pytest.raises(ValueError, match="1 prompts of held are also in run"):
         scales_for("run", "held", "tiny")
 
 

@@ -181,7 +181,7 @@ def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
             name: of | {"num_samples": number} for name, of in saved[runs.METHODS].items()
         }
         found.append(load_run(runs.save(tmp_path / str(number), saved)))
-    with pytest.raises(ValueError, match=r"other settings than in a run beside it.*num_samples"):
+    with pytest.raises(ValueError, match=r"other settings than in another run.*num_samples"):
         together(found)
     assert together([found[0], found[0]]).scores.equals(found[0].scores)
 

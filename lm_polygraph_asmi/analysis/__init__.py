@@ -1,11 +1,10 @@
-"""Statistics on arrays: what scores, errors and tokens say. Knows neither models nor files.
+"""Statistics of scores, errors and tokens, on arrays: functions that need no models or files.
 
-Every statistic is a plain function that returns a small result; `lm_polygraph_asmi.results` reads
-finished runs, `lm_polygraph_asmi.report` makes tables and figures of both.
+`lm_polygraph_asmi.results` loads finished runs; `lm_polygraph_asmi.report` makes tables and figures
+from both.
 """
 
 import lazy_loader
 
-# What the stub beside this file names is imported on first use: few statistics need all of
-# scikit-learn and scipy.
+# Names of the stub file are imported on first use: few statistics need scikit-learn and scipy.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

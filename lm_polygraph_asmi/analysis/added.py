@@ -1,7 +1,7 @@
-"""Does a score know of errors what its controls do not? A test that keeps its level, and the gain.
+"""Does a score add information on errors to its controls? A test of valid level, and the gain.
 
-The linear residual of `analysis.distinct` is the paper's column; it "detects" scores that are noisy
-and skewed functions of the controls. What stands here does not.
+The paper's linear residual (`analysis.distinct`) also "detects" noisy and skewed functions of the
+controls; this test does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,26 +29,26 @@ from lm_polygraph_asmi.analysis.distinct import FOLDS, check_folds, cluster_fold
 from lm_polygraph_asmi.analysis.prr import Rejection
 
 PARTITIONS = 5
-"""Partitions into folds whose predictions are averaged, so that the verdict is not that of one."""
+"""Partitions into folds whose predictions are averaged, so that no single one decides."""
 PENALTY, SLIGHT = 1.0, 0.01
-"""Ridge penalties on standardised features, of the models of errors and of the score's rank."""
+"""Ridge penalties on standardised features: for models of errors, and of the score's rank."""
 NOTHING_LEFT = 0.02
-"""Share of a score's spread below which what its controls leave of it is error of the fit."""
+"""A residual with less than this share of the score's spread is an error of the fit."""
 LEVEL = 0.05
 REFITS = 500
-"""Resamples in each of which all models are fitted anew."""
+"""Resamples; all models are refitted in each."""
 
 
 @dataclass(frozen=True)
 class AddedInformation:
-    """Whether a score and errors go together once the controls are known.
+    """Dependence of a score and errors given the controls.
 
     Attributes:
-        statistic: studentised sum over clusters of residual products; about standard normal where
-            the controls know all that the score knows of errors.
+        statistic: studentised sum over clusters of residual products; about standard normal if the
+            score adds nothing to the controls.
         p_value: two-sided.
         direction: +1 if wrong answers have higher scores than the controls explain, -1 if lower
-            ones (the wrong way round), 0 if nothing is left of the score.
+            ones, 0 if nothing is left of the score.
         n, clusters, errors: rows, clusters, wrong answers.
         sums: residual products summed over each cluster, by its key.
     """
@@ -76,11 +76,11 @@ def adds_information(
 ) -> AddedInformation:
     """Generalised covariance measure: are score and errors independent given the controls?
 
-    The score's rank and the chance of an error are both predicted from smooth functions of the
-    controls' ranks, out of fold; the products of what is left are summed by cluster. Skewed scores,
-    outliers and a spread that grows with the controls leave its level alone. It looks for an
-    average dependence: a score that is higher for some errors and lower for as many others is not
-    found. Source: Shah and Peters (2020), The hardness of conditional independence testing.
+    The score's rank and the probability of an error are both predicted from smooth functions of the
+    controls' ranks, out of fold; products of the residuals are summed by cluster. Skewed scores,
+    outliers and a spread that grows with the controls do not change its level. It detects average
+    dependence only, not a score that is higher for some errors and lower for as many others.
+    Source: Shah and Peters (2020), The hardness of conditional independence testing.
 
     Args:
         scores: (n,), higher = more uncertain.
@@ -91,7 +91,7 @@ def adds_information(
 
     Raises:
         ValueError: too few clusters or errors for the folds, a constant score, controls that are
-            no table, lengths that differ, or values that are not finite.
+            not a table, unequal lengths, or values that are not finite.
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
@@ -113,7 +113,7 @@ def adds_information(
         share += (_least_squares(features, rank, train) @ features.T)[folds, rows]
         chance += expit(_logistic(features, errors, train) @ features.T)[folds, rows]
     left = rank - share / PARTITIONS
-    # What is left of a function of the controls follows them, and could covary too.
+    # The residual of a function of the controls depends on them, and could covary too.
     if left.std() < NOTHING_LEFT * rank.std():
         left[:] = 0.0
     sums = np.bincount(codes, left * (errors - chance / PARTITIONS))
@@ -124,22 +124,22 @@ def adds_information(
 
 
 def _tested(statistic: float, sums: dict[str, float], n: int, errors: int) -> AddedInformation:
-    # Student's distribution, since the spread is estimated from as many sums as there are clusters.
+    # Student's t: the spread is estimated from one sum per cluster.
     p_value = float(2 * student.sf(abs(statistic), len(sums) - 1))
     direction = int(np.sign(statistic))
     return AddedInformation(statistic, p_value, direction, n, len(sums), errors, sums)
 
 
 def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
-    """The same test over several settings: do their statistics, taken together, point one way?
+    """The same test over several settings: Stouffer's sum of their statistics.
 
-    Each setting weighs the same, whatever its size: Stouffer's sum of their statistics. Clusters of
-    one key (a passage that several models were asked about) are one, and statistics are correlated
-    as the sums over these are, so that the same answers twice are no more than once. Clusters of
-    different keys are taken for independent.
+    Each setting has the same weight, whatever its size. Clusters with the same key (a passage used
+    with several models) are one cluster, and statistics are correlated as their sums over these
+    clusters are, so that the same answers twice count once. Clusters with different keys are taken
+    as independent.
 
     Args:
-        found: of each setting; none that is of several already.
+        found: result of each setting; not of several settings already combined.
 
     Raises:
         ValueError: no setting.
@@ -151,13 +151,13 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
         True
     """
     if not found:
-        raise ValueError("a test over settings needs one setting at least")
+        raise ValueError("a test over settings needs at least one setting")
     sums = pd.DataFrame(
         [group.sums for group in found]
-    )  # settings x clusters, NaN where a setting has none
+    )  # settings x clusters, NaN if a setting lacks a cluster
     off = sums.sub(sums.mean(axis=1), axis=0)
     size = np.sqrt(off.pow(2).sum(axis=1))
-    # One setting's spread is 1, and 0 where nothing is left of its score.
+    # One setting's spread is 1, or 0 if nothing is left of its score.
     spread = float(np.linalg.norm(off.div(size.where(size > 0, 1.0), axis=0).sum()))
     statistic = sum(group.statistic for group in found) / spread if spread > 0 else 0.0
     totals = {str(key): float(total) for key, total in sums.sum().items()}
@@ -167,10 +167,10 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a model of errors gains by a score, out of fold; with the score minus without.
+    """Gain of a model of errors from a score, out of fold: with the score minus without.
 
     Attributes:
-        log_loss: nats an answer; negative = better with the score.
+        log_loss: nats per answer; negative = better with the score.
         auroc, prr: positive = better with the score.
     """
 
@@ -188,15 +188,14 @@ def stacked_gain(
     resamples: int = REFITS,
     seed: int = SEED,
 ) -> Gain:
-    """Two nested logistic models of errors: on smooth functions of the controls, and the score too.
+    """Gain of a logistic model of errors on smooth functions of the controls if the score is added.
 
-    Both are fitted out of fold, and anew in every resample of clusters, so that the intervals hold
-    what the fits vary by. A score that adds nothing costs a little: the changes then lie just on
-    the worse side of zero.
+    Both are fitted out of fold and refitted in every resample of clusters, so that the intervals
+    include the variation of the fits. A score that adds nothing makes the model slightly worse.
 
     Args:
         scores, controls, wrong, clusters, seed: as of `adds_information`.
-        quality: (n,) of which PRR is taken, higher = better; None: right or wrong.
+        quality: (n,) for PRR, higher = better; None: right or wrong.
 
     Raises:
         ValueError: as `adds_information`.
@@ -296,7 +295,7 @@ def _least_squares(features: np.ndarray, target: np.ndarray, weights: np.ndarray
 def _logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(b, m) coefficients of b penalised logistic regressions, one a row of weights (b, n).
 
-    scikit-learn fits them one at a time, which is far too slow to be done in every resample.
+    scikit-learn fits them one at a time, which is too slow for every resample.
     """
     m = features.shape[1]
     squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
@@ -310,7 +309,7 @@ def _logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> n
         bend = ((weights * chance * (1 - chance)) @ squares).reshape(-1, m, m) + penalties
         bend[:, 0, 0] += 1e-9  # a training set without errors, or without right answers
         step = np.linalg.solve(bend, slope[..., None])[..., 0]
-        # Newton's step can overshoot where errors are well separated.
+        # Newton's step can overshoot if errors are well separated.
         furthest = np.abs(step @ features.T).max(1, keepdims=True)
         step *= np.minimum(1, 5 / np.maximum(furthest, 1e-12))
         found += step
@@ -322,7 +321,7 @@ def _logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> n
 def _out_of_fold(
     features: np.ndarray, wrong: np.ndarray, counts: np.ndarray, folds: np.ndarray
 ) -> np.ndarray:
-    """(b, n) chance of an error, fitted on the other folds of each sample (b, n)."""
+    """(b, n) probability of an error, fitted on the other folds of each sample (b, n)."""
     chance = np.empty(counts.shape)
     for fold in range(FOLDS):
         test = folds == fold

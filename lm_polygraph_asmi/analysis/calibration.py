@@ -1,4 +1,4 @@
-"""Does a probability of error hold what it says? Isotonic fits, on answers they never saw."""
+"""Probability of error by isotonic fits, and its calibration on held-out answers."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
 
 SMALLEST_STEP = 25
-"""Answers that a step of the calibration holds at least; an isotonic fit makes steps of one."""
+"""Fewest answers of a step of the calibration; a plain isotonic fit has steps of one."""
 DRAWS = 1000
-"""Of errors as calibrated probabilities would make them."""
+"""Draws of errors from calibrated probabilities."""
 
 
 class Step(NamedTuple):
-    """Answers of a run that share a probability of error.
+    """Answers of a calibration run that share a probability of error.
 
     Attributes:
         start: the lowest of their scores, nats.
@@ -30,16 +30,16 @@ class Step(NamedTuple):
 
 
 def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
-    """Steps of an isotonic fit, neighbours joined until each holds `SMALLEST_STEP` answers.
+    """Steps of an isotonic fit, merged with neighbours until each has `SMALLEST_STEP` answers.
 
-    Joining neighbours keeps the rates increasing. Fewer answers than that are one step.
+    Merging keeps the rates increasing. Fewer answers in total form one step.
 
     Args:
         scores: (n,), higher = more uncertain.
         wrong: (n,).
 
     Raises:
-        ValueError: no answer, lengths that differ, or values that are not finite.
+        ValueError: no answer, unequal lengths, or values that are not finite.
 
     Example:
         >>> calibrate([0.1] * 25 + [0.9] * 25, [0] * 20 + [1] * 5 + [1] * 20 + [0] * 5)
@@ -63,7 +63,7 @@ def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
 
 
 def _isotonic(rates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """What scikit-learn calls for its isotonic fits, a thousand of which are wanted."""
+    """The function that scikit-learn uses, called directly for a thousand fits."""
     from scipy.optimize import isotonic_regression  # a second to import
 
     return isotonic_regression(rates, weights=sizes).x
@@ -75,15 +75,15 @@ def _joined(steps: list[Step], step: Step) -> list[Step]:
 
 
 def step_at(steps: Sequence[Step], score: float) -> Step:
-    """The step a score lies on; below all of them, the first."""
+    """The step that contains a score; the first for a score below all."""
     return steps[max(0, bisect_right([step.start for step in steps], score) - 1)]
 
 
 def probability_at(steps: Sequence[Step], score: float) -> float:
-    """Rate of errors on the score's step, with one answer of the average kind more on it.
+    """Error rate of the score's step, with one more answer that is wrong at the overall rate.
 
-    So no probability is 0 or 1, and a large step is hardly moved. Where all answers are right, or
-    all wrong, that one is half of either kind.
+    So no probability is 0 or 1, and a large step hardly changes. If all answers are right, or all
+    wrong, that one counts as half wrong.
 
     Raises:
         ValueError: a score that is not finite, or no step.
@@ -104,10 +104,10 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
 def held_out_probability(
     scores: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """(n,) probabilities of error from answers of other clusters: by the score, and its base rate.
+    """(n,) probabilities of error from answers of other clusters: by the score, and the base rate.
 
-    Five folds of whole clusters, each calibrated on the other four. None with a single cluster, and
-    where the rest of a fold is too small for two steps.
+    Five folds of whole clusters, each calibrated on the other four. None with a single cluster, or
+    if the other folds are too small for two steps.
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
@@ -115,7 +115,7 @@ def held_out_probability(
     Example:
         >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
         >>> chance, base = held_out_probability([0.1, 0.9] * 50, [0, 1] * 50, passages)
-        >>> chance[:2].round(2).tolist(), base[:2].tolist()  # the base rate cannot tell them apart
+        >>> chance[:2].round(2).tolist(), base[:2].tolist()  # the base rate is the same for both
         ([0.01, 0.99], [0.5, 0.5])
     """
     from sklearn.model_selection import GroupKFold
@@ -138,10 +138,10 @@ def held_out_probability(
 def held_out_brier(
     scores: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
 ) -> tuple[float, float] | None:
-    """Brier scores on answers that were not fitted: of the calibration, and of the base rate.
+    """Held-out Brier scores: of the calibration, and of the base rate.
 
-    Mean squared difference of probability and outcome, lower = better; None, and errors, as of
-    `held_out_probability`.
+    Mean squared difference of probability and outcome, lower = better. Returns None and raises
+    errors as `held_out_probability` does.
 
     Example:
         >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
@@ -159,19 +159,19 @@ def held_out_brier(
 
 @dataclass(frozen=True)
 class Reliability:
-    """Probabilities of error against the rate of errors.
+    """Probabilities of error compared with error rates.
 
     Attributes:
         chance: (g,) distinct probabilities, ascending.
         n: (g,) answers of each.
-        rate: (g,) isotonic fit of the errors: what the probabilities should have been.
-        band: (2, g) where that fit lies pointwise in 95 % of cases if they are right.
+        rate: (g,) isotonic fit of the errors: the calibrated probabilities.
+        band: (2, g) pointwise 95 % range of that fit if the probabilities are calibrated.
         brier: mean squared difference of probability and outcome; it is miscalibration minus
             discrimination plus uncertainty.
-        miscalibration: what `rate` would take off it; lower = better.
-        discrimination: what telling answers apart takes off it; higher = better.
-        uncertainty: the Brier score of the error rate alone.
-        p_value: of a miscalibration as large as this, if the probabilities are right.
+        miscalibration: reduction of `brier` by using `rate`; lower = better.
+        discrimination: reduction from `uncertainty` by using `rate`; higher = better.
+        uncertainty: the Brier score of a constant error rate.
+        p_value: of a miscalibration as large as this, if the probabilities are calibrated.
     """
 
     chance: np.ndarray
@@ -194,11 +194,11 @@ def reliability(
 ) -> Reliability:
     """Reliability diagram of probabilities by isotonic regression, with consistency bands.
 
-    No bins to be chosen: the curve is an isotonic fit of the errors on the probabilities. For the
-    band, errors are drawn anew as if these were right: each one's distance from its probability
-    keeps its size, and the clusters' signs are tossed, whole, so that answers that go wrong
-    together do so in the draws. With 40 clusters of 6 answers the band held the curve of right
-    probabilities at 92 % of points in simulations, with 200 at 95 %; the test kept its 5 %.
+    The curve is an isotonic fit of the errors on the probabilities, without bins. For the band,
+    errors are drawn as if the probabilities were calibrated: each error's distance from its
+    probability keeps its size, and whole clusters get random signs, so that dependent answers stay
+    dependent. In simulations, the band covered the curve of calibrated probabilities at 92 % of
+    points with 40 clusters of 6 answers, at 95 % with 200; the test kept its level of 5 %.
     Sources: Dimitriadis, Gneiting and Jordan (2021), Stable reliability diagrams for probabilistic
     classifiers; for the signs, Cameron, Gelbach and Miller (2008), Bootstrap-based improvements for
     inference with clustered errors.
@@ -222,29 +222,29 @@ def reliability(
         0.01
     """
     check_rows(clusters, chance=chance, wrong=wrong)
-    said, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
-    if said.min() < 0 or said.max() > 1:
+    p_wrong, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
+    if p_wrong.min() < 0 or p_wrong.max() > 1:
         raise ValueError("probabilities must lie in [0, 1]")
     codes = cluster_codes(clusters)
     if codes.max() < 1:
-        raise ValueError("a band over clusters needs two of them, got one")
-    distinct, group, sizes = np.unique(said, return_inverse=True, return_counts=True)
+        raise ValueError("expected at least two clusters for a band, got one")
+    distinct, group, sizes = np.unique(p_wrong, return_inverse=True, return_counts=True)
     # Sums by cluster and probability: signs of clusters then move them in one product.
     excess = np.zeros((codes.max() + 1, len(distinct)))
-    np.add.at(excess, (codes, group.ravel()), errors - said)
+    np.add.at(excess, (codes, group.ravel()), errors - p_wrong)
 
     def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
-        """Isotonic fit of the groups' rates, and what it takes off the Brier score."""
+        """Isotonic fit of the groups' rates, and by how much it lowers the Brier score."""
         found = _isotonic(rates, sizes)
         gain = (rates - distinct) ** 2 - (rates - found) ** 2
-        return found, float(sizes @ gain / len(said))
+        return found, float(sizes @ gain / len(p_wrong))
 
     rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, len(excess)))
     drawn = [fit(distinct + own / sizes) for own in signs @ excess]
     low, high = np.percentile([fitted for fitted, _ in drawn], [2.5, 97.5], axis=0)
     as_large = sum(gain >= miscalibration - 1e-12 for _, gain in drawn)
-    brier = float(np.mean((said - errors) ** 2))
+    brier = float(np.mean((p_wrong - errors) ** 2))
     uncertainty = float(errors.mean() * (1 - errors.mean()))
     return Reliability(
         distinct, sizes, rate, np.clip([low, high], 0, 1), brier, miscalibration,
@@ -253,18 +253,18 @@ def reliability(
 
 
 def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 10) -> float:
-    """Root mean square gap of probability and rate of errors, less what chance alone makes of it.
+    """Root mean square gap between probability and error rate, minus its expected value by chance.
 
-    Bins of as many answers; in each, the squared gap minus y (1 - y) / (n - 1) of its rate y, which
-    is what it would be on average without any gap. Lower = better, 0 where nothing is left. Answers
-    of one cluster go wrong together, so that with large clusters something is left of right
-    probabilities, too: `reliability` has a test that knows clusters. Source: Kumar, Liang and Ma
+    Bins of equal size; from the squared gap of a bin with error rate y, subtract y (1 - y) /
+    (n - 1), its mean without any gap. Lower = better, at least 0. It takes answers as independent,
+    so with large clusters it is above 0 even for calibrated probabilities: `reliability` has a
+    test that respects clusters. Source: Kumar, Liang and Ma
     (2019), Verified uncertainty calibration.
 
     Args:
         chance: (n,) probabilities of error, from other answers than these.
         wrong: (n,).
-        bins: as many as leave two answers in each are taken at most.
+        bins: at most; fewer if a bin would have fewer than two answers.
 
     Raises:
         ValueError: lengths differ, fewer than two answers, values that are not finite, or
@@ -276,16 +276,16 @@ def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 
         >>> round(debiased_calibration_error([0.9] * 100, [0, 1] * 50, bins=1), 1)  # 0.9 for 0.5
         0.4
     """
-    said, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
-    if said.shape != errors.shape:
-        raise ValueError(f"{len(said)} probabilities for {len(errors)} answers: one each")
-    if len(said) < 2:
-        raise ValueError("there is no error to be told from chance: give two answers or more")
-    if said.min() < 0 or said.max() > 1:
+    p, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
+    if p.shape != errors.shape:
+        raise ValueError(f"{len(p)} probabilities for {len(errors)} answers: one each")
+    if len(p) < 2:
+        raise ValueError(f"expected at least two answers, got {len(p)}")
+    if p.min() < 0 or p.max() > 1:
         raise ValueError("probabilities must lie in [0, 1]")
     total = 0.0
-    for rows in np.array_split(np.argsort(said, kind="stable"), max(1, min(bins, len(said) // 2))):
+    for rows in np.array_split(np.argsort(p, kind="stable"), max(1, min(bins, len(p) // 2))):
         rate = errors[rows].mean()
-        gap = (said[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
+        gap = (p[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
         total += len(rows) * gap
-    return float(np.sqrt(max(0.0, total / len(said))))
+    return float(np.sqrt(max(0.0, total / len(p))))

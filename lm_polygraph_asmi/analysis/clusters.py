@@ -1,4 +1,4 @@
-"""Intervals that respect clusters: questions over one passage are not independent."""
+"""Intervals that respect clusters: questions on one passage are not independent."""
 
 import math
 import re
@@ -10,16 +10,16 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 SEED = 20260711
-"""Of all resampling, as in the paper."""
+"""Seed of all resampling, as in the paper."""
 RESAMPLES = 2000
-"""Of statistics that are computed anew for every resample."""
+"""Resamples for statistics that are recomputed in each."""
 
 _SHARED_TEXT = (
     re.compile(r"\nStory: (.*?)\n\nQuestion: ", re.DOTALL),  # CoQA: the story
     re.compile(r"\nPassage:\n(.*)\nQuestion: ", re.DOTALL),  # SQuAD: the passage
 )
 ROWS_AT_ONCE = 2**16
-"""Rows of all resamples computed together: what fits a processor's cache."""
+"""Rows computed together, over all resamples: fits a processor's cache."""
 
 
 class Interval(NamedTuple):
@@ -36,7 +36,7 @@ class Interval(NamedTuple):
         return Interval(-self.value, -self.high, -self.low)
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval lies on one side of `value`; False where it is undefined."""
+        """Whether the interval is on one side of `value`; False if undefined."""
         return self.low > value or self.high < value
 
 
@@ -44,28 +44,27 @@ def _numbers(name: str, values: ArrayLike) -> np.ndarray:
     try:
         return np.asarray(values, dtype=float)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must hold numbers, as many in every row") from None
+        raise ValueError(f"{name} must contain numbers, equally many in every row") from None
 
 
 def ordered(**column: ArrayLike) -> np.ndarray:
-    """The one column given by name, as numbers that can be ordered: infinite ones too.
+    """The one keyword argument as numbers that can be ordered; may be infinite.
 
     Raises:
-        ValueError: it holds NaN, or something else than numbers.
+        ValueError: NaN, or values that are not numbers.
     """
     ((name, values),) = column.items()
     found = _numbers(name, values)
     if np.isnan(found).any():
-        raise ValueError(f"{name} holds NaN: leave these rows out for all methods")
+        raise ValueError(f"{name} contains NaN: leave these rows out for all methods")
     return found
 
 
 def finite(**column: ArrayLike) -> np.ndarray:
-    """The one column given by name, as numbers.
+    """The one keyword argument as finite numbers.
 
     Raises:
-        ValueError: it holds NaN or infinite values: no order of answers, no rate follows from them;
-            or something else than numbers.
+        ValueError: NaN, infinite values, or values that are not numbers.
     """
     ((name, values),) = column.items()
     found = _numbers(name, values)
@@ -77,17 +76,18 @@ def finite(**column: ArrayLike) -> np.ndarray:
 
 
 def binary(**column: ArrayLike) -> np.ndarray:
-    """The one column given by name, as truth values.
+    """The one keyword argument as booleans.
 
     Raises:
-        ValueError: it holds other values than True and False, 1 and 0.
+        ValueError: values other than True and False, 1 and 0.
     """
     ((name, _),) = column.items()
     found = finite(**column)
     if not np.isin(found, (0, 1)).all():
         raise ValueError(
-            f"{name} must hold True and False (or 1 and 0), got {found[~np.isin(found, (0, 1))][0]}"
-            ": of a quality, say which values are wrong, such as quality < 0.5"
+            f"{name} must contain True and False (or 1 and 0), got "
+            f"{found[~np.isin(found, (0, 1))][0]}: convert a quality, for example with quality < "
+            "0.5"
         )
     return found.astype(bool)
 
@@ -101,22 +101,22 @@ def control_table(controls: ArrayLike) -> np.ndarray:
     table = finite(controls=controls)
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(
-            f"controls must have shape (n, c), a column each, got {table.shape}; a single one is "
+            f"controls must have shape (n, c), got {table.shape}; for a single one, pass "
             "controls[:, None]"
         )
     return table
 
 
 def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
-    """Whether all columns have a finite value for every cluster key.
+    """Check that all columns have a finite value for every cluster key.
 
     Raises:
-        ValueError: no row or no keys, other lengths, or NaN or infinite values.
+        ValueError: no rows or keys, unequal lengths, or values that are not finite.
     """
     if clusters is None:
         raise ValueError(
             "clusters must have a key for every row: the same for answers that share a passage, "
-            "one of its own for every other"
+            "else a unique one"
         )
     if not len(clusters):
         raise ValueError("there is no row: at least one answer is wanted")
@@ -124,8 +124,7 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
         column = finite(**{name: values})
         if len(column) != len(clusters):
             raise ValueError(
-                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each is "
-                "wanted, over the same rows"
+                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each"
             )
 
 
@@ -135,10 +134,10 @@ def cluster_codes(clusters: Sequence[str]) -> np.ndarray:
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
-    r"""What rows share, read from their prompts: CoQA's story, SQuAD's passage, else all of it.
+    r"""Cluster keys from prompts: CoQA's story, SQuAD's passage, else the whole prompt.
 
-    Source: appendix "Head-to-Head Significance" of the paper. Only the paper's zero-shot prompts
-    are known; the manifest of a run has the keys of any other.
+    Source: appendix "Head-to-Head Significance" of the paper. Recognises only the paper's zero-shot
+    prompts; for others, the manifest of a run has the keys.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
@@ -155,10 +154,10 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
 def cluster_bootstrap_weights(
     clusters: Sequence[str], resamples: int, seed: int = SEED
 ) -> Iterator[np.ndarray]:
-    """How often each row stands in each bootstrap resample of whole clusters.
+    """How often each row is in each bootstrap resample of whole clusters.
 
-    Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts until
-    `resamples` rows are made; what is computed from one row of an array shares its draw.
+    Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts,
+    `resamples` rows in total; each row is one resample.
 
     Raises:
         ValueError: there is no row.
@@ -180,12 +179,12 @@ def cluster_bootstrap_weights(
 
 
 def percentiles(clusters: int) -> tuple[float, float]:
-    """Percentiles of a bootstrap over so many clusters that are the ends of a 95 % interval.
+    """Percentiles of a bootstrap over `clusters` clusters that give a 95 % interval.
 
-    2.5 and 97.5 of many clusters. Resamples of few vary too little, and a normal's quantile is too
-    near for a spread known from few: the ends move outwards by sqrt(G / (G - 1)) and by Student's
-    quantile in place of the normal's. In simulations of PRR differences over 11 clusters, 95 %
-    intervals so widened held the truth in 94.5 %, plain ones in 90.5 %, bootstrap-t ones in 93 %.
+    2.5 and 97.5 for many clusters. With few, resamples vary too little and normal quantiles are too
+    small: the ends move outwards by sqrt(G / (G - 1)) and by Student's quantile instead of the
+    normal's. In simulations of PRR differences over 11 clusters, such 95 % intervals covered the
+    true value in 94.5 %, plain ones in 90.5 %, bootstrap-t ones in 93 %.
     Source: Hesterberg (2015), What teachers should know about the bootstrap.
     """
     if clusters < 2:
@@ -197,9 +196,9 @@ def percentiles(clusters: int) -> tuple[float, float]:
 def percentile_interval(
     value: float, resampled: np.ndarray, clusters: int | None = None
 ) -> Interval:
-    """95 % interval by the `percentiles` of resamples of so many clusters; None: of very many.
+    """95 % interval by `percentiles` for this number of clusters; None: very many.
 
-    Undefined where the statistic was in most resamples.
+    Undefined if the statistic is undefined in at least half of the resamples.
     """
     defined = resampled[np.isfinite(resampled)]
     if not np.isfinite(value) or 2 * len(defined) <= len(resampled):
@@ -209,10 +208,10 @@ def percentile_interval(
 
 
 def tail(share: float, clusters: int | None = None) -> float:
-    """One-sided p-value of which a bootstrap over so many clusters has this share beyond.
+    """One-sided p-value for this share of resamples beyond a value.
 
-    The inverse of `percentiles`: it is .025 for the share that is the end of a 95 % interval. None:
-    of very many clusters, where it is the share itself.
+    The inverse of `percentiles`: .025 for the share at the end of a 95 % interval. `clusters` None:
+    very many, so the p-value is the share.
     """
     if clusters is None or clusters < 2:
         return float(share)
@@ -220,16 +219,16 @@ def tail(share: float, clusters: int | None = None) -> float:
 
 
 def share_of_tail(p_value: float, clusters: int | None = None) -> float:
-    """Share of a bootstrap over so many clusters whose `tail` is this one-sided p-value."""
+    """Share of resamples whose `tail` is this one-sided p-value."""
     if clusters is None or clusters < 2:
         return float(p_value)
     return float(ndtr(math.sqrt(clusters / (clusters - 1)) * stdtrit(clusters - 1, p_value)))
 
 
 def two_sided(drawn: np.ndarray, clusters: int | None = None) -> float:
-    """p-value of zero: twice the `tail` on the smaller side of it, ends counted.
+    """p-value of 0: twice the `tail` on its smaller side, equal values included.
 
-    Below .05 just where the 95 % interval of as many clusters excludes zero; NaN where nothing is
+    Below .05 exactly if the 95 % interval with as many clusters excludes 0; NaN if nothing is
     finite.
     """
     known = drawn[np.isfinite(drawn)]
@@ -242,7 +241,7 @@ def two_sided(drawn: np.ndarray, clusters: int | None = None) -> float:
 def wilson_interval(count: int, n: int) -> Interval:
     """95 % interval of a rate, from `count` of `n` independent answers.
 
-    Source: Wilson (1927), Probable inference; within [0, 1], of use from one answer on.
+    Source: Wilson (1927), Probable inference. Within [0, 1], and defined from one answer on.
 
     Raises:
         ValueError: not 0 <= count <= n, or no answer.
@@ -265,10 +264,10 @@ def cluster_interval(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """Bootstrap interval over clusters, which are drawn whole; see `percentiles`.
+    """Bootstrap interval over whole clusters; see `percentiles`.
 
-    Two methods are compared by giving their difference as the statistic: one draw of clusters then
-    serves both. Resamples where the statistic is NaN are left out. Source: section "Main Results"
+    To compare two methods, pass their difference as the statistic: both then share the resamples.
+    Resamples with a statistic of NaN are left out. Source: section "Main Results"
     of the paper (cluster-respecting paired bootstrap, percentile 95 %).
 
     Args:
@@ -279,7 +278,7 @@ def cluster_interval(
         ValueError: there is no row.
 
     Example:
-        >>> wrong = np.repeat([0, 1] * 5, 4)  # of each story all four answers alike
+        >>> wrong = np.repeat([0, 1] * 5, 4)  # four equal answers per story
         >>> stories, rows = [str(n // 4) for n in range(40)], [str(n) for n in range(40)]
         >>> rate = lambda chosen: wrong[chosen].mean()
         >>> by_story, by_row = (cluster_interval(rate, keys) for keys in (stories, rows))
@@ -310,8 +309,8 @@ def bootstrap_interval(
     """`cluster_interval` of a statistic that takes many resamples at once.
 
     Args:
-        value: the statistic on the rows as they are.
-        statistic: (b,) of counts (b, n): how often each row stands in each resample.
+        value: the statistic on the original rows.
+        statistic: counts (b, n) -> (b,); a count is how often a row is in a resample.
         clusters: key of each row.
     """
     if not len(clusters):
@@ -323,7 +322,7 @@ def bootstrap_interval(
 
 
 class Medians:
-    """Medians of one column in many resamples: as `np.median` of the rows drawn.
+    """Medians of one column in many resamples, as `np.median` of their rows.
 
     Args:
         values: (n,) finite.
@@ -334,7 +333,7 @@ class Medians:
         self.ranked = values[self.order]
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """(b,) of counts (b, n); NaN where no row was drawn."""
+        """counts (b, n) -> (b,); NaN if no row was drawn."""
         drawn = counts.take(self.order, axis=1).cumsum(1)
         total = drawn[:, -1:]
         lower = (drawn > (total - 1) // 2).argmax(1)
@@ -350,12 +349,12 @@ def cluster_band(
     resamples: int = 200,
     seed: int = SEED,
 ) -> np.ndarray:
-    """Pointwise 95 % band of a curve, over clusters that are drawn whole.
+    """Pointwise 95 % band of a curve, over whole clusters.
 
     Args:
-        curve: values (m,) of an array of row numbers, which may repeat; m may depend on it.
+        curve: row numbers, which may repeat -> values (m,); m may vary.
         clusters: key of each row.
-        points: evenly spread over the curve, from its first value to its last.
+        points: number of points, evenly spaced from the curve's first value to its last.
 
     Returns:
         (2, points), low and high; NaN with fewer than two clusters.
@@ -366,7 +365,7 @@ def cluster_band(
     Example:
         >>> wrong, own = np.array([0, 1] * 10), [str(n) for n in range(20)]
         >>> low, high = cluster_band(lambda i: wrong[i].cumsum() / np.arange(1, 21), own, points=2)
-        >>> (high - low > 0.9).tolist()  # error rate of the first answer alone, and of all twenty
+        >>> (high - low > 0.9).tolist()  # error rate of the first answer, and of all twenty
         [True, False]
     """
     if not len(clusters):
@@ -383,10 +382,10 @@ def cluster_band(
 
 
 def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
-    """Band that holds a whole curve, at all its points at once, in 95 % of cases.
+    """Band that covers a whole curve, at all points at once, in 95 % of cases.
 
-    Every point is as many standard errors wide as the farthest point of a resampled curve strays in
-    95 % of resamples. Source: Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence
+    Its width in standard errors is the 95 % quantile, over resamples, of the largest deviation of
+    a resampled curve. Source: Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence
     bands: theory, implementation, and an application to SVARs.
 
     Args:
@@ -397,7 +396,7 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
         (2, m), low and high; NaN with fewer than two resamples.
 
     Raises:
-        ValueError: other shapes, or values that are not finite.
+        ValueError: wrong shapes, or values that are not finite.
 
     Example:
         >>> drawn = [[0.6, 1.0], [1.0, 1.0]]  # the second point never moves
@@ -410,7 +409,9 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     if len(resampled) < 2:
         return np.full((2, len(curve)), np.nan)
     spread = resampled.std(0, ddof=1)
-    moving = spread > 1e-12 * np.abs(curve).max(initial=0)  # where all is kept, nothing moves
+    moving = spread > 1e-12 * np.abs(curve).max(
+        initial=0
+    )  # where all answers are accepted, the curve is constant
     strayed = np.abs(resampled - curve)[:, moving] / spread[moving]
     width = np.percentile(strayed.max(1, initial=0), 95)
     return curve + np.array([[-1.0], [1.0]]) * width * np.where(moving, spread, 0)

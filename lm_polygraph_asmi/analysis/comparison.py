@@ -1,4 +1,4 @@
-"""Paired comparison of methods that scored the same answers."""
+"""Paired comparison of methods on the same answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ def prr_intervals(
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
     """PRR of every method, and PRR differences (first minus second), with 95 % intervals.
 
-    One draw of clusters serves all methods, so that what they share cancels in a difference.
+    All methods share the resamples of clusters, so that common variation cancels in a difference.
     Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
 
     Args:
@@ -84,12 +84,12 @@ def drawn_prr(
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
-    """Chance that a wrong answer has the higher score than a right one, ties counting half.
+    """Probability that a wrong answer scores higher than a right one; ties count half.
 
-    NaN without wrong, or without right answers.
+    NaN without wrong or without right answers.
 
     Raises:
-        ValueError: lengths differ, a score is NaN, or `wrong` holds other values than 0 and 1.
+        ValueError: lengths differ, a score is NaN, or `wrong` has values other than 0 and 1.
 
     Example:
         >>> auroc([0.1, 0.2, 0.9], wrong=[0, 0, 1])
@@ -112,7 +112,7 @@ def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
     """`auroc` of arrays that were checked before they were resampled."""
     if wrong.all() or not wrong.any():
         return float("nan")
-    # scikit-learn has this too; resampled thousands of times, its checks would take minutes.
+    # scikit-learn's checks would take minutes for thousands of resamples.
     right, errors = np.sort(score[~wrong]), score[wrong]
     below = right.searchsorted(errors, "left") + right.searchsorted(errors, "right")
     return float(below.mean() / (2 * len(right)))
@@ -133,14 +133,14 @@ class BootstrapAUROC:
         self.wrong = wrong[self.order]
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """(b,) of counts (b, n); NaN without wrong, or without right answers."""
+        """counts (b, n) -> (b,); NaN without wrong or without right answers."""
         drawn = counts.take(self.order, axis=1)
         errors = drawn * self.wrong
         right = drawn - errors
         if len(self.starts) < len(self.order):
             errors = np.add.reduceat(errors, self.starts, axis=1)
             right = np.add.reduceat(right, self.starts, axis=1)
-        # Twice the right answers below each error, those at the same score once: whole numbers.
+        # Twice the right answers below each error, once those with the same score: integers.
         below = 2 * right.cumsum(1) - right
         pairs = 2 * errors.sum(1) * right.sum(1)
         found = np.einsum("bg,bg->b", errors, below)
@@ -148,9 +148,9 @@ class BootstrapAUROC:
 
 
 def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
-    """Area under the generalised risk-coverage curve: wrong answers kept, as a share of all.
+    """Area under the generalised risk-coverage curve: wrong answers accepted, as a share of all.
 
-    Averaged over all coverages; lower is better, 0 to 0.5. Unlike PRR and AURC it does not give the
+    Averaged over all coverages; lower = better, 0 to 0.5. Unlike PRR and AURC, it does not give the
     few most confident answers most of the weight. Ties count half.
     Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
     classification systems.
@@ -179,7 +179,7 @@ def auroc_interval(
     Example:
         >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
         >>> found = auroc_interval(score, wrong, [str(n) for n in range(40)])
-        >>> found.value, found.excludes(0.5)  # three of four pairs are in order: better than chance
+        >>> found.value, found.excludes(0.5)  # three of four pairs are in order
         (0.75, True)
     """
     check_rows(clusters, score=score, wrong=wrong)
@@ -195,7 +195,7 @@ def auroc_difference(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """AUROC of the first score minus that of the second, with shared draws.
+    """AUROC of the first score minus that of the second, with shared resamples.
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
@@ -219,8 +219,8 @@ class McNemar(NamedTuple):
         only_first, only_second: wrong answers that one flags and the other does not.
         both: wrong answers that both flag.
         flagged: answers each flags.
-        p_value: exact, two-sided, of only_first = only_second, rounded where equal scores left
-            them no whole numbers.
+        p_value: exact, two-sided, of only_first = only_second, which are rounded if ties made them
+            fractions.
     """
 
     only_first: float
@@ -231,11 +231,11 @@ class McNemar(NamedTuple):
 
 
 def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int) -> McNemar:
-    """Whether one score catches errors the other is blind to, at a matched flag rate.
+    """Whether one score flags errors that the other misses, at a matched flag rate.
 
-    Where the flags do not reach for all answers of one score, each of them is flagged in part:
-    counts are then means over all orders of equal scores, whatever the order of the rows. Source:
-    appendix "The Distinct-Signal Analysis" of the paper, which does not say its flag rate.
+    If only some answers of equal score can be flagged, each is flagged in part: counts are means
+    over all orders of ties. Source: appendix "The Distinct-Signal Analysis" of the paper, which
+    does not give its flag rate.
 
     Args:
         first, second: (n,), higher = more uncertain.
@@ -256,7 +256,7 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     if not 0 <= flagged <= len(np.asarray(wrong)):
         raise ValueError(f"flagged must lie in 0 ... {len(np.asarray(wrong))}, got {flagged}")
     if np.ptp(np.asarray(first)) == 0 or np.ptp(np.asarray(second)) == 0:
-        raise ValueError("a score that is the same for all answers flags none in particular")
+        raise ValueError("a constant score cannot choose answers to flag")
     errors = binary(wrong=wrong)
 
     def flags(score: ArrayLike) -> np.ndarray:

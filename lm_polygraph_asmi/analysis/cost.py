@@ -25,46 +25,46 @@ PHASES_OF = {
     "Adapt-ASMI": ("greedy", "samples", "asmi", "diversity"),
     "ASMI alone, marginal": ("asmi",),
 }
-"""What each row of table "cost" of the paper has to pay for."""
+"""Phases that each row of table "cost" of the paper needs."""
 
 
 def method_seconds(
     seconds: Mapping[str, Sequence[float]], warm_up: int = 10
 ) -> dict[str, PhaseSeconds]:
-    """Median over the answers of the seconds a method takes in all its phases together.
+    """Median over answers of the seconds of all phases of a method together.
 
-    A sum of medians would be another number. A method is left out where one of its phases was not
-    measured, or not for the same answers, or for too few. Source: table "cost" of the paper.
+    This differs from the sum of medians. A method is left out if one of its phases was not
+    measured, or for other or too few answers. Source: table "cost" of the paper.
 
     Args:
-        seconds, warm_up: as of `phase_seconds`; several depths of a run are paid for together.
+        seconds, warm_up: as of `phase_seconds`; all depths of a run together.
 
     Example:
         >>> seconds = {"greedy": [1.0, 3.0, 2.0], "asmi": [2.0, 0.5, 3.0]}
         >>> method_seconds(seconds, warm_up=0)["Sem-ASMI"]  # of 3, 3.5 and 5; both medians make 4
         PhaseSeconds(median=3.5, n=3)
     """
-    found = {}
+    by_method = {}
     for method, phases in PHASES_OF.items():
         taken = [seconds[phase] for phase in phases if phase in seconds]
         if len(taken) == len(phases) and len({len(one) for one in taken}) == 1:
             sums = np.sum(taken, axis=0)[warm_up:]
             if len(sums):
-                found[method] = PhaseSeconds(float(np.median(sums)), len(sums))
-    return found
+                by_method[method] = PhaseSeconds(float(np.median(sums)), len(sums))
+    return by_method
 
 
 def phase_seconds(
     seconds: Mapping[str, Sequence[float]], warm_up: int = 10
 ) -> dict[str, PhaseSeconds]:
-    """Median seconds per phase, the first `warm_up` answers left out.
+    """Median seconds per phase, without the first `warm_up` answers.
 
-    A phase with too few answers for that is left out. Source: appendix "Measured Cost" of the
+    A phase with too few answers is left out. Source: appendix "Measured Cost" of the
     paper.
 
     Args:
-        seconds: by phase, (n,) seconds of every answer in the order they were made.
-        warm_up: answers at the beginning that do not count.
+        seconds: by phase, (n,) seconds of every answer, in order of computation.
+        warm_up: number of first answers left out.
 
     Example:
         >>> phase_seconds({"greedy": [30.0, 1.0, 2.0, 3.0]}, warm_up=1)  # the first answer warms up

@@ -1,4 +1,4 @@
-"""How much probability the top-K truncation keeps, by how much subnetworks disagree."""
+"""Probability mass of the top K tokens, by how much subnetworks disagree."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ TOP_K = (1, 8, 16, 32, 64, 128, 256)
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
     """-m ln m in nats: the entropy a tail of mass at most m contributes as one bucket.
 
-    1/e from m = 1/e on, where the function has its maximum. Source: appendix "Top-K Coverage
+    For m above 1/e, the maximum 1/e. Source: appendix "Top-K Coverage
     Analysis" of the paper (m = 0.045 gives 0.14).
 
     Raises:
@@ -46,8 +46,8 @@ def coverage_by_band(
 ) -> pd.DataFrame:
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
-    Bands are cut by rank, tokens of equal MI_t standing for one another: a band that cuts through
-    them takes their mean. With many zeros, low and mid band are then alike, as they should be.
+    Bands are cut by rank. A band that cuts through tokens of equal MI_t uses their mean, so that
+    with many zeros the low and the mid band are equal.
 
     Args:
         information: (N,) MI_t of all tokens, nats.
@@ -55,10 +55,10 @@ def coverage_by_band(
         top_k: the K, 64 among them.
 
     Returns:
-        A row per band and one for all tokens; columns n, a K each, "tail entropy bound" (nats).
+        A row per band and one for all tokens; columns n, one per K, "tail entropy bound" (nats).
 
     Raises:
-        ValueError: other shapes, no token, or MI_t that is not finite.
+        ValueError: wrong shapes, no token, or MI_t that is not finite.
 
     Example:
         >>> table = coverage_by_band(list(range(10)), [[1.0]] * 9 + [[0.9]], top_k=[64])
@@ -71,7 +71,7 @@ def coverage_by_band(
             f"coverage must have shape ({len(information)}, {len(top_k)}), got {coverage.shape}"
         )
     if not len(information) or not np.isfinite(information).all():
-        raise ValueError("MI_t must be finite, of at least one token")
+        raise ValueError("expected finite MI_t of at least one token")
     rows = _band_means(information, coverage, np.ones((1, len(information))))[0]
     table = pd.DataFrame(rows, index=[*BANDS, "all tokens"], columns=list(top_k))
     total = len(information)
@@ -87,7 +87,7 @@ def coverage_intervals(
     resamples: int = 200,
     seed: int = SEED,
 ) -> dict[str, np.ndarray]:
-    """Pointwise 95 % bands of `coverage_by_band` over clusters of answers, bands cut anew in each.
+    """Pointwise 95 % intervals of `coverage_by_band` over clusters, bands recut in each resample.
 
     Args:
         information: n arrays (T,) of MI_t, nats.
@@ -98,7 +98,7 @@ def coverage_intervals(
         Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters.
 
     Raises:
-        ValueError: as many arrays as clusters were wanted, or an answer without a token.
+        ValueError: unequal numbers of arrays and clusters, or an answer without a token.
 
     Example:
         >>> mi = [np.array([0.1, 0.2])] * 4  # two tokens an answer; the second loses 0.1 or 0.2
@@ -130,7 +130,7 @@ def coverage_intervals(
 
 
 def _ranks(totals: np.ndarray) -> np.ndarray:
-    """(bands, b, 2) first rank of every band and the one behind its last, of so many tokens."""
+    """(bands, b, 2) first rank of every band, and one after its last, for `totals` tokens."""
     return np.array(
         [
             np.stack([np.floor(low * totals / 100), np.ceil(high * totals / 100)], 1).astype(int)
@@ -140,7 +140,7 @@ def _ranks(totals: np.ndarray) -> np.ndarray:
 
 
 def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(b, bands, k) mean coverage by band where tokens stand `counts` (b, N) times each."""
+    """(b, bands, k) mean coverage by band, with each token `counts` (b, N) times."""
     order = np.argsort(information, kind="stable")
     ranked = information[order]
     starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -151,7 +151,7 @@ def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarra
     found = []
     for bounds in _ranks(ends[:, -1]):
         start, stop = bounds[:, :1], bounds[:, 1:]
-        # Of each group of equals, the share of its ranks that lies in the band.
+        # Share of the ranks of each group of ties that is in the band.
         inside = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None)
         share = np.divide(inside, sizes, out=np.zeros_like(inside), where=sizes > 0)
         found.append((share[:, group] * weights) @ coverage[order] / (stop - start))

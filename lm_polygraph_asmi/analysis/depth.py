@@ -10,8 +10,7 @@ from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
 from lm_polygraph_asmi.analysis.prr import weighted_prr
 
 FEWEST_CLUSTERS = 6
-"""Of a setting that is halved: they make 20 different halves; fewer say nothing of other
-samples."""
+"""Of a setting to be halved: they allow 20 different halves."""
 
 
 class Sweep(NamedTuple):
@@ -30,7 +29,7 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True)
 class DepthSelection:
-    """Depth by aggregate PRR, and how it holds up on random halves.
+    """Depth by aggregate PRR, and its stability on random halves.
 
     Attributes:
         groups: (C, D) PRR.
@@ -39,7 +38,7 @@ class DepthSelection:
         selected: (D,) share of splits whose first half selects the depth.
         mean_regret: PRR lost on the second half by the first half's choice, mean over splits.
         no_regret: share of splits that lose nothing.
-        splits: how many on which both halves had a defined PRR.
+        splits: number of splits with a defined PRR on both halves.
     """
 
     groups: np.ndarray
@@ -54,14 +53,14 @@ class DepthSelection:
 def depth_selection(
     sweeps: Sequence[Sweep], splits: int = 1000, seed: int = SEED
 ) -> DepthSelection:
-    """Argmax of PRR averaged over settings, with the cluster-respecting split-half test.
+    """Depth of the highest PRR averaged over settings, with a split-half test over clusters.
 
-    In every split each setting's clusters are halved at random; PRR is normalised within each half.
+    Every split halves each setting's clusters at random; PRR is normalised within each half.
     Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
-        ValueError: no setting, settings of different numbers of depths, a setting of fewer than
-            `FEWEST_CLUSTERS` clusters, no setting with right and wrong answers, lengths that differ
+        ValueError: no setting, different numbers of depths, a setting with fewer than
+            `FEWEST_CLUSTERS` clusters, no setting with right and wrong answers, unequal lengths,
             or values that are not finite.
 
     Example:
@@ -87,14 +86,16 @@ def depth_selection(
         ]
     )
     if np.isnan(groups).all():
-        raise ValueError("PRR is undefined in all settings: their answers are equally good")
+        raise ValueError(
+            "PRR is undefined in all settings: within each, all answers are equally good"
+        )
     rng = np.random.default_rng(seed)
     halves = np.array([_on_halves(sweep, splits, rng) for sweep in sweeps])
-    # A setting whose half holds equally good answers alone says nothing on that split, and a split
-    # without a setting nothing at all.
+    # A setting with only equally good answers in a half is left out of that split, and a split
+    # without any setting is left out.
     halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]
     if not halves.size:
-        raise ValueError("PRR is undefined on a half of every split: there are too few errors")
+        raise ValueError("PRR is undefined on a half of every split: too few errors")
     first, second = np.nanmean(halves, axis=0)
     selected = first.argmax(1)
     regret = second.max(1) - second[np.arange(len(second)), selected]

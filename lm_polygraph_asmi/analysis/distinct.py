@@ -1,4 +1,4 @@
-"""Does a score know of errors that output confidence does not? Tested out of fold.
+"""Does a score add information on errors to output confidence? Tested out of fold.
 
 Source: appendix "The Distinct-Signal Analysis" of the paper.
 """
@@ -37,12 +37,12 @@ class DistinctSignal:
     """What a signal adds to its controls.
 
     Attributes:
-        residual_auroc: error detection by the part of the signal that is linear in none of the
-            controls; 0.5 = chance, below it the residual is higher for right answers.
+        residual_auroc: error detection by the residual of a linear fit of the signal on the
+            controls; 0.5 = chance; below 0.5, the residual is higher for right answers.
         incremental_auroc: AUROC with the signal minus AUROC without.
         likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
-        p_value: of the ratio (chi squared, one degree of freedom). It takes rows as independent,
-            so with clusters it is too small: nominal, as in the paper.
+        p_value: of the ratio (chi squared, one degree of freedom). Nominal, as in the paper: it
+            takes rows as independent, so with clusters it is too small.
         n, clusters, errors: rows, clusters, wrong answers.
     """
 
@@ -61,10 +61,10 @@ class DistinctSignal:
 
 
 def check_folds(wrong: ArrayLike, clusters: Sequence[str]) -> None:
-    """Whether every fold can have right and wrong answers.
+    """Check that every fold can have right and wrong answers.
 
     Raises:
-        ValueError: they stand in too few clusters.
+        ValueError: right or wrong answers are in too few clusters.
     """
     wrong = np.asarray(wrong, dtype=bool)
     fewest = min(
@@ -82,7 +82,7 @@ def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -
     """(n,) fold of each row, 0 to 4; a cluster is in one fold, errors are spread evenly.
 
     Raises:
-        ValueError: too few clusters, or too few right or wrong answers, to leave some in each fold.
+        ValueError: too few clusters, or too few with right or wrong answers, for the folds.
     """
     wrong = np.asarray(wrong, dtype=bool)
     check_folds(wrong, clusters)
@@ -96,7 +96,7 @@ def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -
 def _out_of_fold(
     predict: Callable[[np.ndarray, np.ndarray], np.ndarray], folds: np.ndarray
 ) -> np.ndarray:
-    """predict(train, test) for every fold, put together."""
+    """predict(train, test) for every fold, concatenated."""
     found = np.empty(len(folds))
     for number in np.unique(folds):
         test = folds == number
@@ -126,7 +126,7 @@ def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) 
 
 
 def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.ndarray:
-    """(n,) what a linear model of the signal, fitted on the other folds, leaves of it."""
+    """(n,) residual of a linear model of the signal on the controls, fitted on the other folds."""
     signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
     predicted = _out_of_fold(
         lambda train, test: (
@@ -134,7 +134,7 @@ def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.nd
         ),
         folds,
     )
-    # Of a linear function of the controls rounding errors are left, and these rank answers too.
+    # For a linear function of the controls, rounding errors would be left and rank answers.
     return np.where(np.isclose(signal, predicted, rtol=1e-9, atol=0), 0.0, signal - predicted)
 
 
@@ -214,4 +214,4 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray], float]] = {
     ),
     "max": lambda tokens: float(np.max(tokens)),
 }
-"""Ways from token scores (T,) to an answer's score; the paper's estimator is the mean."""
+"""Aggregations of token scores (T,) to an answer's score; the paper uses the mean."""

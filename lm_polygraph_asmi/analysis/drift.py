@@ -1,4 +1,4 @@
-"""Do answers come as those did that a threshold was made on? Told without labels."""
+"""Do answers differ from those that a threshold was set on? Tested without labels."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import finite
 
 FEWEST = 20
-"""Values from which two distributions are compared; below, a test finds only what is glaring."""
+"""Fewest values for a comparison; with fewer, a test detects only large differences."""
 LEVEL = 0.01
-"""Of all quantities together."""
+"""Level of the test over all quantities together."""
 
 
 class Drift(NamedTuple):
-    """A quantity that is distributed otherwise than it was.
+    """A quantity whose distribution has changed.
 
     Attributes:
         name: of the quantity.
@@ -32,21 +32,21 @@ class Drift(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name} is distributed otherwise than in the reference: median {self.now:.4g}, "
-            f"there {self.before:.4g} (largest gap {self.distance:.2f}, p = {self.p_value:.2g})"
+            f"{self.name} differs from the calibration run: median {self.now:.4g}, there "
+            f"{self.before:.4g} (largest gap {self.distance:.2f}, p = {self.p_value:.2g})"
         )
 
 
 def drifts(
     before: Mapping[str, ArrayLike], now: Mapping[str, ArrayLike], level: float = LEVEL
 ) -> list[Drift]:
-    """Quantities whose distributions differ, by Kolmogorov's and Smirnov's two-sample test.
+    """Quantities whose distributions differ, by the two-sample Kolmogorov-Smirnov test.
 
-    Each is tested at `level` over their number. The test takes rows as independent: many rows over
-    one passage make it too ready to warn. Nothing is said of fewer than `FEWEST` values.
+    Each is tested at `level` divided by their number. The test takes rows as independent: many rows
+    on one passage cause false warnings. Fewer than `FEWEST` values are untested.
 
     Args:
-        before, now: name -> values; names that only one side has are passed over.
+        before, now: name -> values; names on only one side are ignored.
 
     Raises:
         ValueError: values that are not finite.
@@ -60,7 +60,7 @@ def drifts(
     from scipy.stats import ks_2samp
 
     names = [name for name in before if name in now]
-    found = []
+    changed = []
     for name in names:
         first, second = finite(**{name: before[name]}), finite(**{name: now[name]})
         if min(len(first), len(second)) < FEWEST:
@@ -68,10 +68,10 @@ def drifts(
         test = ks_2samp(first, second, method="asymp")
         p_value = min(1.0, float(test.pvalue) * len(names))
         if p_value < level:
-            found.append(
+            changed.append(
                 Drift(
                     name, float(test.statistic), p_value, float(np.median(first)),
                     float(np.median(second)),
                 )
             )  # fmt: skip
-    return found
+    return changed

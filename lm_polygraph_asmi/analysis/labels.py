@@ -1,4 +1,4 @@
-"""Does a result depend on the correctness label? Thresholds, wrong labels, length of answers."""
+"""Do results depend on the correctness label? Thresholds, wrong labels, length of answers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,35 +18,35 @@ def auroc_by_label(
     qualities: Mapping[str, ArrayLike],
     thresholds: Sequence[float] = THRESHOLDS,
 ) -> dict[tuple[str, float], dict[str, float]]:
-    """AUROC of every method under every metric at every threshold.
+    """AUROC of every method by every metric at every threshold.
 
     Args:
         scores: method -> (n,), higher = more uncertain.
         qualities: metric -> (n,), higher = better.
 
     Returns:
-        (metric, threshold) -> method -> AUROC; correctness labels that call all answers alike are
-        left out.
+        (metric, threshold) -> method -> AUROC; labels that are the same for all answers are left
+        out.
 
     Example:
         >>> scores, qualities = {"msp": [0.3, 0.1, 0.9]}, {"ROUGE-L": [0.9, 0.6, 0.2]}
         >>> auroc_by_label(scores, qualities, thresholds=[0.5, 0.7])  # is the middle answer right?
         {('ROUGE-L', 0.5): {'msp': 1.0}, ('ROUGE-L', 0.7): {'msp': 0.5}}
     """
-    found = {}
+    by_label = {}
     for metric, quality in qualities.items():
         for threshold in thresholds:
             wrong = finite(quality=quality) < threshold
             if wrong.any() and not wrong.all():
-                found[metric, threshold] = {m: auroc(s, wrong) for m, s in scores.items()}
-    return found
+                by_label[metric, threshold] = {m: auroc(s, wrong) for m, s in scores.items()}
+    return by_label
 
 
 def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """Kendall's tau-b between two rankings of the same methods; NaN where one ranks none.
+    """Kendall's tau-b between two rankings of the same methods; NaN if one is constant.
 
     Raises:
-        ValueError: a method stands in one of them alone.
+        ValueError: a method is in only one of them.
 
     Example:
         >>> round(same_order({"msp": 0.8, "asmi": 0.9}, {"asmi": 0.7, "msp": 0.6}), 2)
@@ -54,26 +54,24 @@ def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     """
     if set(one) != set(other):
         alone = ", ".join(sorted(set(one) ^ set(other)))
-        raise ValueError(
-            f"both rankings must be of the same methods; in one of them alone: {alone}"
-        )
+        raise ValueError(f"both rankings must be of the same methods; only in one: {alone}")
     return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
 
 
 def label_noise(found: Interval) -> float:
-    """Wrong labels that would erase a verdict "ranks errors", or that may hide one.
+    """Share of wrong labels that would erase the verdict "ranks errors", or may hide it.
 
-    With a share e0 of the answers called right in truth wrong, and e1 of those called wrong in
-    truth right, both at random, AUROC - 0.5 is (1 - e0 - e1) of what it is in truth. Its interval
-    is taken to keep its width.
+    If a share e0 of answers labelled right is truly wrong, and e1 of those labelled wrong truly
+    right, both at random, AUROC - 0.5 is (1 - e0 - e1) times its true value. The width of the
+    interval is assumed to be unchanged.
 
     Args:
         found: AUROC with its interval.
 
     Returns:
-        e0 + e1: positive, if the interval excludes 0.5: so much noise on top would make it hold
-        0.5. Negative, if it holds 0.5: with so much noise in the labels there are, the AUROC behind
-        them is one whose interval would exclude 0.5. NaN where undefined, or at exactly 0.5.
+        e0 + e1. Positive if the interval excludes 0.5: with so much more noise, it would include
+        0.5. Negative if it includes 0.5: with so much noise in these labels, the interval of the
+        true AUROC would exclude 0.5. NaN if undefined, or at exactly 0.5.
 
     Example:
         >>> round(label_noise(Interval(0.7, 0.6, 0.8)), 2)  # with it, 0.2 above chance is 0.1
@@ -89,9 +87,9 @@ def label_noise(found: Interval) -> float:
 
 
 def strata(values: ArrayLike, parts: int = 3) -> np.ndarray:
-    """(n,) number of the part, from 0, that each value falls into by rank.
+    """(n,) index of the part, from 0, that each value belongs to by rank.
 
-    Equal values stay together, so that parts may differ in size, or be fewer.
+    Equal values stay together, so parts may differ in size, or be fewer.
 
     Example:
         >>> strata([5, 1, 9, 1, 7, 3]).tolist()  # low, middle, high

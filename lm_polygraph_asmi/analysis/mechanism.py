@@ -1,4 +1,4 @@
-"""Why the signal works or fails on a setting: how much masking moves the model, and where."""
+"""How much masking changes a model's predictions, and where."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval, binary, che
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
 
 OVER_ROBUST = 0.005
-"""Nats of mean MI_t below which masking barely moves a model. Between the paper's 0.002 (Llama-2-7B
-on BabiQA, where ASMI fails) and 0.016 (Qwen3-4B there, where it works): a candidate, not validated.
+"""With a smaller mean MI_t, in nats, masking barely changes predictions. Between the paper's 0.002
+(Llama-2-7B on BabiQA, where ASMI fails) and 0.016 (Qwen3-4B there, where it works); not validated.
 """
 
 
 @dataclass(frozen=True)
 class MaskingResponse:
-    """How far masking moves next-token distributions, known before any label.
+    """How much masking changes next-token distributions; needs no labels.
 
     Attributes:
         mean, median: of MI_t over tokens, nats.
-        tokens: how many.
+        tokens: number of tokens.
     """
 
     mean: float
@@ -48,7 +48,7 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
         (0.002, 3, True)
     """
     if not sum(map(len, information)):
-        raise ValueError("there is no token: the masking response needs at least one")
+        raise ValueError("expected at least one token, got none")
     tokens = np.concatenate([finite(information=answer) for answer in information])
     return MaskingResponse(float(tokens.mean()), float(np.median(tokens)), len(tokens))
 
@@ -106,7 +106,7 @@ def error_separation(
 
 
 class Vote(NamedTuple):
-    """What the subnetworks would say at one position.
+    """What the subnetworks predict at one position.
 
     Attributes:
         agree: share of masks whose most likely token is the answer's.

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class SampleSize(NamedTuple):
-    """What it takes to see a difference.
+    """Sample size needed to detect a difference.
 
     Attributes:
-        clusters, questions: needed, with as many questions a cluster as the pilot has.
-        detectable: the difference that the pilot's own size would show with the same power.
+        clusters, questions: needed, with as many questions per cluster as in the pilot.
+        detectable: the difference that a sample of the pilot's size detects with the same power.
     """
 
     clusters: int
@@ -26,15 +26,15 @@ def sample_size(
     power: float = 0.8,
     level: float = 0.05,
 ) -> SampleSize:
-    """Clusters and questions for a two-sided test to find a difference with this power.
+    """Clusters and questions for a two-sided test to detect a difference with this power.
 
-    The pilot's standard error is taken to fall with the square root of the number of clusters, as
-    it does for means; of PRR that is an approximation, and a pilot of few errors or clusters knows
-    its standard error badly.
+    Assumes that the pilot's standard error falls with the square root of the number of clusters, as
+    for means; for PRR, this is approximate. With few errors or clusters, a pilot's standard error
+    is imprecise.
 
     Args:
-        difference: to be found, of PRR, say.
-        standard_error: of the pilot's own difference, over clusters.
+        difference: to be detected, such as of PRR.
+        standard_error: of the pilot's difference, over clusters.
         clusters, questions: of the pilot.
 
     Raises:
@@ -49,8 +49,8 @@ def sample_size(
     sound = 0 < difference < math.inf and 0 < standard_error < math.inf
     if not (sound and 0 < clusters <= questions):
         raise ValueError(
-            "wanted a positive, finite difference and standard error, and as many questions as "
-            f"clusters or more, got {difference}, {standard_error}, {clusters} clusters, "
+            "expected a positive, finite difference and standard error, and at least as many "
+            f"questions as clusters, got {difference}, {standard_error}, {clusters} clusters, "
             f"{questions} questions"
         )
     if not (0 < power < 1 and 0 < level < 1):
@@ -68,9 +68,9 @@ def equivalence_size(
     power: float = 0.8,
     level: float = 0.05,
 ) -> int:
-    """Questions for two one-sided tests to find two methods equal that are.
+    """Questions for two one-sided tests to show that two equal methods are equivalent.
 
-    Both tests must reject, so each has to miss in no more than half of what may be missed.
+    Both tests must reject, so each may miss in at most half of the allowed cases.
 
     Args:
         margin: of equivalence.

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 
 COVERAGES = np.linspace(0.05, 1, 39)
-"""Shares of answers kept at which a rejection curve is read."""
+"""Shares of accepted answers at which a rejection curve is computed."""
 
 
 class PRR(NamedTuple):
@@ -28,22 +28,22 @@ class PRR(NamedTuple):
 
 
 class Rejection:
-    """One score's order of rejection, ready for many weightings of the same rows.
+    """One score's order of rejection, for many weightings of the same rows.
 
-    Rows with equal scores count as their mean, which is what they give on average over all their
-    orders: a constant score then has the area of random rejection, whatever the order of the file.
+    Rows with equal scores count as their mean, the average over all their orders: a constant score
+    then has the area of random rejection, whatever the order of the file.
 
     Args:
         uncertainty: (n,), higher = more uncertain.
 
     Raises:
-        ValueError: NaN among them, which sorted would be the most uncertain of all; or no answer.
+        ValueError: NaN, which would be sorted as the most uncertain; or no answer.
     """
 
     def __init__(self, uncertainty: ArrayLike) -> None:
         scores = ordered(uncertainty=uncertainty)
         if not scores.size:
-            raise ValueError("there is no answer to be ranked")
+            raise ValueError("expected at least one answer, got none")
         self.order = np.argsort(scores, kind="stable")
         ranked = scores[self.order]
         self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -53,13 +53,13 @@ class Rejection:
 
         Args:
             values: (n,) quality, or errors for a risk-coverage curve.
-            counts: (b, n) how often each row stands in each of b samples.
+            counts: (b, n) how often each row is in each of b samples.
 
         Returns:
             (b,).
 
         Raises:
-            ValueError: not as many values as scores.
+            ValueError: unequal numbers of values and scores.
         """
         if len(values) != len(self.order):
             raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
@@ -78,14 +78,14 @@ class Rejection:
         return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
 
     def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
-        """Mean of `values` over so many of the least uncertain rows.
+        """Mean of `values` over the `number` least uncertain rows.
 
-        Rows of equal scores count as their mean: of those that the number cuts through, a part is
-        kept of each.
+        Rows of equal scores count as their mean: if the number cuts through them, a part of each
+        is kept.
 
         Args:
             values, counts: as of `area`.
-            number: (b, m) rows kept, above 0 and up to all of a sample; need not be whole.
+            number: (b, m) rows kept, above 0 and up to all of a sample; may be fractional.
 
         Returns:
             (b, m).
@@ -100,7 +100,7 @@ class Rejection:
 
 
 def has_contrast(quality: ArrayLike) -> bool:
-    """Whether some answers are better than others, by more than rounding; whatever the scale."""
+    """Whether some answers are better than others by more than rounding, on any scale."""
     values = finite(quality=quality)
     return bool(len(values) and np.ptp(values) > 1e-12 * np.abs(values).max())
 
@@ -120,7 +120,7 @@ def weighted_prr(
     """
     worth = finite(quality=quality)
     orders = [Rejection(score) for score in scores]
-    # PRR is the same on any scale; on this one a share of a few errors is no rounding error.
+    # PRR does not depend on the scale; on this one, a few errors are more than rounding.
     contrast = has_contrast(worth)
     if contrast:
         worth = (worth - worth.min()) / np.ptp(worth)
@@ -139,12 +139,11 @@ def weighted_prr(
 
 
 def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
-    """Area between rejection by `uncertainty` and random rejection, over that of the oracle.
+    """Area between rejection by `uncertainty` and random rejection, divided by that of the oracle.
 
-    1 = examples rejected in the order of their errors, 0 = uninformative, negative = errors are
-    ranked the wrong way. LM-Polygraph's `prr_normalized` with two exact values in place of chance:
-    the random baseline is the mean quality where the host averages 1000 shuffles, and equal scores
-    count as their mean where the host takes them as the file happens to order them. NaN when all
+    1 = errors rejected first, 0 = chance, negative = worse than chance. LM-Polygraph's
+    `prr_normalized` with two exact values: the random baseline is the mean quality (there: mean of
+    1000 shuffles), and equal scores count as their mean (there: in file order). NaN if all
     examples have the same quality.
 
     Args:
@@ -187,10 +186,10 @@ def prr_draws(
 
 
 class RejectionCurve(NamedTuple):
-    """Mean quality of the answers that are kept.
+    """Mean quality of the accepted answers.
 
     Attributes:
-        coverages: (m,) shares of answers kept.
+        coverages: (m,) shares of accepted answers.
         values: (m,) their mean quality.
         band: (2, m) simultaneous 95 % band over clusters; NaN with fewer than two.
     """
@@ -208,16 +207,16 @@ def rejection_curve(
     resamples: int = 1000,
     seed: int = SEED,
 ) -> RejectionCurve:
-    """The curve behind PRR: mean quality of what is kept when the most uncertain are rejected.
+    """The curve of PRR: mean quality of the accepted answers when the most uncertain are rejected.
 
-    PRR is the area between it and the mean quality of all, over the same area of the oracle's. The
-    band holds at all coverages together: it allows to say where along the curve something is known.
+    PRR is the area between it and the mean quality of all, divided by that area for the oracle. The
+    band covers all coverages at once, so its parts can be compared.
 
     Args:
         uncertainty: (n,), higher = more uncertain.
         quality: (n,), higher = better.
         clusters: key of each row.
-        coverages: shares of answers kept, in (0, 1]; below a few answers a curve is noise.
+        coverages: shares of accepted answers, in (0, 1]; with only a few answers, a curve is noise.
 
     Raises:
         ValueError: lengths differ, a value that is not finite, or a coverage outside (0, 1].
@@ -225,7 +224,7 @@ def rejection_curve(
     Example:
         >>> uncertainty, quality = [0.1, 0.2, 0.3, 0.9], [1.0, 1.0, 1.0, 0.0]
         >>> curve = rejection_curve(uncertainty, quality, list("abcd"), coverages=[0.5, 0.75, 1.0])
-        >>> curve.values.round(2).tolist()  # the wrong one is the first to go
+        >>> curve.values.round(2).tolist()  # the wrong one is rejected first
         [1.0, 1.0, 0.75]
     """
     check_rows(clusters, uncertainty=uncertainty, quality=quality)
@@ -242,7 +241,7 @@ def rejection_curve(
     if len(set(clusters)) > 1:
         drawn = [curve(counts) for counts in cluster_bootstrap_weights(clusters, resamples, seed)]
     band = simultaneous_band(value, np.concatenate(drawn))
-    # A mean of qualities leaves their range nowhere, however wide the band.
+    # A mean of qualities stays within their range, however wide the band.
     return RejectionCurve(shares, value, np.clip(band, worth.min(), worth.max()))
 
 
@@ -257,14 +256,14 @@ def prr_with_error(
     Example:
         >>> score, quality = [0.1, 0.3, 0.2, 0.9], [1.0, 1.0, 0.0, 0.0]
         >>> few, many = (prr_with_error(score * n, quality * n) for n in (10, 40))
-        >>> round(few.standard_error / many.standard_error)  # four times the answers, half of it
+        >>> round(few.standard_error / many.standard_error)  # four times the answers, half the SE
         2
     """
     value = normalised_prr(uncertainty, quality)
     examples = len(np.asarray(quality))
     if np.isnan(value) or examples < 2:
         return PRR(value, float("nan"))
-    # A resample of equally good answers has no PRR; it is left out of the standard error.
+    # Resamples of equally good answers have no PRR and are left out of the standard error.
     rows = [str(i) for i in range(examples)]
     drawn = prr_draws([uncertainty], quality, rows, resamples, seed)
     return PRR(value, float(np.nanstd(drawn, ddof=1)))

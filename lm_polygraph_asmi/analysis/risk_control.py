@@ -1,9 +1,9 @@
-"""A threshold on a score that keeps a promise: so few errors among the answers below it.
+"""A threshold on a score with a risk guarantee: a bound on the error rate of accepted answers.
 
-Learn then Test (Angelopoulos et al., 2021, arXiv 2110.01052). Thresholds are tested one after the
-other, from strict to lenient, each against "more errors than promised among what it accepts"; the
-last one before the first that cannot be refuted is taken. Questions over one passage are not
-independent, so what is tested is sums by cluster.
+Learn then Test (Angelopoulos et al., 2021, arXiv 2110.01052). Thresholds are tested in sequence,
+from strict to lenient. The null hypothesis is that the error rate of accepted answers is at least
+the risk; the sequence stops at the first that cannot be rejected, and the threshold before it is
+used. Questions on one passage are not independent, so the test uses sums by cluster.
 """
 
 from collections.abc import Sequence
@@ -17,28 +17,28 @@ from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluste
 from lm_polygraph_asmi.validation import check_number
 
 STRICTEST = 0.05
-"""Coverage of the strictest threshold that may be tested."""
+"""Coverage of the strictest threshold."""
 STEPS = 39
 GRID_SHARE = 0.2
-"""Share of the clusters that fix the thresholds and the first of them; the rest test them."""
+"""Share of the clusters that choose the thresholds to test; the rest test them."""
 BETS = np.linspace(0, 1, 51)[1:-1]
-"""Stakes, as shares of the largest that cannot ruin, over which the bets are averaged."""
+"""Stakes to average over, as shares of the largest stake that cannot lose everything."""
 
 
 @dataclass(frozen=True)
 class RiskThreshold:
-    """Below which score answers may be shown, and what that promises.
+    """The score up to which answers are accepted, and its risk guarantee.
 
     Attributes:
-        threshold: accept where score <= this; None: not attainable with these answers.
-        coverage: share of the answers accepted, 0 where there is no threshold.
-        error_rate: errors among the accepted answers here, None where there is no threshold.
-        risk, confidence: the promise: drawn again and again, with at least this confidence no more
-            than this share of the answers it accepts is wrong.
-        base_rate: errors among all answers.
-        answers, clusters: how many there were.
-        answers_needed: where there is no threshold, about how many answers like these would give
-            one; None where no number would, and where there is one.
+        threshold: accept if score <= this; None: not attainable with these answers.
+        coverage: share of accepted answers, 0 without a threshold.
+        error_rate: of the accepted answers in this sample, None without a threshold.
+        risk, confidence: the guarantee: with at least this confidence over the sample, at most a
+            share `risk` of accepted answers is wrong.
+        base_rate: error rate of all answers.
+        answers, clusters: numbers of them.
+        answers_needed: without a threshold, about how many such answers would give one; None if no
+            number would, or if there is a threshold.
     """
 
     threshold: float | None
@@ -53,29 +53,29 @@ class RiskThreshold:
 
     @property
     def unavoidable(self) -> float:
-        """Share of answers that even a perfect score must hold back for this risk."""
+        """Share of answers that even a perfect score must reject for this risk."""
         return max(0.0, (self.base_rate - self.risk) / (1 - self.risk))
 
     def __str__(self) -> str:
         promise = f"at most {self.risk:.0%} errors, confidence {self.confidence:.0%}"
         if self.threshold is not None and self.error_rate is not None:
-            said = (
+            sentence = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
                 f"{self.error_rate:.1%} of them wrong ({promise})"
             )
         else:
             more = (
-                "and by these, more like them would not change that"
+                "more such answers would not help"
                 if self.answers_needed is None
-                else f"about {self.answers_needed} like these might give one"
+                else f"about {self.answers_needed} such answers might suffice"
             )
-            said = f"not attainable with these {self.answers} answers ({promise}); {more}"
+            sentence = f"not attainable with these {self.answers} answers ({promise}); {more}"
         if self.unavoidable:
-            said += (
-                f". {self.base_rate:.0%} of all answers are wrong, so that any score must hold "
-                f"back {self.unavoidable:.0%}"
+            sentence += (
+                f". {self.base_rate:.0%} of all answers are wrong, so any score must reject "
+                f"{self.unavoidable:.0%}"
             )
-        return said
+        return sentence
 
 
 def risk_threshold(
@@ -86,25 +86,24 @@ def risk_threshold(
     confidence: float,
     seed: int = SEED,
 ) -> RiskThreshold:
-    """The most lenient threshold for which an excess of errors can be refuted.
+    """The most lenient threshold with the risk guarantee.
 
     With probability at least `confidence` over the labelled answers, at most a share `risk` of
-    those accepted later is wrong, as long as they come as these did: clusters are draws of one
-    kind, and none has more answers than the largest here. A fifth of the clusters fixes the
-    thresholds, from the one that looks easiest to defend to one that accepts all; the rest tests
-    them, in this order.
+    later accepted answers is wrong, if clusters come from the same distribution and none has more
+    answers than the largest here. A fifth of the clusters chooses the thresholds to test, from the
+    one of strongest evidence to one that accepts all; the rest tests them, in this order.
 
     Args:
         scores: (n,), higher = more uncertain.
         wrong: (n,), True or False.
         clusters: key of each row; rows that share a passage or prompt are not independent.
-        risk: promised share of errors among accepted answers, in (0, 1).
+        risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
         confidence: in (0, 1).
-        seed: of the draw of clusters that fix the thresholds, and of the order of the others.
+        seed: of the choice of clusters that choose the thresholds, and of the order of the others.
 
     Raises:
         ValueError: lengths differ, values are not finite, labels other than right and wrong, fewer
-            than two clusters, or a promise that is none.
+            than two clusters, or risk or confidence outside (0, 1).
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -123,7 +122,8 @@ def risk_threshold(
     total, largest = len(sizes), int(sizes.max())
     if total < 2:
         raise ValueError(
-            "one cluster alone fixes thresholds or tests them: give answers over several passages"
+            "expected at least two clusters, to choose thresholds and to test them, got one: use "
+            "answers on several passages"
         )
     fixing = fixing_rows(clusters, seed)
     grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
@@ -141,7 +141,7 @@ def risk_threshold(
         more = _needed(score, errors, codes, risk, level, largest)
         needed = None if more is None else int(np.ceil(more * len(score) / share))
         return RiskThreshold(None, 0.0, None, risk, confidence, base, len(score), total, needed)
-    # Accepting all was tested; of answers beyond all scores seen nothing is known.
+    # Accepting all was tested, but answers above all scores in the sample were not.
     found = min(found, float(score.max()))
     kept = errors[score <= found]
     coverage, rate = len(kept) / len(score), float(kept.mean())
@@ -149,14 +149,14 @@ def risk_threshold(
 
 
 def fixing_rows(clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
-    """(n,) rows of the clusters that fix thresholds; what else is chosen by them costs nothing."""
+    """(n,) rows of the clusters that choose thresholds; other choices may use them too."""
     codes = cluster_codes(clusters)
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
     return np.isin(codes, order[: max(1, round(GRID_SHARE * len(order)))])
 
 
 def _thresholds(score: np.ndarray) -> np.ndarray:
-    """Ascending; the last accepts whatever comes."""
+    """Ascending; the last accepts everything."""
     grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
     return np.unique(np.r_[grid[:-1], np.inf])
 
@@ -164,10 +164,9 @@ def _thresholds(score: np.ndarray) -> np.ndarray:
 def _grid(
     score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float, largest: int
 ) -> np.ndarray:
-    """Thresholds to be tested, strict to lenient, from the one that looks easiest to defend.
+    """Thresholds to test, strict to lenient, from the one of strongest evidence.
 
-    A first step of few answers refutes nothing, and one of too many may have too many errors;
-    either would end the sequence at once.
+    A first threshold with too few answers, or with too many errors, would end the sequence at once.
     """
     grid = _thresholds(score)
     gains = [_gains(score <= t, wrong, clusters, risk, largest).sum(1).max() for t in grid]
@@ -184,18 +183,18 @@ def risk_p_value(
 ) -> float:
     """p-value of "a share of at least `risk` of the accepted answers is wrong".
 
-    Exact binomial where every cluster has one answer. Else a bet against it: with sums Z of
-    (wrong - risk) over a cluster's accepted answers, whose mean is then not negative, a gambler who
-    stakes a share on -Z in one cluster after the other does not gain on average, and by Ville's
-    inequality one over the most that was ever held is a p-value. Stakes are averaged over, and
-    clusters come in an order drawn beforehand, so that nothing is tuned to the answers. Source:
+    Exact binomial if every cluster has one answer. Otherwise a betting test: let Z be the sum of
+    (wrong - risk) over a cluster's accepted answers, whose mean is at least 0 under this
+    hypothesis. Capital that bets a share on -Z, cluster by cluster, does not grow on average, so by
+    Ville's inequality 1 / (its maximum) is a p-value. It averages over stakes, and the order of
+    clusters is random, so nothing is tuned to the answers. Source:
     Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting.
 
     Args:
         accepted, wrong: (n,).
         clusters: (n,) key of each answer.
         risk: in (0, 1).
-        largest: answers a cluster may have, since all of them may be wrong; None: the most seen.
+        largest: most answers of a cluster, all of which may be wrong; None: the most here.
         seed: of the order.
 
     Example:
@@ -212,7 +211,7 @@ def risk_p_value(
 def _p_value(
     keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int, seed: int
 ) -> float:
-    """The same of columns that were looked at, with clusters as numbers from 0."""
+    """`risk_p_value` of checked columns, with clusters numbered from 0."""
     if largest == 1:
         from scipy.stats import binom
 
@@ -229,7 +228,7 @@ def _gains(
     """(stakes, clusters) logarithm of the factor by which a stake grows in a cluster."""
     codes = np.unique(clusters, return_inverse=True)[1]
     sums = np.bincount(codes, keep * (errors - risk))
-    stakes = BETS / ((1 - risk) * largest)  # all accepted and wrong: the most that is lost
+    stakes = BETS / ((1 - risk) * largest)  # the largest loss: all accepted and wrong
     return np.log1p(-stakes[:, None] * sums)
 
 
@@ -241,7 +240,7 @@ def _needed(
     level: float,
     largest: int,
 ) -> float | None:
-    """How many times these answers would refute the excess; None where no number of them does."""
+    """How many times these answers are needed for the guarantee; None if no number suffices."""
     tried = [_gains(score <= t, wrong, clusters, risk, largest).sum(1) for t in _thresholds(score)]
     gains = max(tried, key=np.max)
     if gains.max() <= 0:

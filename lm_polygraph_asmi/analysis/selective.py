@@ -1,4 +1,4 @@
-"""What a score is worth to someone who may abstain.
+"""Selective prediction: error rates of accepted answers if a user abstains by a score.
 
 Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper and its
 appendix "Deployment Payoff: Full Analysis".
@@ -27,9 +27,9 @@ from lm_polygraph_asmi.analysis.prr import Rejection
 
 
 def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
-    """Area under the risk-coverage curve: error rate among the k kept, averaged over k = 1 ... n.
+    """Area under the risk-coverage curve: error rate of the k accepted, averaged over k = 1 ... n.
 
-    Lower is better. Equal scores count as their mean. Source: table "payoff-aurc" of the paper.
+    Lower = better. Equal scores count as their mean. Source: table "payoff-aurc" of the paper.
 
     Raises:
         ValueError: lengths differ, or a value is NaN.
@@ -43,7 +43,7 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
-    """(n,) error rate among the k least uncertain answers, k = 1 ... n; ties as their mean.
+    """(n,) error rate of the k least uncertain answers, k = 1 ... n; ties as their mean.
 
     Raises:
         ValueError: lengths differ, or a value is NaN.
@@ -63,7 +63,7 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
 
 
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
-    """Error rate among the `coverage` least uncertain answers, at least one of them.
+    """Error rate of the share `coverage` of least uncertain answers, at least one.
 
     Raises:
         ValueError: coverage outside [0, 1], lengths that differ, or values that are not finite.
@@ -104,11 +104,11 @@ def confident_but_fragile(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Quadrants:
-    """Error rates by confidence and fragility; NaN in an empty setting.
+    """Error rates by confidence and fragility; NaN in an empty quadrant.
 
-    Medians are taken anew in every resample; a score at the median counts as confident or robust,
-    so that with many equal scores the halves are none: see `Quadrants.count`. Where the confident
-    are all right, or all wrong, there is no gap to be known.
+    Medians are recomputed in every resample. A score at the median counts as confident or robust,
+    so with many ties the parts are not halves: see `Quadrants.count`. If the confident answers are
+    all right, or all wrong, the gap is undefined.
     Source: figure "confident-fragile" of the paper.
 
     Args:
@@ -120,7 +120,7 @@ def confident_but_fragile(
     Example:
         >>> msp, fragility, wrong = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0, 1, 1, 1] * 10
         >>> found = confident_but_fragile(msp, fragility, wrong, [str(n) for n in range(40)])
-        >>> found.error_rate.tolist()  # confident answers are wrong where they are fragile
+        >>> found.error_rate.tolist()  # confident answers are wrong if fragile
         [[0.0, 1.0], [1.0, 1.0]]
         >>> found.gap.value, found.gap.excludes(0)
         (1.0, True)
@@ -135,7 +135,7 @@ def confident_but_fragile(
     medians = Medians(msp), Medians(fragility)
 
     def gap(counts: np.ndarray) -> np.ndarray:
-        """(b,) NaN where the confident are all right or wrong, or all robust or fragile."""
+        """(b,) NaN if the confident are all right or wrong, or all robust or fragile."""
         middle, divide = (median(counts)[:, None] for median in medians)
         confident, fragile = counts * (msp <= middle), fragility > divide
         n, errors = confident.sum(1), confident @ wrong
@@ -159,12 +159,12 @@ def confident_but_fragile(
 
 @dataclass(frozen=True)
 class TokenNull:
-    """Whether tokens of confident answers carry what the answers do.
+    """Whether the effect on confident answers also holds for their tokens.
 
     Attributes:
         gap: share of tokens in wrong answers above the median token score, minus that below.
         auroc: of token scores against the answer's label; 0.5 = chance.
-        tokens, answers: how many.
+        tokens, answers: numbers of them.
     """
 
     gap: Interval
@@ -180,10 +180,10 @@ def token_null(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> TokenNull:
-    """Token-level version of the confident-but-fragile gap, with every token its answer's label.
+    """Token-level version of the confident-but-fragile gap; a token has its answer's label.
 
-    NaN where all confident answers are right, or all wrong; the gap is, where all their tokens
-    score alike.
+    NaN if all confident answers are right, or all wrong; the gap also if all their tokens have
+    the same score.
 
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
@@ -217,7 +217,7 @@ def token_null(
     median = Medians(scores)
 
     def gap(counts: np.ndarray) -> np.ndarray:
-        """(b,) NaN where no token is above the median, or all answers are of one kind."""
+        """(b,) NaN if no token is above the median, or all answers are right or wrong."""
         high = counts * (scores > median(counts)[:, None])
         n, errors = counts.sum(1), counts @ labels
         n_high, of_high = high.sum(1), high @ labels
@@ -238,10 +238,10 @@ def token_null(
 
 
 def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float = 0.5) -> float:
-    """Error rate among the MSP-confident half after abstaining on a share of it.
+    """Error rate of the half most confident by MSP, after abstaining on a share of it.
 
     Final coverage is (1 - abstain) / 2, 0.25 in table "payoff" of the paper, unless many answers
-    tie at the median of MSP: `Filter.coverage` is what was realised.
+    tie at the median of MSP: `Filter.coverage` is the actual one.
 
     Args:
         msp: (n,), higher = less confident; confident are those up to the median.
@@ -256,13 +256,13 @@ def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float
 
 @dataclass(frozen=True)
 class Filter:
-    """Abstaining in the confident half by u_sem against doing so by another score.
+    """Abstaining in the confident half by u_sem, compared with another score.
 
     Attributes:
-        confident: share of answers in the confident half; more than that if many tie at the median.
-        coverage: share of all answers that the filter keeps.
-        confident_error: error rate of the confident half, nothing abstained on.
-        by_fragility, by_other: what is left after the filter.
+        confident: share of answers in the confident half; above 1/2 if many tie at the median.
+        coverage: share of all answers that the filter accepts.
+        confident_error: error rate of the confident half, without abstaining.
+        by_fragility, by_other: error rate after the filter.
         difference: the first minus the second; negative = u_sem is the better filter.
     """
 
@@ -322,7 +322,7 @@ def aurc_difference(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """AURC of the first score minus that of the second, with shared draws; negative = better.
+    """AURC of the first score minus that of the second, shared resamples; negative = better.
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
@@ -369,19 +369,19 @@ def global_selector(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[float, tuple[float, float, Interval]]:
-    """Error a logistic selector keeps, without and with the signal, out of fold.
+    """Error rate of answers accepted by a logistic selector, with and without the signal.
 
-    Source: appendix "Deployment Payoff: Full Analysis" of the paper.
+    Out of fold. Source: appendix "Deployment Payoff: Full Analysis" of the paper.
 
     Args:
         controls: (n, m), MSP and entropy.
         signal: (n,), u_sem.
         wrong: (n,).
         clusters: key of each row.
-        coverages: shares of answers kept.
+        coverages: shares of accepted answers.
 
     Returns:
-        coverage -> error without the signal, error with it, with minus without.
+        coverage -> error rate without the signal, with it, with minus without.
 
     Raises:
         ValueError: too few clusters or errors for the folds.
@@ -391,7 +391,7 @@ def global_selector(
         >>> control, own = [[n % 7] for n in range(40)], [str(n) for n in range(40)]
         >>> found = global_selector(control, signal, wrong, own, coverages=[0.75], resamples=100)
         >>> without, beside, change = found[0.75]
-        >>> without > 0.4 > beside, change.high < 0  # the control knows nothing of errors
+        >>> without > 0.4 > beside, change.high < 0  # the control has no information on errors
         (True, True)
     """
     controls = control_table(controls)

@@ -1,4 +1,4 @@
-"""Which signal ranks a model's errors on one's own answers, if any does."""
+"""Which signal, if any, ranks errors on a user's answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Signal(NamedTuple):
     """How well a signal ranks errors, with intervals over clusters.
 
     Attributes:
-        prr: 1 = errors first, 0 = chance, negative = the wrong way round.
+        prr: 1 = errors first, 0 = chance, negative = worse than chance.
         auroc: 0.5 = chance.
         augrc: lower = better.
     """
@@ -34,12 +34,12 @@ class Signal(NamedTuple):
 
     @property
     def ranks(self) -> bool:
-        """Whether its PRR interval lies above zero."""
+        """Whether the PRR interval is above 0."""
         return self.prr.low > 0
 
     @property
     def misleads(self) -> bool:
-        """Whether it lies below zero: errors are ranked the wrong way."""
+        """Whether the PRR interval is below 0: worse than chance."""
         return self.prr.high < 0
 
 
@@ -56,7 +56,7 @@ def rank_signals(
         scores: name -> (n,), higher = more uncertain.
         wrong: (n,).
         clusters: key of each row.
-        quality: (n,) of which PRR is taken, higher = better; None: right or wrong.
+        quality: (n,) for PRR, higher = better; None: right or wrong.
 
     Raises:
         ValueError: lengths differ, or values are not finite.
@@ -71,25 +71,25 @@ def rank_signals(
     errors = binary(wrong=wrong)
     worth = 1.0 - errors if quality is None else quality
     prr, _ = prr_intervals(scores, worth, clusters, resamples=resamples)
-    found = {}
+    by_name = {}
     for name, values in scores.items():
         score = np.asarray(values, dtype=float)
 
         def area(rows: np.ndarray, score: np.ndarray = score) -> float:
             return augrc(score[rows], errors[rows])
 
-        found[name] = Signal(
+        by_name[name] = Signal(
             prr[name],
             auroc_interval(score, errors, clusters, resamples),
             cluster_interval(area, clusters, resamples),
         )
-    return found
+    return by_name
 
 
 def combination(
     features: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED
 ) -> np.ndarray:
-    """(n,) chance of an error by a logistic model of a few signals that never saw the row's fold.
+    """(n,) probability of an error by a logistic model of a few signals, out of fold.
 
     Args:
         features: (n, m).
@@ -115,10 +115,9 @@ def combination(
 def best_signal(
     scores: Mapping[str, ArrayLike], wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED
 ) -> str:
-    """The signal with the highest AUROC on the clusters that fix thresholds; at a tie the first.
+    """The signal with the highest AUROC on the clusters that choose thresholds; ties: the first.
 
-    Those of `risk_threshold` with the same seed: it tests on the others, so that the choice costs
-    its promise nothing.
+    `risk_threshold` with the same seed tests on the other clusters, so its guarantee still holds.
 
     Example:
         >>> scores = {"constant": [0.5] * 20, "good": [0.1, 0.9] * 10}
@@ -145,7 +144,7 @@ def recommendation(
     quality: ArrayLike | None = None,
     resamples: int = RESAMPLES,
 ) -> str:
-    """A plain sentence: which signal to use here, and how it compares with one's own.
+    """A sentence: which signal to use here, and how it compares with `own`.
 
     Args:
         signals: by name, of `rank_signals` on these answers.
@@ -163,22 +162,22 @@ def recommendation(
     if not ranking:
         wrong_way = [name for name, signal in signals.items() if signal.misleads]
         return (
-            "None of these signals is known to rank errors here: no PRR interval lies above zero. "
-            + (f"The wrong way round: {', '.join(wrong_way)}. " if wrong_way else "")
-            + "Do not sort or refuse answers by them; more labelled answers may tell more."
+            "No evidence that any of these signals ranks errors here: no PRR interval is above 0. "
+            + (f"Negative PRR: {', '.join(wrong_way)}. " if wrong_way else "")
+            + "Do not sort or reject answers by them; label more answers."
         )
     best = max(ranking, key=lambda name: signals[name].prr.value)
-    said = f"{best} ranks errors best here (PRR {signals[best].prr})"
+    sentence = f"{best} ranks errors best here (PRR {signals[best].prr})"
     if best == own:
-        return f"{said}."
+        return f"{sentence}."
     worth = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
     pair = {name: scores[name] for name in (best, own)}
     _, gaps = prr_intervals(pair, worth, clusters, [(best, own)], resamples)
     gap = gaps[best, own]
-    kind = "ahead of" if gap.low > 0 else "not distinguishable from"
-    standing = "is not known to rank them"
+    kind = "better than" if gap.low > 0 else "not significantly different from"
+    verdict = "is inconclusive"
     if signals[own].ranks:
-        standing = "ranks them too"
+        verdict = "ranks errors too"
     elif signals[own].misleads:
-        standing = "ranks them the wrong way"
-    return f"{said}, {kind} {own} (difference {gap}), which {standing}."
+        verdict = "has negative PRR"
+    return f"{sentence}, {kind} {own} (difference {gap}), which {verdict}."

@@ -1,4 +1,4 @@
-"""How much a score depends on the random masks it was computed with."""
+"""Seed stability: how much a score depends on its random masks."""
 
 from itertools import combinations
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from lm_polygraph_asmi.analysis.prr import normalised_prr
 
 
 class Stability(NamedTuple):
-    """PRR over redraws of the masks, and how alike the redraws rank the answers.
+    """PRR over seeds of the masks, and how similarly they rank the answers.
 
     Attributes:
         mean, sd, low, high: of the PRR.
-        rank_correlation: mean Spearman correlation over pairs of redraws.
+        rank_correlation: mean Spearman correlation over pairs of seeds.
     """
 
     mean: float
@@ -27,7 +27,7 @@ class Stability(NamedTuple):
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
-    """Spearman correlation of two scores of the same answers; NaN where one is constant.
+    """Spearman correlation of two scores of the same answers; NaN if one is constant.
 
     Raises:
         ValueError: lengths differ, no answer, or a value is NaN.
@@ -50,7 +50,7 @@ def rank_correlations(scores: ArrayLike) -> np.ndarray:
     """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`.
 
     Example:
-        >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third turns the order round
+        >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third reverses the order
         >>> rank_correlations(scores).round(2).tolist()  # of 1 and 2, 1 and 3, 2 and 3
         [1.0, -1.0, -1.0]
     """
@@ -58,10 +58,10 @@ def rank_correlations(scores: ArrayLike) -> np.ndarray:
 
 
 def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
-    """Stability of R redraws (R, n) of one score; source: the paper's stability table.
+    """Stability of one score over R seeds, (R, n); source: the paper's stability table.
 
     Raises:
-        ValueError: fewer than two redraws, lengths that differ, or a value that is NaN.
+        ValueError: fewer than two seeds, unequal lengths, or a value that is NaN.
 
     Example:
         >>> found = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
@@ -70,9 +70,7 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     """
     scores = ordered(scores=scores)
     if scores.ndim != 2 or len(scores) < 2:
-        raise ValueError(
-            f"scores must have shape (R >= 2, n), a row per redraw, got {scores.shape}"
-        )
+        raise ValueError(f"scores must have shape (R >= 2, n), a row per seed, got {scores.shape}")
     prr = np.array([normalised_prr(row, quality) for row in scores])
     return Stability(
         float(prr.mean()),

@@ -1,4 +1,4 @@
-"""Better, equivalent or undecided: differences of PRR judged together, not one by one."""
+"""Better, equivalent or inconclusive: differences of PRR, corrected for their number."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,22 +16,22 @@ from lm_polygraph_asmi.analysis.clusters import (
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 
 MARGIN = 0.02
-"""Difference of PRR below which two methods are as good as equal."""
+"""Smaller differences of PRR count as equivalent."""
 LEVEL = 0.05
-OUTCOMES = ("better", "equivalent", "undecided", "worse")
+OUTCOMES = ("better", "equivalent", "inconclusive", "worse")
 
 
 class Comparison(NamedTuple):
-    """A paired difference of PRR, judged within its family.
+    """A paired difference of PRR, tested within its family.
 
     Attributes:
-        difference: first minus second, with its own 95 % interval, adjusted for nothing.
+        difference: first minus second, with its uncorrected 95 % interval.
         p_value: two-sided, of no difference; adjusted for the family.
         p_equivalent: of a difference of at least the margin, by two one-sided tests.
-        least, least_equivalent: the smallest that so many resamples could have made of either: what
-            is found there is at most that.
-        reach: the margin below which no difference, not even zero, could be called equivalent: half
-            of the 90 % interval; None where so few resamples have no such interval.
+        least, least_equivalent: the smallest values that the number of resamples allows for either
+            p-value; a p-value there is an upper bound.
+        reach: smallest margin with which a difference of 0 could be equivalent: half the width of
+            the 90 % interval; None if too few resamples give no such interval.
     """
 
     difference: Interval
@@ -43,29 +43,29 @@ class Comparison(NamedTuple):
 
     @property
     def outcome(self) -> str | None:
-        """One of `OUTCOMES`; None where nothing is defined."""
+        """One of `OUTCOMES`; None if undefined."""
         if np.isnan([self.difference.value, self.p_value]).any():
             return None
         if self.p_value < LEVEL:
             return "better" if self.difference.value > 0 else "worse"
-        return "equivalent" if self.p_equivalent < LEVEL else "undecided"
+        return "equivalent" if self.p_equivalent < LEVEL else "inconclusive"
 
 
 def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None) -> np.ndarray:
-    """Two-sided p-values of values being zero, adjusted for being looked at together.
+    """Two-sided p-values of values being 0, adjusted for their number.
 
-    A value is held against the largest of its family on the same resamples, step by step, so that
-    values that go together cost little. Source: Romano and Wolf (2005), Stepwise multiple testing
+    Stepwise, each value is compared with the largest of its family on the same resamples, so that
+    correlated values cost little power. Source: Romano and Wolf (2005), Stepwise multiple testing
     as formalized data snooping.
 
     Args:
         values: (m,) estimates.
         drawn: (B, m) the same on B resamples; rows with NaN are left out.
-        clusters: how many were resampled; with few, p-values rise as intervals widen
-            (`clusters.tail`, for either side). None: very many.
+        clusters: number resampled; with few, p-values rise as intervals widen (`clusters.tail`, for
+            either side). None: very many.
 
     Returns:
-        (m,), all NaN where no resample is defined.
+        (m,), all NaN if no resample is defined.
 
     Example:
         >>> drawn = np.random.default_rng(0).normal([1.0, 0.1], 0.2, size=(999, 2))
@@ -77,7 +77,7 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None
     if len(resampled) < 2 or np.isnan(found).any():
         return np.full(len(found), np.nan)
     spread = resampled.std(0, ddof=1)
-    spread[spread == 0] = np.inf  # the same score twice differs in no resample
+    spread[spread == 0] = np.inf  # the same score twice: no difference in any resample
     sizes, null = np.abs(found) / spread, np.abs(resampled - found) / spread
     adjusted, least = np.empty(len(found)), 0.0
     order = np.argsort(-sizes, kind="stable")
@@ -89,7 +89,7 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
-    """p-values adjusted for their number, whatever their dependence; NaN stay and do not count.
+    """p-values adjusted for their number under any dependence; NaN stay and do not count.
 
     Source: Holm (1979), A simple sequentially rejective multiple test procedure.
 
@@ -108,17 +108,17 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None = None) -> float:
     """p-value of a difference of at least `margin` in size: the larger of two one-sided tests.
 
-    Source: Schuirmann (1987), two one-sided tests; below 0.05 just where the 90 % interval, as wide
-    as for so many clusters, lies within the margin.
+    Source: Schuirmann (1987), two one-sided tests; below 0.05 exactly if the 90 % interval, widened
+    for few clusters, is within the margin.
 
     Args:
         drawn: (B,) the difference on B resamples; NaN are left out.
-        clusters: how many were resampled; None: very many.
+        clusters: number resampled; None: very many.
 
     Example:
-        >>> equivalence([0.0] * 999, margin=0.02)  # all draws within
+        >>> equivalence([0.0] * 999, margin=0.02)  # all draws within the margin
         0.001
-        >>> equivalence([0.05] * 999, margin=0.02)  # all without
+        >>> equivalence([0.05] * 999, margin=0.02)  # all outside
         1.0
     """
     known = np.asarray(drawn, dtype=float)
@@ -130,10 +130,10 @@ def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None =
 
 
 def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float | None:
-    """Margin up to which `equivalence` cannot fall below 0.05, wherever the difference lies.
+    """Margin up to which `equivalence` cannot fall below 0.05, whatever the difference.
 
-    Half of the 90 % interval that the two one-sided tests ask to lie within the margin; None where
-    so few resamples have no such interval: no margin is wide enough.
+    Half the width of the 90 % interval that must be within the margin; None if too few resamples
+    give no such interval, so that no margin is wide enough.
 
     Args:
         drawn, clusters: as of `equivalence`.
@@ -156,14 +156,14 @@ def prr_comparisons(
     seed: int = SEED,
     margin: float = MARGIN,
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
-    """PRR of every method, and a family of differences (first minus second) judged together.
+    """PRR of every method, and differences (first minus second) tested as one family.
 
-    One draw of clusters serves all. Which methods are compared is taken as given: a best one that
-    was chosen on the same answers looks better than it is.
+    All share the resamples of clusters. The choice of methods is not corrected for: a best method
+    chosen on the same answers looks better than it is.
 
     Args:
         scores, quality, clusters: as of `prr_intervals`.
-        differences: pairs of methods: all that will be looked at.
+        differences: pairs of methods: all that will be reported.
         margin: of equivalence.
 
     Returns:

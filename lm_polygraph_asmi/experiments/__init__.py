@@ -1,5 +1,5 @@
-"""What tests the paper's claims, and no user of a score calls: other perturbations in the place of
-heads, the causal probe, claims on heads, scores by source.
+"""Tests of the paper's claims: perturbation controls, the causal probe, claims on heads, scores by
+source.
 
-It stands on the core's subpackages; the core finds it in two places, `commands` and `report.items`.
+Uses the core's subpackages; the core imports it only in `commands` and `report.items`.
 """

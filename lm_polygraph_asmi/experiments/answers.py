@@ -1,4 +1,4 @@
-"""The answers of a finished run as token ids, to be put through its model once more."""
+"""The answers of a finished run as token ids, to run its model on them again."""
 
 from typing import Any, NamedTuple
 
@@ -14,17 +14,17 @@ from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
 SAME_MODEL = 0.05
-"""Nats by which a token's log-likelihood may differ, in the median, from what a run saved."""
+"""Largest median difference of tokens' log-likelihoods from the saved ones, in nats."""
 
 
 class Answer(NamedTuple):
     """One answer of a run.
 
     Attributes:
-        row: its place in the run's order.
+        row: index in the run.
         input_ids: prompt and response.
         prompt_length: tokens of the prompt.
-        log_likelihood: (T,) of each response token, as the run saved it, nats.
+        log_likelihood: (T,) of each response token, saved by the run, nats.
     """
 
     row: int
@@ -33,16 +33,15 @@ class Answer(NamedTuple):
     log_likelihood: np.ndarray
 
     def check_model(self, model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
-        """Raise ValueError unless the model gives the answer the likelihood that the run saved."""
+        """Raise ValueError unless the model reproduces the answer's saved likelihood."""
         tokens = self.input_ids[self.prompt_length :]
         log_probs = readout(model, unmasked.final_hidden)
         own = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0].cpu().numpy()
         apart = float(np.median(np.abs(own - self.log_likelihood)))
         if not apart <= SAME_MODEL:
             raise ValueError(
-                f"row {self.row} has another likelihood under this model than in the run (its "
-                f"tokens' differ by {apart:.2g} nats in the median): name the run's own model, "
-                "with its dtype"
+                f"row {self.row} has another likelihood with this model than in the run (median "
+                f"difference per token {apart:.2g} nats): load the run's model, with its dtype"
             )
 
 
@@ -50,7 +49,7 @@ def settings_of(run: Run, depth: float) -> dict[str, Any]:
     """Settings of ASMI at a depth of a run.
 
     Raises:
-        ValueError: the run has none there.
+        ValueError: the run has none at that depth.
     """
     found = run.stats.get(at_depth("asmi_settings", depth))
     if not found:
@@ -59,15 +58,15 @@ def settings_of(run: Run, depth: float) -> dict[str, Any]:
 
 
 def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """All answers of a run, prompts tokenised again.
+    """All answers of a run, with prompts tokenised again.
 
     Raises:
-        ValueError: a run without ASMI's statistics, or another tokenizer than its own.
+        ValueError: a run without ASMI's statistics, or not the run's tokenizer.
     """
     names = ("input_texts", "asmi_tokens", "asmi_prompt_length", "asmi_log_likelihood")
     lacking = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
     if lacking:
-        raise ValueError(f"{run.path} has not saved {', '.join(lacking)}: it must be a run of ASMI")
+        raise ValueError(f"{run.path} lacks {', '.join(lacking)}: expected a run of ASMI")
     chat = bool(run.recorded("config").get("instruct"))
     found = []
     for row, (text, tokens, length, likelihood) in enumerate(
@@ -77,7 +76,7 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
         if len(prompt) != length:
             raise ValueError(
                 f"prompt {row} of {run.path} has {length} tokens there and {len(prompt)} with this "
-                "tokenizer: name the run's own model"
+                "tokenizer: load the run's model"
             )
         ids = torch.cat([prompt, torch.as_tensor(np.asarray(tokens), dtype=prompt.dtype)])
         found.append(Answer(row, ids, int(length), np.asarray(likelihood, dtype=float)))

@@ -1,4 +1,4 @@
-"""How large a perturbation is, and how large it must be to do as much as another."""
+"""Size of a perturbation, and the scale at which its effect equals another."""
 
 import math
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 TOLERANCE = 1e-3
-"""Relative, of an effect that is matched."""
+"""Relative tolerance of a matched effect."""
 LARGEST = 2.0**10
-"""A scale above this, or below its inverse, is not looked for."""
+"""Largest scale of the search; the smallest is its inverse."""
 SECANTS = 6
-"""Steps of the search for one, before it is bracketed."""
+"""Secant steps of the search, before bracketing."""
 
 
 def relative_change(
     plain: Float[Tensor, "n D"], perturbed: Float[Tensor, "S n D"]
 ) -> Float[Tensor, " n"]:
-    """Root mean square over masks of the change's norm, relative to the norm of what is changed.
+    """Root mean square over masks of the change's norm, relative to the unchanged norm.
 
     `sqrt(mean_s |r_s - r|^2) / |r|` at each position; 0 where nothing changes.
 
@@ -34,20 +34,19 @@ def relative_change(
 
 
 def matching_scale(effect: Callable[[float], float], wanted: float, start: float) -> float | None:
-    """The scale at which an effect is the wanted one, to `TOLERANCE`; None where there is none.
+    """The scale at which an effect equals `wanted`, to `TOLERANCE`; None if there is none.
 
-    The effect is taken to grow with the scale, nearly as a power of it: a divergence does with its
-    square. So a few secants in logarithms meet it; where they do not, scales are bracketed by
-    doubling, and the crossing found by Brent's method.
+    Assumes that the effect grows with the scale, nearly as a power of it (a divergence: as its
+    square). So a few secant steps in logarithms usually suffice; otherwise the scale is bracketed
+    by doubling and found by Brent's method.
 
     Args:
-        effect: of a scale above 0; at least 0. What it costs is all that the search costs, so it is
-            asked once for a scale.
+        effect: of a scale above 0; at least 0. Expensive, so computed once per scale.
         wanted: above 0.
         start: first scale tried.
 
     Raises:
-        ValueError: nothing that is wanted.
+        ValueError: `wanted` is not above 0.
 
     Example:
         >>> round(matching_scale(lambda scale: scale**2, wanted=4.0, start=0.1), 2)
@@ -58,7 +57,7 @@ def matching_scale(effect: Callable[[float], float], wanted: float, start: float
     known: dict[float, float] = {}
 
     def excess(log_scale: float) -> float:
-        """Above 0 for too high a scale, and exactly 0 for one that is near enough."""
+        """Above 0 for a scale that is too high; exactly 0 within the tolerance."""
         if log_scale not in known:
             apart = math.log(max(effect(math.exp(log_scale)), 1e-300) / wanted)
             known[log_scale] = 0.0 if abs(apart) <= TOLERANCE / 2 else apart
@@ -74,7 +73,7 @@ def matching_scale(effect: Callable[[float], float], wanted: float, start: float
             break
         if here != before:
             power = (excess(here) - excess(before)) / (here - before)
-        if not 0.2 < power < 5:  # no power of the scale here
+        if not 0.2 < power < 5:  # not a power of the scale
             break
         before, here = here, here - excess(here) / power
     while excess(low) > 0 and found() is None:

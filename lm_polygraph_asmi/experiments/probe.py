@@ -1,8 +1,8 @@
-"""The causal probe: does a prediction hang on the heads that its masks call critical?
+"""The causal probe: do predictions depend on their critical heads?
 
-A finished run names tokens and heads; here these heads are taken away, all others kept, and the
-model's own most likely token is compared with what it becomes. High-MI tokens flip under random
-masks by construction, so random heads are ablated too.
+Ablates the critical heads of tokens of a finished run, keeps all others, and compares the most
+likely token with and without the ablation. High-MI tokens flip under random masks by construction,
+so random heads are ablated too.
 """
 
 import hashlib
@@ -49,25 +49,25 @@ from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10
-"""Of random heads, for each token and number."""
+"""Draws of random heads, per token and number of heads."""
 CONTROL_DEPTH = 0.3
-"""Where random heads are ablated for comparison."""
+"""Depth of the other layer whose random heads are ablated for comparison."""
 NOT_RUN = -1
 STATES = 2**28
-"""Bytes of final states kept at once."""
+"""Bytes of final states in memory at once."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """All tokens of a run, with what its masks say of them; n tokens.
+    """All tokens of a run, with statistics from its masks; n tokens.
 
     Attributes:
-        row, position: example in the run's order, and place in its answer.
-        columns: (n,) each, see `saved.probe.Probe`.
+        row, position: index of the example in the run, and of the token in its answer.
+        columns: (n,) each, see `experiments.probe_file.Probe`.
         criticality: (n, H) of all masks, of the first and of the second half of them.
         halves: (n,) mean divergence from the ensemble mean over the first and the second half.
-        confident: (n,) whether the model is known to give its most likely token `CONFIDENT` or
-            more; from a run alone where that is the answer's, see `with_confidence`.
+        confident: (n,) whether the most likely token is known to have probability `CONFIDENT` or
+            more; from the run only if it is the answer's token, see `with_confidence`.
     """
 
     row: np.ndarray
@@ -79,7 +79,7 @@ class Tokens:
 
     @classmethod
     def of(cls, run: Run, depth: float) -> "Tokens":
-        """Read them from a run.
+        """Load them from a run.
 
         Raises:
             ValueError: a run without masks and their divergences.
@@ -90,8 +90,8 @@ class Tokens:
         lacking = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
         if lacking:
             raise ValueError(
-                f"{run.path} has not saved {', '.join(lacking)}: the probe needs a run of the "
-                "config asmi_heads (asmi.details=true)"
+                f"{run.path} lacks {', '.join(lacking)}: the probe needs a run of the config "
+                "asmi_heads (asmi.details=true)"
             )
         found: dict[str, list[np.ndarray]] = {}
         for row, values in enumerate(zip(*(run.stats[name] for name in names), strict=True)):
@@ -127,13 +127,13 @@ class Tokens:
     def with_confidence(
         self, model: PreTrainedModel, used: Mapping[str, Any], answers: Mapping[int, Answer]
     ) -> "Tokens":
-        """The same, knowing too where the model's most likely token is another than the answer's.
+        """The same, with `confident` also for tokens whose most likely token is not the answer's.
 
-        The model is asked where that can be: the answer's token has no more than `CONFIDENT` leaves
-        it, and the entropy is none that only a flatter distribution has.
+        Runs the model where that is possible: the answer's token has a probability of at most
+        1 - `CONFIDENT`, and the entropy is not too high.
 
         Raises:
-            ValueError: another model than the run's.
+            ValueError: not the run's model.
         """
         left, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
         flattest = -CONFIDENT * np.log(CONFIDENT) - left * np.log(left / others)
@@ -152,7 +152,7 @@ class Tokens:
         return replace(self, confident=found)
 
     def groups(self, count: int = COUNT) -> dict[str, np.ndarray]:
-        """Tokens to be probed, by name of the group; see `saved.probe`."""
+        """Tokens to probe, by name of the group; see `experiments.probe_file`."""
         mi, entropy = self.columns["mi"], self.columns["entropy"]
         chosen = {
             "": extremes(mi, count),
@@ -176,26 +176,26 @@ RULES = {
     "held_second": ("_first",),
     "control_random": ("",),
 }
-"""Which groups, without high and low, each rule is for."""
+"""Rule -> groups of tokens it is used for, without high and low."""
 REPLAYED = ("replayed", "control_replayed")
-"""What the target layer's passes say where no head is ablated, and what those of the control do."""
+"""Most likely tokens without ablation, from passes of the target and of the control layer."""
 
 
 class CausalProbe:
-    """Ablates heads of a run's tokens and keeps what the model then says.
+    """Ablates heads for tokens of a run and records the model's most likely tokens.
 
     Args:
         model: the run's.
-        used: settings of ASMI in the run; what masks changed there is what is ablated here.
+        used: settings of ASMI in the run; the ablation changes what its masks changed.
         tokens: of the run.
-        count, numbers, draws: tokens of each group; heads ablated together; draws of random ones.
-        control_depth: where random heads are ablated for comparison; None: nowhere.
+        count, numbers, draws: tokens per group; heads ablated together; draws of random heads.
+        control_depth: of the layer whose random heads are ablated for comparison; None: none.
         seed: of random heads.
         memory_budget: bytes, as everywhere.
-        result_cache: folder in which examples are kept as they are done.
+        result_cache: folder that stores finished examples.
 
     Raises:
-        ValueError: no token or no draw asked for, or no token to choose.
+        ValueError: no tokens or draws requested, or no token to choose.
     """
 
     def __init__(
@@ -233,24 +233,24 @@ class CausalProbe:
         self.chosen = np.unique(np.concatenate(list(members.values())))
         self.members = {rule: np.isin(self.chosen, own) for rule, own in members.items()}
         if not len(self.chosen):
-            raise ValueError("the run has no two tokens of which one has the higher MI_t")
+            raise ValueError("the run has no two tokens with different MI_t")
 
     @property
     def rows(self) -> np.ndarray:
-        """Examples that hold a chosen token."""
+        """Examples with a chosen token."""
         return np.unique(self.tokens.row[self.chosen])
 
     def run(
         self, answers: Mapping[int, Answer], done: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """What a probe's file holds (`saved.probe`).
+        """Content of a probe's file (`experiments.probe_file`).
 
         Args:
             answers: by row.
             done: called after each example.
 
         Raises:
-            ValueError: another model than the run's.
+            ValueError: not the run's model.
         """
         found: dict[str, list[Any]] = {}
         for row in self.rows.tolist():
@@ -336,8 +336,8 @@ class CausalProbe:
             for replayed, (layer, asked) in zip(REPLAYED, wanted.items(), strict=False):
                 if not asked:
                     continue
-                # Without an ablation too, in the same passes: flips are counted from there, so that
-                # none is a matter of rounding.
+                # The same passes also run without ablation; flips are counted against these, so
+                # that rounding causes none.
                 kept_all = np.ones((len(places), num_heads(self.model, layer)))
                 flat = [kept_all, *(own.reshape(-1, own.shape[-1]) for _, _, own in asked)]
                 asked_at = [positions[i] for i, _, _ in asked]
@@ -355,7 +355,7 @@ class CausalProbe:
     def _predict(
         self, unmasked: UnmaskedPass, layer: int, positions: np.ndarray, masks: np.ndarray
     ) -> np.ndarray:
-        """(M,) most likely tokens at M positions of the answer, each under a mask of its own."""
+        """(M,) most likely tokens at M positions of the answer, each with its own mask."""
         states = unmasked.final_hidden
         at_once = max(1, STATES // (states.numel() * states.element_size()))
 

@@ -1,7 +1,7 @@
-"""The causal probe's file: which predictions flip when a token's heads are taken away.
+"""The causal probe's file: predictions with some heads ablated.
 
-Written beside `ue_manager_seed1` as `asmi_probe_seed1.json`. It holds predictions, not rates: what
-flips, and how often, is for `lm_polygraph_asmi.experiments.analysis.probe` to say.
+Written next to `ue_manager_seed1` as `asmi_probe_seed1.json`. It has predictions;
+`lm_polygraph_asmi.experiments.analysis.probe` computes flip rates from them.
 """
 
 import json
@@ -22,18 +22,18 @@ class Probe:
 
     Attributes:
         settings: of ASMI in the run whose masks chose tokens and heads.
-        k: how many heads are ablated.
+        k: numbers of ablated heads.
         draws: of random heads, for each token and k.
         control_layer: layer of the rule "control_random"; None without one.
         tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
             "entropy", "log_likelihood", "argmax" (of the unmasked model), "probability" (of it),
             "replayed" and "control_replayed" (argmax of the passes of the layer, or of the control
-            layer, where no head is ablated; older files have the first alone), "positive" (heads of
-            positive criticality), "own_flips" (share of the run's own masks that flip it).
+            layer, without ablation; older files have only the first), "positive" (heads of
+            positive criticality), "own_flips" (share of the run's masks that flip it).
         criticality: (n, H), NaN where undefined.
-        groups: name -> places in the columns, such as "high" and "low".
-        predicted: rule -> (n, K) or (n, K, draws) most likely token without the heads that the rule
-            names; -1 where that was not run.
+        groups: name, such as "high" or "low" -> indices into the columns.
+        predicted: rule -> (n, K) or (n, K, draws) most likely token without the heads of the rule;
+            -1 if not run.
     """
 
     settings: dict[str, Any]
@@ -46,9 +46,9 @@ class Probe:
     predicted: dict[str, np.ndarray]
 
     def flipped(self, rule: str, group: str) -> np.ndarray:
-        """(m, K) whether each token of a group flips, under random heads how often; NaN: not run.
+        """(m, K) whether each token of a group flips, with random heads how often; NaN: not run.
 
-        A flip is another token than these passes say without an ablation.
+        A flip is another token than without ablation, in the same passes.
 
         Raises:
             KeyError: no such rule or group.
@@ -69,10 +69,10 @@ def probe_path(manager: str | Path) -> Path:
 
 
 def read_probe(manager: str | Path) -> Probe | None:
-    """The probe beside a manager file; None where there is none.
+    """The probe of a manager file; None without one.
 
     Raises:
-        ValueError: a damaged one, or of another format.
+        ValueError: it is damaged, or of another format.
     """
     path = probe_path(manager)
     try:
@@ -83,7 +83,7 @@ def read_probe(manager: str | Path) -> Probe | None:
         raise ValueError(f"{path} is damaged: {error}") from error
     try:
         if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']}, wanted {FORMAT}")
+            raise ValueError(f"expected format {FORMAT}, got {content['format']}")
         return Probe(
             dict(content["settings"]),
             tuple(content["k"]),
@@ -96,16 +96,16 @@ def read_probe(manager: str | Path) -> Probe | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is no probe as `polygraph_asmi experiments probe` writes it: {error!r}. "
-            "Remove it and run the command again"
+            f"{path} is not a file of `polygraph_asmi experiments probe`: {error!r}. Remove it and "
+            "run the command again"
         ) from error
 
 
 def write_probe(
     content: Mapping[str, Any], manager: str | Path, path: str | Path | None = None
 ) -> Path:
-    """Write a probe, whole or not at all; beside its manager file if no path is named, where
-    `read_probe` finds it. Returns its path."""
+    """Write a probe atomically and return its path; default: next to its manager file, where
+    `read_probe` finds it."""
     path = probe_path(manager) if path is None else Path(path)
     unfinished = path.with_suffix(".tmp")
     text = json.dumps({"format": FORMAT, **content}, allow_nan=False)

@@ -1,8 +1,7 @@
-"""Scales at which the control conditions change as much, or do as much, as masked
-heads.
+"""Perturbation scales at which control conditions match masked heads, in size or in effect.
 
-Found on answers held out from the evaluation, without a label, one number for a condition, model
-and data set. Never one for each answer: how much masks do to an answer nearly is its score.
+Matched on answers held out from the evaluation, without labels: one number per condition, model
+and dataset. Not one per answer: the effect of masks on an answer is almost its score.
 """
 
 import math
@@ -37,7 +36,7 @@ from lm_polygraph_asmi.results.scales import FORMAT, other_than
 from lm_polygraph_asmi.runs.rows import spread
 
 SAME_SCALE = 1e-5
-"""Relative: what lies nearer is not asked for again."""
+"""Relative difference of scales below which an effect is not computed again."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,16 @@ class _Example:
 
 
 class ScaleSearch:
-    """Effects of conditions on some answers under the masks that a run would draw for them.
+    """Effects of conditions on some answers, with the masks that a run would draw for them.
 
     Args:
         model: the run's.
         answers: held out from the evaluation.
-        used: settings of heads, as saved (`asmi_settings`).
+        used: saved settings of heads (`asmi_settings`).
         memory_budget: bytes, as everywhere.
 
     Raises:
-        ValueError: another model than the run's.
+        ValueError: not the run's model.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class ScaleSearch:
     ) -> None:
         self.model, self.used, self.memory_budget = model, used, memory_budget
         self.examples = []
-        # The longest first: what was checked of a sequence (`model.check`) holds for shorter ones.
+        # The longest first: a check of a sequence (`model.check`) also covers shorter ones.
         longest = sorted(answers, key=lambda answer: len(answer.input_ids), reverse=True)
         with self._session():
             for answer in longest:
@@ -114,9 +113,8 @@ class ScaleSearch:
         return share @ torch.cat(parts)
 
     def size(self, condition: str) -> float | None:
-        """Median over tokens of the change of the layer's output, relative to that output, where
-        the condition does what it does; a scale multiplies it. None where layers are no plain
-        chain, so that none is called by itself."""
+        """Median over tokens of the unscaled change of the layer's output, relative to that output;
+        a scale multiplies it. None if layers are not a plain chain, so that no layer runs alone."""
         layer, found = self.used["layer"], []
         change = Perturbation(condition, None, self.used["seed"])
         with self._session():
@@ -133,8 +131,8 @@ class ScaleSearch:
         return float(np.median(torch.cat(found).cpu().numpy()))
 
     def matched(self, conditions: Iterable[str] = PERTURBATIONS) -> dict[str, dict[str, Any]]:
-        """By condition: scales by "norm" and "effect", and sizes and effects at one scale and at
-        these."""
+        """By condition: scales by "norm" and "effect", size and effect unscaled, effects at these
+        scales."""
         size, effect = self.size("heads"), self.effect("heads")
         heads = {"norm": 1.0, "effect": 1.0, "relative_change": size, "kl": effect}
         found: dict[str, dict[str, Any]] = {"heads": heads}
@@ -185,44 +183,42 @@ def scales_for(
     rows: int = 20,
     memory_budget: int | None = None,
 ) -> dict[str, Any]:
-    """What a file of scales holds (`results.scales`), for a finished run.
+    """Content of a file of scales (`results.scales`), for a finished run.
 
     Args:
-        run: the run that is to be evaluated; settings of ASMI are its own.
+        run: the run to be evaluated; its settings of ASMI are used.
         held_out: a run of the same model over other rows.
         model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
         depth: relative depth of the masked layer.
-        rows: how many answers to take, evenly spaced.
+        rows: number of answers to use, evenly spaced.
         memory_budget: bytes, as everywhere.
 
     Raises:
         OSError: no such run or model.
-        ValueError: runs that share a row, or are of two models or data sets; another model than
-            theirs; or no row at all.
+        ValueError: runs that share a row or differ in model or dataset; not the runs' model; or no
+            rows.
     """
     evaluated, spare = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
     if ASMIConfig.from_dict(used).is_control:
-        raise ValueError(f"{run} is a run of a condition itself: name the run of heads")
+        raise ValueError(f"{run} is a run of a control condition: name the run of heads")
     ours = {name: evaluated.recorded(name) for name in ("model", "dataset")}
     other = other_than(ours, spare.recorded("model"), spare.recorded("dataset"))
     if other is not None:
         raise ValueError(
-            f"{run} has {other} in {held_out}: scales are found on other rows of the same model "
-            "and "
-            "data set"
+            f"{run} has {other} in {held_out}: scales are matched on other rows of the same model "
+            "and dataset"
         )
     shared = set(evaluated.stats["input_texts"]) & set(spare.stats["input_texts"])
     if shared:
         raise ValueError(
-            f"{len(shared)} prompts of {held_out} stand in {run} too: scales are found on rows "
-            "that "
-            "are not evaluated. Take other ones (data.shard, data.except_limit)"
+            f"{len(shared)} prompts of {held_out} are also in {run}: scales are matched on rows "
+            "that are not evaluated. Use other rows (data.shard, data.except_limit)"
         )
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
     chosen = spread(answers_of(spare, tokenizer), rows)
     if not chosen:
-        raise ValueError(f"{held_out} holds no answer, or rows is {rows}")
+        raise ValueError(f"{held_out} has no answers, or rows is {rows}")
     search = ScaleSearch(loaded, chosen, used, memory_budget)
     return {
         "format": FORMAT,

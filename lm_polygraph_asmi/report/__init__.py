@@ -1,7 +1,7 @@
 """The paper's tables and figures from finished runs: loads results, never a model.
 
 `report_items` computes one table or figure each with `lm_polygraph_asmi.analysis` from the settings
-that `results.run_groups` reads, `figures` draws, `writing` turns them into files.
+that `results.run_groups` loads, `figures` draws, `writing` turns them into files.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Drawing. Every function returns a figure made of computed values; nothing is computed here."""
+"""Figures, drawn from values computed elsewhere."""
 
 import math
 import textwrap
@@ -25,10 +25,10 @@ from lm_polygraph_asmi.results.names import COVERAGE_AT
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
-"""Okabe and Ito's palette, readable with colour blindness; marks and line styles differ too."""
+"""Okabe and Ito's palette for colour blindness; marks and line styles differ too."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
 DENSITY = ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256)))
-"""Blues without the lightest, in which single tokens would not be seen."""
+"""Blues without the lightest, which would hide single tokens."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -36,8 +36,8 @@ STYLE: Any = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "lm_polygraph_asmi",  # else its ids are drawn anew each time
-    "text.parse_math": False,  # names may hold dollar signs
+    "svg.hashsalt": "lm_polygraph_asmi",  # else its ids are random
+    "text.parse_math": False,  # names may contain dollar signs
 }
 
 
@@ -45,7 +45,7 @@ Drawn = TypeVar("Drawn", bound=Callable[..., Any])
 
 
 def styled(draw: Drawn) -> Drawn:
-    """Texts and legends take the style that holds while they are made."""
+    """Apply `STYLE` while the function draws."""
 
     @wraps(draw)
     def styled(*args: Any, **kwargs: Any) -> Any:
@@ -57,30 +57,30 @@ def styled(draw: Drawn) -> Drawn:
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure; the kind of file follows from its name.
+    """Write a figure; its suffix decides the file format.
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: no such kind of file.
+        ValueError: unknown file format.
     """
     kind = Path(path).suffix
     metadata: dict[str, Any] = {}
     if kind in (".png", ".svg"):
         metadata["Description"] = description
-    # Without the time: the same runs leave the same files.
+    # Without the time, so that the same runs write the same files.
     if kind in (".svg", ".pdf"):
         metadata["Date" if kind == ".svg" else "CreationDate"] = None
     figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata)
 
 
 PAGE = (7.2, 9.6)
-"""Inches that a figure may take on a page."""
+"""Largest size of a figure, in inches."""
 MANY = 6
-"""Panels beyond which they are small, and share a page and a legend."""
+"""With more panels, they are small and share a page and a legend."""
 FEW = 3
-"""Lines of settings that can each have a band of their own in one panel."""
+"""With more settings in a panel, their lines have no bands."""
 SHAPED = 20
-"""Values from which a violin has a shape of its own; fewer are drawn one by one."""
+"""Fewest values drawn as a violin; fewer are drawn one by one."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -91,7 +91,7 @@ SMALL: Any = {
 def grid(
     panels: int, width: float, height: float, columns: int = 3, of_many: int = 4
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, `columns` a row; `of_many` of those that must fit a page."""
+    """A figure with `panels` panels, `columns` per row, or `of_many` if more than `MANY`."""
     if panels > MANY:
         rcParams.update(SMALL)  # until the drawing function ends
         columns = of_many
@@ -116,9 +116,9 @@ def panel_title(ax: Axes, label: str) -> None:
 def panel_legend(
     figure: Figure, axes: Sequence[Axes], together: bool = False, band: str = "", **settings: Any
 ) -> None:
-    """One legend a panel, or one below all of them, `together` or where they are many.
+    """A legend per panel, or one below all if `together` or if there are more than `MANY`.
 
-    `band` says what is shaded.
+    `band`: label of the shaded area.
     """
     shaded = {f"{band}, in its colour": Patch(facecolor=GREY, alpha=0.3)} if band else {}
 
@@ -148,8 +148,8 @@ def forest(
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Filled where the interval excludes `reference` or, of `TestedValue` values, where they are sure.
-    Rows named in `black` are what the others are compared with.
+    Markers are filled if the interval excludes `reference` (a `TestedValue`: if it is sure).
+    Rows named in `black` are baselines.
     """
     tested = any(isinstance(own, TestedValue) for rows in panels.values() for own in rows.values())
     found: dict[str, dict[str, TestedValue]] = {}
@@ -159,7 +159,7 @@ def forest(
         }
         found[title] = {n: own for n, own in every.items() if np.isfinite(own.value.value)}
     orders = [list(rows) for rows in found.values()]
-    # Panels of the same rows share their names, so that more of them fit on a page.
+    # Panels of mostly the same rows share their names, so that more fit on a page.
     union = list(dict.fromkeys(name for order in orders for name in order))
     shared = len(found) > MANY and all(2 * len(order) > len(union) for order in orders)
     longest = len(union) if shared else max(map(len, orders))
@@ -168,7 +168,7 @@ def forest(
     crowded = len(found) > MANY or 2 * width > PAGE[0]
     if crowded:
         rcParams.update(SMALL)
-    # Room for the names, where each panel has its own: inches of a letter, and of a panel.
+    # Space for names, if each panel has its own: inches per letter, and per panel.
     columns = 4 if shared else min(4, max(1, int(PAGE[0] / (0.036 * widest + 1))))
     figure, axes = grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
     for ax in axes[1:]:
@@ -195,9 +195,9 @@ def forest(
         panel_title(ax, title)
         if not crowded:
             ax.set_xlabel(label)
-    explained = f"filled: the interval excludes {reference:g}; open: it holds it"
+    explained = f"filled: the interval excludes {reference:g}; open: it includes it"
     if tested:
-        explained = f"bars: each by itself; filled: {ADJUSTED}; open: not"
+        explained = f"bars: uncorrected intervals; filled: {ADJUSTED}; open: not"
     if crowded:
         explained = f"{label}; {explained}"
     wide = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
@@ -217,8 +217,8 @@ class DepthCurves(NamedTuple):
 
     Attributes:
         depths: D relative depths.
-        groups: name -> (D,) and its pointwise 95 % band (2, D).
-        mean: the same of the mean over the settings.
+        groups: setting -> (D,) PRR and its pointwise 95 % band (2, D).
+        mean: the same for the mean over settings.
     """
 
     depths: Sequence[float]
@@ -230,8 +230,8 @@ class DepthCurves(NamedTuple):
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
     """PRR over depth, a line per setting and the mean; a panel per variant.
 
-    Bands are those of the settings where these are few, else that of the mean alone. Of many
-    settings the highest and the lowest are named.
+    Up to `FEW` settings have bands, else only the mean. With more than `MANY` settings, only the
+    highest and the lowest are named.
     """
     figure, axes = grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
@@ -304,7 +304,7 @@ def _error_curves(
             ax.plot(places, errors, color=colour, linestyle=style, label=label.format(name))
             spread = np.linspace(places[0], places[-1], band.shape[1])
             ax.fill_between(spread, *band, color=colour, alpha=0.12, linewidth=0)
-            # The first few answers are all right or all wrong: they would flatten the rest.
+            # The first few answers are all right or all wrong, and would flatten the rest.
             far = np.ptp(places) / 20
             steady, beyond = places - places[0] >= far, spread - places[0] >= far
             shown = np.r_[errors[steady], band[:, beyond].ravel()]
@@ -319,7 +319,7 @@ def _error_curves(
 
 @styled
 def payoff(curves: Mapping[str, Mapping[str, Curve]], abstain: np.ndarray) -> Figure:
-    """Retained error among the confident over abstention; figure "payoff" of the paper."""
+    """Error rate of accepted confident answers over abstention; figure "payoff" of the paper."""
     x = "abstained, % of the confident"
     return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
 
@@ -331,25 +331,25 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     def coverages(risk: np.ndarray) -> np.ndarray:
         return np.arange(1, len(risk) + 1) / len(risk)
 
-    return _error_curves(curves, coverages, "{}", "coverage", "error rate of the kept")
+    return _error_curves(curves, coverages, "{}", "coverage", "error rate of accepted answers")
 
 
 @styled
 def rejection(
     panels: Mapping[str, tuple[Mapping[str, RejectionCurve], RejectionCurve]],
 ) -> Figure:
-    """Mean quality of the kept over the share rejected; the oracle's curve beside the signals'."""
+    """Mean quality of accepted answers over the share rejected, by signal and by the oracle."""
     figure, axes = grid(len(panels), 2.8, 2.4)
     for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
         rejected = 100 * (1 - oracle.coverages)
         ax.plot(rejected, oracle.values, color=GREY, linestyle="-.", label="oracle")
-        ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="at random")
+        ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="random")
         for name, curve in curves.items():
             colour, style = LINES[name]
             ax.plot(rejected, curve.values, color=colour, linestyle=style, label=f"by {name}")
             ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
         ax.set_xlabel("rejected, %")
-        ax.set_ylabel("mean quality of the kept")
+        ax.set_ylabel("mean quality of accepted answers")
         panel_title(ax, title)
     panel_legend(figure, axes, together=True, band="95 % band")
     return figure
@@ -357,7 +357,7 @@ def rejection(
 
 @styled
 def reliability(panels: Mapping[str, Reliability]) -> Figure:
-    """Rate of errors over their probability, with the band of calibrated ones."""
+    """Error rate over probability of error, with the band of calibrated probabilities."""
     figure, axes = grid(len(panels), 2.5, 2.5)
     for ax, (title, found) in zip(axes, panels.items(), strict=True):
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="calibrated")
@@ -370,7 +370,7 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
         ax.set_ylim(0, 1)
         ax.set_aspect("equal")
         ax.set_xlabel("probability of error, held out")
-        ax.set_ylabel("rate of errors")
+        ax.set_ylabel("error rate")
         panel_title(ax, title)
     panel_legend(figure, axes, together=True)
     return figure
@@ -415,9 +415,9 @@ def violins(
         ):
             values = scores[name][chosen]
             zeros = np.mean(values == 0) if len(values) else 0.0
-            # On a logarithmic axis, since MI spans orders of magnitude; zeros stand at its foot.
+            # Logarithmic, because MI spans orders of magnitude; zeros are at the lower end.
             values = np.log10(np.maximum(values, foot))
-            # (An empty line would be laid out as if it stood in the figure's corner.)
+            # (The layout would place an empty line in the figure's corner.)
             if 0 < len(values) < SHAPED:
                 ax.plot(np.full(len(values), place), values, "_", color=colour, clip_on=False)
             elif len(values) and np.ptp(values) > 0:
@@ -434,7 +434,7 @@ def violins(
         ax.set_xlim(-0.6, 1.6)
         low, high = ax.get_ylim()
         decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
-        # Where the values span few powers of ten, these alone would leave an axis without a tick.
+        # If values span few powers of ten, these alone could leave an axis without a tick.
         steps = [1] if high - low > 2 else [1, 2, 5] if high - low > 0.7 else range(1, 10)
         inside = np.ravel(decades + np.log10(steps))
         ax.set_yticks([at for at in inside if low <= at <= high])
@@ -457,7 +457,7 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap=DENSITY,
                           mincnt=1, xscale="log", linewidths=0)  # fmt: skip
         most = np.max(np.asarray(found.get_array()))
-        # Within one power of ten there would be a single label.
+        # Within one power of ten, there would be a single label.
         ticks = LogLocator(subs=(1, 2, 3, 5) if most < 10 else (1,))
         bar = figure.colorbar(found, ax=ax, label="tokens, log scale", ticks=ticks,
                               format=StrMethodFormatter("{x:.0f}"))  # fmt: skip
@@ -509,7 +509,7 @@ def operating_point(
     left.yaxis.set_major_formatter("{x:.0f}")
     left.set_ylim(min(masks) / 1.5, max(masks))
     left.legend(fontsize=7)
-    left.set_ylabel("fewest masks S that reach every head")
+    left.set_ylabel("fewest masks S that cover every head")
     right.plot(rates, gaussian, color=BLACK, linestyle="--", label="Gaussian bound")
     right.step(rates, exact, color=BLUE, where="mid", label="exact binomial")
     right.axhline(tolerated, color=ORANGE, linewidth=1, label=f"tolerated: {tolerated}")
@@ -528,7 +528,7 @@ def operating_point(
 
 @styled
 def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
-    """Median seconds of an answer by phase, stacked."""
+    """Median seconds per answer by phase, stacked."""
     names = table["setting"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     figure, (ax,) = grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
@@ -539,17 +539,17 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
         left += values
     ax.set_yticks(range(len(table)), names, fontsize=7)
     ax.invert_yaxis()
-    ax.set_xlabel("seconds an answer (sum of medians)")
+    ax.set_xlabel("seconds per answer (sum of medians)")
     ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return figure
 
 
 @styled
 def other_thresholds(table: pd.DataFrame) -> Figure:
-    """Coverage against promised risk, a line per signal; zero = not attainable.
+    """Coverage over guaranteed risk, a line per signal; 0 = not attainable.
 
     Args:
-        table: with the columns signal, risk and coverage, such as `Calibration.threshold_table`.
+        table: with columns signal, risk and coverage, such as `Calibration.threshold_table`.
     """
     figure = Figure(figsize=(4.2, 3), layout="constrained")
     axes = figure.subplots()
@@ -565,7 +565,7 @@ def other_thresholds(table: pd.DataFrame) -> Figure:
         )
     axes.set_xticks(sorted(set(table["risk"])))
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("promised share of errors among accepted answers")
+    axes.set_xlabel("guaranteed error rate of accepted answers")
     axes.set_ylabel("answers accepted")
     axes.legend()
     return figure

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
-"""What an asterisk and a filled marker stand for, of `TestedValue` values."""
+"""Meaning of an asterisk and a filled marker of `TestedValue` values."""
 
 SHORT = {
     "MaximumSequenceProbability": "MSP", "MeanTokenEntropy": "Token entropy",
@@ -23,26 +23,26 @@ SHORT = {
     "MonteCarloSequenceEntropy": "MC-SE", "MonteCarloNormalizedSequenceEntropy": "MC-NSE",
     "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
 }  # fmt: skip
-"""LM-Polygraph's names as print has them; longer ones first where one holds another."""
+"""Short names of LM-Polygraph's methods; a name that contains another comes first."""
 
 
 class Marked(NamedTuple):
-    """A value that stands out: "bold" the best, "underline" one that is not told from the next."""
+    """The best value: "bold", or "underline" if not significantly different from the next."""
 
     value: Any
     mark: str
 
 
 def leading(value: Any, ahead: Interval) -> Marked:
-    """The best of several, by how far it is ahead of the next best."""
+    """The best of several values, marked by its difference from the next best."""
     return Marked(value, "bold" if ahead.excludes(0) else "underline")
 
 
 class TestedValue(NamedTuple):
-    """A difference whose verdict is that of an adjusted p-value, not of its own interval.
+    """A difference whose verdict depends on an adjusted p-value, not on its interval.
 
     Attributes:
-        value: with its interval, adjusted for nothing.
+        value: with its uncorrected interval.
         sure: whether the p-value, adjusted for the number of comparisons, is below 0.05.
     """
 
@@ -51,7 +51,7 @@ class TestedValue(NamedTuple):
 
 
 class AtMost(NamedTuple):
-    """A p-value as small as its resamples could have made it."""
+    """The smallest p-value that the number of resamples allows."""
 
     value: float
 
@@ -63,19 +63,19 @@ class ReportItem:
     Attributes:
         name: of its files.
         title: its heading.
-        groups: what it was computed from.
-        table: values as they are; floats, `Interval`, `PRR`, `Marked`, `TestedValue`, `AtMost` and
+        groups: settings it was computed from.
+        table: raw values: floats, `Interval`, `PRR`, `Marked`, `TestedValue`, `AtMost` and
             text.
-        figure: None where a table says it all.
-        notes: what a reader has to know.
-        pictured: what a reader of the figure has to know besides.
+        figure: None if there is only a table.
+        notes: the caption.
+        pictured: caption of the figure alone.
         digits: after the point.
-        signed: columns of differences, written with their sign and an asterisk where the interval
-            excludes zero or, of a `TestedValue` one, where it is sure.
-        p_values: columns in which what would be written as zero is "< 0.001" instead.
-        finer: columns of small values, written with one digit more.
-        inline: False where the table is too long for the report, which then names its file.
-        resamples: of clusters, behind the intervals of the table.
+        signed: columns of differences, written with their sign, and with an asterisk if the
+            interval excludes 0 (of a `TestedValue`: if it is sure).
+        p_values: columns in which a value that rounds to 0 is written as "< 0.001".
+        finer: columns of small values, written with one more digit.
+        inline: False if the table is too long for the report, which then links its file.
+        resamples: of clusters, for the intervals of the table.
     """
 
     name: str
@@ -94,11 +94,11 @@ class ReportItem:
 
     @property
     def caption(self) -> list[str]:
-        """The notes, and what brackets and asterisks stand for where the table has them."""
+        """The notes, and the meaning of brackets and asterisks if the table has them."""
         return self.said()
 
     def said(self, figure: bool = True, errors: bool = True) -> list[str]:
-        """The caption, with or without what is only of the figure or of standard errors."""
+        """The caption, with or without notes on the figure or on standard errors."""
         table = pd.DataFrame() if self.table is None else self.table
         values = {name: [_bare(value) for value in table[name]] for name in table}
         found = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
@@ -113,12 +113,12 @@ class ReportItem:
             return found
         if small := [group.label for group in self.groups if group.too_small]:
             which = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            found.append(f"Too small for their intervals (see the first lines): {which}.")
+            found.append(f"Too small for reliable intervals (see the first lines): {which}.")
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
             tested = any(isinstance(v, TestedValue) for name in self.signed for v in table[name])
-            starred = f"; asterisk: {ADJUSTED if tested else 'it excludes zero'}"
+            starred = f"; asterisk: {ADJUSTED if tested else 'it excludes 0'}"
         return [*found, f"{brackets}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
@@ -155,18 +155,18 @@ class ReportItem:
 
 
 class MissingItem(NamedTuple):
-    """An item that these runs do not hold, and why."""
+    """An item that these runs lack the data for, and the reason."""
 
     title: str
     reason: str
 
 
 Items = Sequence[ReportItem | MissingItem]
-"""What a function of the report returns."""
+"""Return type of a function of the report."""
 
 
 Reason = tuple[str, str]
-"""What is missing, such as a setting's label, and why."""
+"""(what is missing, such as a setting's label; the reason)."""
 
 
 def frame(
@@ -188,36 +188,35 @@ def frame(
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda group: group.label,
     reasons: Iterable[Reason] = (),
-    otherwise: str = "no run holds it",
+    otherwise: str = "no run has the data",
 ) -> list[ReportItem] | list[MissingItem]:
-    """The frame of an item: rows setting by setting, a gap where there are none, notes on the
-    missing.
+    """An item whose rows are computed per setting; `MissingItem` if there are none.
 
     Args:
-        name, title, digits, signed, p_values, finer, inline, resamples,
-            pictured: of the report item.
-        groups: settings, or tuples of what belongs together, settings among it.
-        compute: rows of the table from one group. A group where it raises ValueError is passed
-            over with its message, one without rows in silence.
-        notes: what a reader has to know; a function of the report item where that depends on it.
-        figure: drawn from the table, once there are rows.
-        tabulated: False where the rows are for the figure alone.
-        finish: what can be said of a row only once all rows are there.
-        label: names a group that is passed over.
-        reasons: why others were left out before.
-        otherwise: reason of a gap without any other.
+        name, title, digits, signed, p_values, finer, inline, resamples, pictured:
+            of `ReportItem`.
+        groups: settings, or tuples that contain settings.
+        compute: rows of the table from one element of `groups`. If it raises ValueError, the
+            element is left out and a note names the reason; without rows, there is no note.
+        notes: the caption, or a function that makes it from the item.
+        figure: draws the table, if there are rows.
+        tabulated: False if the rows are only for the figure.
+        finish: changes the table once all rows are there.
+        label: names an element that is left out.
+        reasons: of elements left out before.
+        otherwise: reason of a missing item without any other.
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
     missing = list(reasons)
     for group in groups:
         try:
-            own = compute(group)
+            new_rows = compute(group)
         except ValueError as error:
             missing.append((label(group), str(error)))
             continue
-        if own:
-            rows += own
+        if new_rows:
+            rows += new_rows
             parts = group if isinstance(group, tuple) else (group,)
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:
@@ -234,12 +233,12 @@ def frame(
 
 
 def _left_out(reasons: Sequence[Reason]) -> list[str]:
-    """A note on what is missing in a table."""
+    """A note on the settings missing in a table."""
     return [f"Not here: {_listed(reasons)}."] if reasons else []
 
 
 def _listed(reasons: Sequence[Reason]) -> str:
-    """Reasons in a line, those of one kind together."""
+    """Reasons in one line, each with all it applies to."""
     named: dict[str, list[str]] = {}
     for group, why in reasons:
         named.setdefault(why, []).append(group)
@@ -272,7 +271,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
         }  # fmt: skip
         return marks[value.mark, markup].format(inner)
     if isinstance(value, AtMost):
-        # Rounded up: it is no less than what the resamples could show.
+        # Rounded up, so that it remains an upper bound.
         above = math.ceil(value.value * 10**digits - 1e-9) / 10**digits
         return f"{escape('≤', markup)} " + text(above, digits, False, markup)
     sure = value.sure if isinstance(value, TestedValue) else None
@@ -281,11 +280,11 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
     sign = "+" if signed else ""
 
     def number(value: float, digits: int = digits) -> str:
-        # Without the sign of what rounds to zero.
+        # A value that rounds to 0 has no sign.
         return f"{round(float(value), digits) + 0.0:{sign}.{digits}f}"
 
     def end(value: float, excluded: bool) -> str:
-        # The end of an interval that excludes zero is not written as zero.
+        # The end of an interval that excludes 0 is not written as 0.
         finer = digits
         while excluded and value and not round(float(value), finer):
             finer += 1
@@ -294,7 +293,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
     if isinstance(value, Interval):
         if pd.isna(value.value):
             return "–"
-        if pd.isna(value.low) or value.low == value.high:  # resamples without spread know nothing
+        if pd.isna(value.low) or value.low == value.high:  # no spread, no interval
             return _minus(number(value.value), markup)
         star = "*" if signed and (value.excludes(0) if sure is None else sure) else ""
         ends = ", ".join(end(bound, value.excludes(0)) for bound in (value.low, value.high))
@@ -314,7 +313,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
 
 
 def brief(text: str) -> str:
-    """A text with LM-Polygraph's names as `SHORT` has them."""
+    """The text with the names of `SHORT` shortened."""
     for name, short in SHORT.items():
         text = text.replace(name, short)
     return text
@@ -333,17 +332,17 @@ _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"
 
 _SYMBOLS = {"p̄": r"$\bar{p}$", "u_sem": r"$u_{\mathrm{sem}}$", "MI_t": r"$\mathrm{MI}_t$",
             "A_t": "$A_t$", "H_t": "$H_t$", " %": r"~\%"}  # fmt: skip
-"""What LaTeX sets as a whole; the first is a letter and a combining accent."""
+"""Symbols replaced as a whole; the first is a letter and a combining accent."""
 
 
 def _latex(letter: str) -> str:
-    # A plain LaTeX has no letters beyond the Latin ones; the CSV file has them.
+    # Plain LaTeX has only Latin letters; the CSV file has all.
     plain = ord(letter) < 0x180 and letter.isprintable()
     return _LATEX.get(letter, letter if plain else "?")
 
 
 def escape(raw: str, markup: str) -> str:
-    """Text that may come from a model, safe in a table; line breaks are shown as ⏎."""
+    """Text, possibly a model's, escaped for a table; line breaks become ⏎."""
     raw = raw.replace("\n", " ⏎ ").strip()
     if markup == "latex":
         pieces = re.split(f"({'|'.join(_SYMBOLS)})", raw)

@@ -1,4 +1,4 @@
-"""Tables as LaTeX that a paper can take: booktabs, captions that say all, heads by model."""
+"""Tables as LaTeX for a paper: booktabs, full captions, column heads grouped by model."""
 
 import math
 import re
@@ -17,26 +17,26 @@ LAYOUTS = (
     (136, "table*", r"\scriptsize"),
     (160, "sidewaystable*", r"\scriptsize"),
 )
-"""Characters side by side, the float that has room for them in a page of two columns, and its type;
-no type is scaled below 6 points. What is wider is taken apart."""
+"""(characters in a row, float in which they fit on a two-column page, font size). No text is scaled
+below 6 points; wider tables are split."""
 GAP = 3
 """Characters between columns, about."""
 ROWS = 25
-"""Lines of a float; the caption needs the rest of the page."""
+"""Lines of a float; the caption takes the rest of the page."""
 MANY = 8
-"""Settings side by side beyond which standard errors are left to the CSV file."""
+"""With more settings side by side, standard errors are only in the CSV file."""
 LONG, LINE = 40, 24
-"""Characters from which a column of texts breaks its lines, and those of a line."""
+"""A column of longer texts breaks its lines; characters of such a line."""
 RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
 """Never wider than the text, never stretched."""
 PREAMBLE = r"\usepackage{array,booktabs,graphicx,amssymb,textcomp,rotating}"
-"""What a document needs to take these tables."""
+"""Packages that a document with these tables needs."""
 
 
 def latex_tables(item: ReportItem) -> str:
-    """An report item's table, in as many floats as pages want; needs `PREAMBLE`.
+    """An item's table, in as many floats as fit on pages; needs `PREAMBLE`.
 
-    Each part of a table that is too wide has the columns that tell its rows apart.
+    Each part of a table that is too wide repeats the columns that identify its rows.
     """
     assert item.table is not None
     by_group = {group.label: group for group in item.groups}
@@ -45,7 +45,7 @@ def latex_tables(item: ReportItem) -> str:
     formats = [_format(item.table[name]) for name in item.table]
     groups, heads, widths = [], [], []
     for name, own, (_, values) in zip(item.table, formats, shown.items(), strict=True):
-        group = by_group.get(name)  # model above, data set below: the label of a setting is both
+        group = by_group.get(name)  # its label: model above, data set below
         head = group.dataset + group.suffix if group else brief(str(name))
         width = LINE if "p{" in own else max(map(_width, values), default=0)
         lines = wrap(head, max(width, 8), break_long_words=False, break_on_hyphens=False)
@@ -93,28 +93,28 @@ def latex_tables(item: ReportItem) -> str:
 
 
 def _notes(item: ReportItem, brief: bool) -> list[str]:
-    """The caption, and what a reader of this table alone could not know: u_sem, and the depth."""
+    """The caption, and the meaning of u_sem and the depth for readers without the report."""
     assert item.table is not None
-    found = item.said(figure=False, errors=not brief)
-    if brief and found != item.said(figure=False):
-        found.append("Standard errors: see the CSV file.")
+    notes = item.said(figure=False, errors=not brief)
+    if brief and notes != item.said(figure=False):
+        notes.append("Standard errors: see the CSV file.")
     text = " ".join(map(str, [*item.table, *item.table.to_numpy().ravel(), *item.notes]))
     if "u_sem" in text:
-        found.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
+        notes.append("u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an answer.")
     depths = sorted({group.depth for group in item.groups if group.variants})
     if depths and re.search(r"u_sem|ASMI|\bMI\b|top Δ", text):
         named = " or ".join(f"{100 * depth:g} %" for depth in depths)
-        found.append(f"ASMI's operating depth: {named}.")
-    return found
+        notes.append(f"ASMI's operating depth: {named}.")
+    return notes
 
 
 def _parts(shown: pd.DataFrame, groups: Sequence[str], widths: Sequence[int]) -> list[list[int]]:
-    """Columns, by their places, in floats that have room for them; a model's together."""
+    """Column numbers per float, so that they fit; a model's columns stay together."""
     count, most = len(widths), LAYOUTS[-1][0]
     telling = (n for n in range(1, count) if not shown.iloc[:, :n].duplicated().any())
-    own = next(telling, 1)
-    keys, others = list(range(own)), range(own, count)
-    room = most - sum(widths[:own])
+    repeated = next(telling, 1)
+    keys, others = list(range(repeated)), range(repeated, count)
+    room = most - sum(widths[:repeated])
     pieces = [list(piece) for _, piece in groupby(others, lambda i: groups[i] or i)]
     if any(sum(widths[i] for i in piece) > room for piece in pieces):
         pieces = [[i] for i in others]
@@ -127,7 +127,7 @@ def _parts(shown: pd.DataFrame, groups: Sequence[str], widths: Sequence[int]) ->
 
 
 def _format(column: pd.Series) -> str:
-    """Numbers stand right, texts left, long texts in lines."""
+    """Numbers are aligned right, texts left; long texts are wrapped."""
     texts = [value for value in column if isinstance(value, str)]
     if all(re.fullmatch(r"[\d.]+", text) for text in texts):
         return "r"
@@ -135,7 +135,7 @@ def _format(column: pd.Series) -> str:
 
 
 def _width(text: str) -> int:
-    """Characters that a piece of LaTeX prints, about."""
+    """Approximate number of characters that a piece of LaTeX prints."""
     return len(re.sub(r"\\[a-zA-Z]+(\{\})?|[${}\\]", "", text))
 
 

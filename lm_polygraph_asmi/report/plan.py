@@ -1,4 +1,4 @@
-"""The operating point before a run: how many masks, and how many heads at once."""
+"""Choose the number of masks S and the mask rate p before a run."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
-    """Both bounds for the mask rates p up to twice the largest admissible one.
+    """Both bounds, for mask rates p up to twice the largest admissible one.
 
     Returns:
         Columns: p; S (fewest masks for coverage); heads masked at once, Gaussian and exact (95 %
@@ -41,7 +41,7 @@ def plan_table(num_heads: int) -> pd.DataFrame:
 
 
 def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
-    """The plan as a picture; source: figure "supp_fidelity" of the paper."""
+    """Figure of the plan; source: figure "supp_fidelity" of the paper."""
     from lm_polygraph_asmi.report import figures
 
     admissible = table[table["admissible"]]
@@ -60,18 +60,18 @@ def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
 
 
 def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> pd.DataFrame:
-    """Questions that each comparison of the report needs to find a difference of PRR.
+    """Questions that each comparison of the report needs to detect a difference of PRR.
 
     Args:
         group: the pilot.
-        difference: of PRR, to be found with a power of 0.8 at 5 %, two-sided.
+        difference: of PRR, to be detected with a power of 0.8 at 5 %, two-sided.
 
     Returns:
-        A row per comparison: pilot's difference, standard error, what its size would find, clusters
-        and questions needed.
+        A row per comparison: the pilot's difference, its standard error, the difference that the
+        pilot's size would detect, clusters and questions needed.
 
     Raises:
-        ValueError: fewer than two clusters, no ASMI score beside another method, or all answers
+        ValueError: fewer than two clusters, no ASMI score and other method, or all answers
             equally good.
     """
     from lm_polygraph_asmi.analysis.comparison import drawn_prr
@@ -83,8 +83,8 @@ def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> 
     names = {method for pair in pairs.values() for method in pair}
     if not names or clusters < 2:
         raise ValueError(
-            "a pilot needs an ASMI score, another method and two clusters, got "
-            f"{list(group.scores)} on {clusters}"
+            "expected a pilot with an ASMI score, another method and two clusters, got "
+            f"{list(group.scores)} and {clusters} clusters"
         )
     scores = {method: group.score(method) for method in sorted(names)}
     value, drawn = drawn_prr(scores, group.quality, group.clusters, resamples)
@@ -93,15 +93,15 @@ def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> 
         error = float(np.nanstd(drawn[first] - drawn[second], ddof=1))
         if not error > 0:
             continue
-        found = sample_size(difference, error, clusters, len(group))
+        needed = sample_size(difference, error, clusters, len(group))
         rows.append(
             {
                 "comparison": name,
                 "pilot": value[first] - value[second],
                 "SE": error,
-                "pilot would find": found.detectable,
-                "clusters": found.clusters,
-                "questions": found.questions,
+                "pilot would find": needed.detectable,
+                "clusters": needed.clusters,
+                "questions": needed.questions,
             }
         )
     if not rows:

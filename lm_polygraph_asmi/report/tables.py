@@ -1,4 +1,4 @@
-"""Rendering of results in a terminal."""
+"""Tables of results in a terminal."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """PRR per estimator, best first, for one quality metric of a run, as plain values.
 
     Returns:
-        For each `method`: `prr` and its `standard_error` over answers, `auroc` and `augrc` of
-        finding the wrong answers (below `RIGHT`; AUGRC: lower = better); where clusters are known,
-        the difference of PRR from `MSP` with a 95 % interval over them, `minus_msp`, `low` and
-        `high`. None stands for what is not defined.
+        For each `method`: `prr` and its `standard_error` over answers; `auroc` and `augrc` for
+        detecting wrong answers (quality below `RIGHT`; AUGRC: lower = better); where clusters are
+        known, the difference of PRR from `MSP` with its 95 % interval over clusters, `minus_msp`,
+        `low` and `high`. None: undefined.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
@@ -35,7 +35,7 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
         clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, quality, clusters, pairs)
-    found = []
+    results = []
     for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
         row: dict[str, Any] = {
             "method": name,
@@ -51,8 +51,8 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
                 "low": _plain(difference.low),
                 "high": _plain(difference.high),
             }
-        found.append(row)
-    return found
+        results.append(row)
+    return results
 
 
 def _plain(value: float) -> float | None:
@@ -95,18 +95,18 @@ def prr_table(run: Run, metric: str) -> Table:
 
 
 def about_quality(run: Run, metric: str) -> str:
-    """What a reader of a metric's table has to know of it."""
+    """Notes on a metric and its answers, to print below its table."""
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     lines = [f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}."]
     if metric.startswith("Rouge"):
         lines.append(
-            "Quality is ROUGE overlap with the reference: never compare with AlignScore figures."
+            "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
         )
     if not finite.all():
-        lines.append(f"{(~finite).sum()} answers without a finite score or quality left out.")
+        lines.append(f"Left out: {(~finite).sum()} answers without a finite score or quality.")
     if not has_contrast(quality):
-        lines.append("All answers are equally good (or bad): there are no errors to rank.")
+        lines.append("All answers are equally good or bad: there are no errors to rank.")
     if run.clusters is not None:
         kept = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         lines.append(f"Clusters (stories, passages or prompts): {len(set(kept))}.")
@@ -116,18 +116,18 @@ def about_quality(run: Run, metric: str) -> str:
 
 
 def about_run(run: Run) -> str:
-    """How to read the tables of a run, and how it was made."""
+    """How to read the tables of a run, and its settings."""
     lines = [
-        "1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the wrong way. "
-        "SE: bootstrap over answers. AUROC: 0.5 = chance; AUGRC: wrong answers kept, lower is "
-        "better. PRR weighs the few most confident answers most, these two all alike.",
+        "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. SE: bootstrap "
+        "over answers. AUROC: 0.5 = chance. AUGRC: wrong answers accepted, lower = better. PRR "
+        "gives the few most confident answers most weight; the other two weigh all alike.",
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():
-        many = " Worked questions in the prompt may mend it (data.prompt_style=demo)."
+        many = " A few-shot prompt may help (data.prompt_style=demo)."
         lines.append(
-            f"Empty answers: {empty.sum()} of {len(empty)}. Nothing in them could be right, and "
-            f"masks leave them alone.{many if empty.mean() > 0.2 else ''}"
+            f"Empty answers: {empty.sum()} of {len(empty)}. They cannot be right, and masks hardly "
+            f"change them.{many if empty.mean() > 0.2 else ''}"
         )
     for used in run.settings():
         lines.append(
@@ -140,8 +140,8 @@ def about_run(run: Run) -> str:
         if saved:
             tokens = np.concatenate(saved)
             lines.append(
-                f"Masking response: MI_t of a token {tokens.mean():.4f} nats on average, "
-                f"{np.median(tokens):.4f} in the median."
+                f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
+                f"{np.median(tokens):.4f}."
             )
     replaced = [
         f"{key} = {Path(path).name}"
@@ -152,8 +152,10 @@ def about_run(run: Run) -> str:
         lines.append(f"Side models from local files: {', '.join(replaced)}.")
     drawn = run.stats.get("asmi_num_responses")
     if drawn:
-        lines.append(f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers (median).")
+        lines.append(
+            f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers per question (median)."
+        )
     seconds = run.seconds()
     if seconds is not None:
-        lines.append(f"ASMI took {seconds:.1f} s an answer (median).")
+        lines.append(f"ASMI took {seconds:.1f} s per answer (median).")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The report on disk: report.md, and every table and figure as files of its own."""
+"""Write the report: report.md, and a file for every table and figure."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,36 +13,36 @@ from lm_polygraph_asmi.results.names import masked_layer, masked_where, perturbe
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
-    "MI_t: disagreement of the masked subnetworks on a token, nats. A_t: how alike in meaning are "
-    "the tokens they disagree on. u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over an "
-    "answer. H, entropy: of the unmasked model, mean over tokens; H(p̄): of the subnetworks' mean "
-    "prediction. MSP: −log probability of the answer. All higher = more uncertain. †: not in the "
-    "paper."
+    "MI_t: disagreement of the masked subnetworks on a token, in nats. A_t: semantic similarity "
+    "of the tokens they disagree on. u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over "
+    "an answer. H, entropy: of the unmasked model, mean over tokens; H(p̄): of the subnetworks' "
+    "mean prediction. MSP: −log probability of the answer. All scores: higher = more uncertain. "
+    "†: not in the paper."
 )
-"""What the names in the report stand for."""
+"""Meaning of the report's symbols."""
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def build_report(
     groups: Sequence[RunGroup], out: str | Path, progress: Progress = iter
 ) -> tuple[Path, list[str]]:
-    """Compute and write every item that the settings hold.
+    """Compute and write every item that the settings have data for.
 
     Args:
         groups: from `load_run_groups`.
-        out: folder; files of an earlier report of the same names are replaced.
+        out: folder; files of the same names are replaced.
         progress: wraps the list of items, such as `rich.progress.track`.
 
     Returns:
-        report.md, and its first lines: what a reader must not miss.
+        report.md, and its first lines, the findings.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: cannot write to the folder.
     """
     out = Path(out)
     for folder in ("tables", "figures"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    said = findings(groups)
+    first_lines = findings(groups)
     sections, gaps = [], []
     for make in progress(every_report_item()):
         for item in make(groups):
@@ -52,12 +52,12 @@ def build_report(
                 sections.append(_write(item, groups, out))
     provenance = [group.provenance() for group in groups]
     (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
-    parts = ["# Report", *said, SYMBOLS, _origins(provenance), *sections]
+    parts = ["# Report", *first_lines, SYMBOLS, _origins(provenance), *sections]
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
     report = out / "report.md"
     report.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return report, said
+    return report, first_lines
 
 
 def _json(value: Any) -> str:
@@ -89,12 +89,12 @@ def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
     notes = item.caption
     if len(item.groups) < len(groups):
-        notes.append(f"Made from {len(item.groups)} of the {len(groups)} settings.")
+        notes.append(f"From {len(item.groups)} of the {len(groups)} settings.")
     return "\n\n".join([*section, *notes])
 
 
 def _source(p: dict[str, Any]) -> str:
-    """One setting in a line."""
+    """A setting, its data and runs, in one line."""
     parts = [
         f"{p['setting']}: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}",
         f"model {p['model']} ({p['revision']})",
@@ -116,5 +116,5 @@ def _source(p: dict[str, Any]) -> str:
 
 
 def _origins(provenance: Sequence[dict[str, Any]]) -> str:
-    """Which runs the report is made from."""
+    """The section that lists the runs of the report."""
     return "\n\n".join(["## Runs", *(escape(_source(p), "markdown") for p in provenance)])

@@ -1,2 +1,1 @@
-"""What stands on disk and how it is read: statistics by name, result cache, manifest, runs,
-settings."""
+"""Files of runs: names of statistics, result cache, manifest, runs, groups of runs, scales."""

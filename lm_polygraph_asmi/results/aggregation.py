@@ -1,8 +1,8 @@
-"""How an answer's score comes of the scores of its tokens.
+"""Aggregate the scores of tokens to the score of an answer.
 
-The paper takes the mean. A mean falls with the length of an answer wherever most of its tokens are
-robust, as closing tokens and the later parts of a word are; a sum grows with the length, and a
-maximum does not see it. Which of them ranks errors best is a question to data.
+The paper uses the mean. The mean falls with the length of an answer if most tokens are robust, as
+closing tokens and later parts of words are; the sum grows with length; the maximum does not depend
+on it. Which one ranks errors best depends on the data.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _REDUCED: dict[str, Callable[..., Any]] = {"mean": np.mean, "sum": np.sum, "max"
 def aggregate(
     token_scores: np.ndarray | Sequence[float], aggregation: str = ASMIConfig.aggregation
 ) -> float:
-    """One number of the (T,) scores of tokens, in their unit.
+    """Aggregate the (T,) scores of tokens to one number, in their unit.
 
     Args:
         aggregation: one of `config.AGGREGATIONS`.

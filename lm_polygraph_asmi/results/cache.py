@@ -1,9 +1,9 @@
-"""Results kept on disk as they are made, so that a run killed at any moment loses none of them.
+"""Result cache: stores results on disk as they are computed, so that a killed run loses none.
 
 LM-Polygraph writes once, at the end. A result cache is a folder (a `diskcache`) shared by all runs
-that name it; what a result depends on is its key, so a changed setting is another entry, never a
-wrong one. A result cache never stops a run: what cannot be read is computed again, what cannot be
-written is reported once, and then left to the run itself.
+that name it. The key of a result is everything it depends on, so a changed setting is another
+entry. A result cache never stops a run: an entry that cannot be read is computed again; if writing
+fails, one warning is logged and the run continues without it.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ log = logging.getLogger("lm_polygraph")
 _DAMAGE = (sqlite3.Error, OSError, diskcache.Timeout, pickle.UnpicklingError, EOFError, ValueError)
 _CHUNK = 2**22
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers by their bytes."""
+"""Integer type by number of bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _WARNED: "WeakSet[PreTrainedModel]" = WeakSet()
 FORMAT = 1
-"""Part of every key: raised when the meaning of stored results changes."""
+"""Part of every key; increased when the meaning of stored results changes."""
 
 
 class ResultCache:
-    """Results by what they depend on.
+    """Stored results, by everything they depend on.
 
     Only open result caches you trust: entries are pickles.
 
     Args:
-        folder: made if missing; None keeps nothing.
+        folder: created if missing; None stores nothing.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -54,18 +54,18 @@ class ResultCache:
         if folder is None:
             return
         try:
-            # Unlike a cache it never throws anything away.
+            # Never evicts anything.
             self._entries = diskcache.Cache(str(folder), eviction_policy="none")
         except _DAMAGE as error:
             self._give_up("opened", error)
 
     @property
     def kept(self) -> bool:
-        """Whether there is one at all; without, keys need not be made."""
+        """Whether there is a folder; without one, no keys are needed."""
         return self._entries is not None
 
     def get(self, key: dict[str, Any]) -> Any | None:
-        """The result stored under a key, or None if there is none that can be trusted."""
+        """The result stored under a key, or None if there is none or it is damaged."""
         if self._entries is None or _untold(key):
             return None
         try:
@@ -95,18 +95,17 @@ class ResultCache:
 
     def _give_up(self, what: str, error: Exception) -> None:
         log.warning(
-            "The result cache %s cannot be %s (%s: %s). The run goes on and its results are saved "
-            "at "
-            "its end, but if it is killed, answers scored from here on are scored again. Is the "
-            "disk full, is it a network file system, or is the folder damaged (then remove it)? "
-            "asmi.result_cache names another",
+            "The result cache %s cannot be %s (%s: %s). The run continues and saves its results "
+            "at its end, but if it is killed, answers scored from now on must be scored again. "
+            "Possible causes: a full disk, a network file system, or a damaged folder (then "
+            "remove it). Set asmi.result_cache to use another",
             self.folder, what, type(error).__name__, error,
         )  # fmt: skip
-        self._writable = False  # what is there can still be read
+        self._writable = False  # stored results can still be read
 
 
 def _untold(key: dict[str, Any]) -> bool:
-    """Whether the key is that of a model that cannot be told from others."""
+    """Whether the key is of a model that cannot be identified."""
     return "model" in key and key["model"] is None
 
 
@@ -115,7 +114,7 @@ def _digest(key: dict[str, Any]) -> str:
 
 
 def environment_key() -> dict[str, str]:
-    """Releases whose change can change a number."""
+    """Releases of packages that can change a result."""
     return {
         "lm_polygraph_asmi": __version__,
         "torch": torch.__version__,
@@ -126,28 +125,28 @@ def environment_key() -> dict[str, str]:
 
 
 def model_key(model: PreTrainedModel) -> dict[str, Any]:
-    """Identity of a model's weights, configuration, precision and place.
+    """Identity of a model's weights, configuration, precision and device type.
 
-    Every value of every parameter and buffer counts, the classes and plain values of modules, and
-    the configurations of adapters. So another checkpoint, an adapter or its scaling, a single head
-    set to zero or another quantisation gives another key. What forward hooks compute cannot be
-    told: with hooks of others, or a forward method set on a module, "model" is None, and a
-    `ResultCache` keeps and finds nothing under such a key.
+    Depends on every value of parameters and buffers, on the classes and plain values of modules,
+    and on the configurations of adapters. So another checkpoint, an adapter or its scaling, a
+    single head set to 0 or another quantisation gives another key. Results of forward hooks cannot
+    be identified: with foreign hooks, or a forward method set on a module, "model" is None, and a
+    `ResultCache` stores and finds nothing under such a key.
 
     Raises:
-        TypeError: weights of a kind whose bits cannot be read.
+        TypeError: weights whose bits cannot be read.
     """
     place = {"device": model.device.type}
     if any(foreign_code(module) for module in model.modules()):
         return {"model": None, **place}
     digest = hashlib.sha256()
     for name, module in model.named_modules():
-        if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
+        if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: its active adapters
             digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         digest.update(" ".join([name, kind, *sorted(plain_values(module)), ""]).encode())
         renewed = {f"{name}.{own}" if name else own for own in renewed_names(module)}
-        with align_module_device(module):  # offloaded weights are fetched one module at a time
+        with align_module_device(module):  # loads offloaded weights, one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:
                 if full_name in renewed:
@@ -156,9 +155,8 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
                     content = _checksum(tensor)
                 except (RuntimeError, NotImplementedError, KeyError) as error:
                     raise TypeError(
-                        f"the result cache cannot tell weights {full_name} "
-                        f"({type(tensor).__name__}, "
-                        f"{tensor.dtype}) from others: set asmi.result_cache to null"
+                        f"the result cache cannot read the bits of weights {full_name} "
+                        f"({type(tensor).__name__}, {tensor.dtype}): set asmi.result_cache to null"
                     ) from error
                 digest.update(
                     f"{full_name} {tuple(tensor.shape)} {tensor.dtype} {content} ".encode()
@@ -175,15 +173,15 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _in_order(value: Any) -> Any:
-    """Sets come in another order in every process."""
+    """Sets have another order in every process."""
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 
 class ModelKeys:
-    """`environment_key` and `model_key` of models as they are now, made again when they change.
+    """`environment_key` and `model_key` of models, recomputed when a model changes.
 
-    A key reads every weight, so it is kept as long as a cheap state of the model (made by
-    `lm_polygraph_asmi.model.model_state`) stays what it was.
+    A key reads every weight, so it is reused while a cheap state of the model (from
+    `lm_polygraph_asmi.model.model_state`) is unchanged.
     """
 
     def __init__(self) -> None:
@@ -192,17 +190,16 @@ class ModelKeys:
         )
 
     def of(self, model: PreTrainedModel, state: int) -> dict[str, Any]:
-        """The key of a model in this state; one warning for a model that cannot be told."""
+        """The key of a model in this state; warns once if the model cannot be identified."""
         kept = self._kept.get(model)
         if kept is None or kept[0] != state:
             kept = self._kept[model] = state, {**environment_key(), **model_key(model)}
             if kept[1]["model"] is None and model not in _WARNED:
                 _WARNED.add(model)
                 log.warning(
-                    "%s has forward hooks, or a forward method set on a module. What they compute "
-                    "cannot be told, so nothing of it is kept in the result cache, nor looked up "
-                    "there. "
-                    "Remove them if answers are to be kept", type(model).__name__,
+                    "%s has forward hooks, or a forward method set on a module. Their results "
+                    "cannot be identified, so the result cache is not used for this model. Remove "
+                    "them to use it", type(model).__name__,
                 )  # fmt: skip
         return kept[1]
 
@@ -214,7 +211,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Exact and position-dependent, on the tensor's own device: sum of (2 i + 1) x_i mod 2^64, x_i
+    """Exact and position-dependent, on the tensor's device: sum of (2 i + 1) x_i mod 2^64, with x_i
     the bits of its values."""
     values = tensor.detach().contiguous().reshape(-1)
     bits = values.view(_WHOLE[values.element_size()])

@@ -1,7 +1,7 @@
-"""The manifest of a run: what LM-Polygraph's manager file does not say about it.
+"""The manifest of a run: data that LM-Polygraph's manager file lacks.
 
-Written beside `ue_manager_seed1` as `asmi_manifest_seed1.json`, at the start of a run and again at
-its end, so that a run that was killed is known too.
+Written next to `ue_manager_seed1` as `asmi_manifest_seed1.json`, at the start of a run and again at
+its end, so that a killed run has one too.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from lm_polygraph_asmi.results.names import SECONDS
 
 FORMAT = 1
 SECRETS = {"hf_token", "token", "use_auth_token", "api_key"}
-"""Names of settings that do not go into a manifest."""
+"""Names of settings that are left out of a manifest."""
 PACKAGES = (
     "lm-polygraph-asmi", "lm-polygraph", "torch", "transformers", "tokenizers", "accelerate",
     "datasets", "sentence-transformers", "hydra-core", "numpy", "scipy", "scikit-learn",
@@ -39,11 +39,11 @@ def manifest_path(manager: str | Path) -> Path:
 
 
 def read_manifest(manager: str | Path) -> dict[str, Any]:
-    """The manifest beside a manager file.
+    """The manifest of a manager file.
 
     Raises:
-        FileNotFoundError: none there; runs with the callback `runs.callback.RunRecord` write one.
-        ValueError: a damaged one.
+        FileNotFoundError: no manifest; runs with the callback `runs.callback.RunRecord` write one.
+        ValueError: it is damaged.
     """
     path = manifest_path(manager)
     try:
@@ -55,12 +55,12 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
     except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict):
-        raise ValueError(f"{path} is damaged: it holds no object")
+        raise ValueError(f"{path} is damaged: expected a JSON object")
     return manifest
 
 
 def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
-    """Replace the manifest of a manager file, whole or not at all."""
+    """Replace the manifest of a manager file atomically."""
     path = manifest_path(manager)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
@@ -69,7 +69,7 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
 
 
 def packages() -> dict[str, str]:
-    """Releases of what a number can depend on."""
+    """Releases of packages that results can depend on."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -80,9 +80,9 @@ def packages() -> dict[str, str]:
 
 
 def model_revision(path: str, revision: str | None) -> str:
-    """Commit of a model of the hub, from the cache it was loaded from; of a folder, a digest.
+    """Commit of a hub model, from the local cache; of a folder, a digest.
 
-    The digest covers the small files and the names and sizes of the large ones.
+    The digest covers the content of small files, and names and sizes of large ones.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -98,37 +98,37 @@ def model_revision(path: str, revision: str | None) -> str:
 
     try:
         cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
-    except HFValidationError:  # a folder that is not there
+    except HFValidationError:  # a folder that does not exist
         return "unknown"
     return Path(cached).parent.name if isinstance(cached, str) else "unknown"
 
 
 def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Which model a config's node `model` names: path and revision."""
-    asked = (node.get("load_model_args") or {}).get("revision")  # of a hub; None for the newest
+    """Path and revision of the model in a config's node `model`."""
+    revision = (node.get("load_model_args") or {}).get("revision")  # of a hub model; None: newest
     path = node.get("path")
-    return {"path": path, "revision": model_revision(str(path), asked)}
+    return {"path": path, "revision": model_revision(str(path), revision)}
 
 
 def without_secrets(node: Any) -> Any:
-    """A config without tokens and keys, since manifests are passed on."""
+    """A config without tokens and keys, because manifests are shared."""
     if isinstance(node, dict):
         return {name: without_secrets(value) for name, value in node.items() if name not in SECRETS}
     return [without_secrets(value) for value in node] if isinstance(node, list) else node
 
 
 def reset_peak_memory() -> None:
-    """Let `peak_memory` start anew: the jobs of a sweep may share a process."""
+    """Reset `peak_memory`: the jobs of a sweep may share a process."""
     import torch
 
     for device in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # Linux; elsewhere the figure is that of the whole process
+    with suppress(OSError):  # Linux; elsewhere the peak is of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> dict[str, int]:
-    """Bytes: the most this process has held in main memory, and on each GPU, since the reset."""
+    """Largest use of main memory, and of each GPU, by this process since the reset, in bytes."""
     import torch
 
     # Kilobytes on Linux, bytes on macOS.
@@ -162,6 +162,6 @@ def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, flo
 
 
 def asmi_settings(stats: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Layer, p, S, K and the rest as they were in force, one dictionary per depth."""
+    """Layer, p, S, K and other settings in use, one dictionary per depth."""
     names = sorted(name for name in stats if name.startswith("asmi_settings") and stats[name])
     return [dict(stats[name][0]) for name in names]

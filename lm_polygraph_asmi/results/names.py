@@ -1,9 +1,9 @@
-"""Names of the statistics the plugin adds to LM-Polygraph, and the settings behind them.
+"""Names of the statistics that the plugin adds to LM-Polygraph, and their settings.
 
-A statistic that depends on the masked layer ends in its depth, `asmi_mi_d60`, so that several
-depths stand side by side in one run; where masks took from heads only what comes from a source, in
-that too: `asmi_mi_d60_context`. Each is a list with one entry per example; entries are short
-NumPy arrays, numbers or (the settings) a dictionary of plain values, fit for `save_stats`.
+The name of a statistic of a masked layer ends in its depth, `asmi_mi_d60`, so that a run can have
+several depths. If masks removed only what comes from a source, the source follows:
+`asmi_mi_d60_context`. Each is a list with one entry per example, for `save_stats`: a short NumPy
+array, a number or (the settings) a dictionary of plain values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ DEPTH_FREE = {
     "asmi_tokens": "(T,) the scored token ids",
     "asmi_token_texts": "text of each token id in the example's statistics, a dictionary",
     "asmi_closing": "whether the last token closes the answer (end token or stop string)",
-    "asmi_prompt_length": "tokens in the prompt, padding not counted",
+    "asmi_prompt_length": "tokens in the prompt, without padding",
     "asmi_seconds": "seconds spent on the example when it was scored, all depths together",
     "asmi_reused_depths": "depths of the example taken from the result cache",
 }
@@ -38,7 +38,7 @@ PER_DEPTH = {
     "asmi_coverage": "(T, 7) mean over masks of the mass of the top 1, 8, 16, 32, 64, 128, 256",
     "asmi_top_token": "(S, T) most likely token of each subnetwork",
     "asmi_mask_seed": "seed of the example's mask generator",
-    "asmi_settings": "settings in force, a dictionary; see `Settings`",
+    "asmi_settings": "settings in use, a dictionary; see `Settings`",
 }
 
 PER_SOURCE = {
@@ -46,17 +46,17 @@ PER_SOURCE = {
     "asmi_source_kl": "(T,) KL to the unmasked output of that without the source's part in any "
     "head, nats",
 }
-"""Besides `PER_DEPTH`, where masks take from heads what comes from a source."""
+"""In addition to `PER_DEPTH`, if masks remove only what comes from a source."""
 
 WITHOUT_CONTEXT = {
     "asmi_without_context_kl": "(T,) KL to the unmasked output of that to a prompt without the "
     "context's tokens, nats",
     "asmi_without_context_seconds": "seconds spent on it",
 }
-"""On request, where there is a context; no depth, and no mask."""
+"""On request, if there is a context; independent of depth and masks."""
 
 SHARE = {"asmi_source_share": "(T,) MI_t of the source over MI_t of all; 0 where there is no MI_t"}
-"""Besides, where both were scored. Shares of several sources need not add up to one."""
+"""In addition, if both were scored. Shares of several sources need not sum to 1."""
 
 ON_REQUEST = {
     "asmi_masks": "(S, H) head masks, 1 = kept",
@@ -68,7 +68,8 @@ ON_REQUEST = {
 DIVERSITY = {
     "asmi_diversity": "div(x) of the sampled responses, higher = more diverse",
     "asmi_num_responses": "sampled responses with at least one token",
-    "asmi_diversity_seconds": "seconds spent on embedding them; drawing them is the host's time",
+    "asmi_diversity_seconds": "seconds spent on embedding them, without the host's time for "
+    "drawing them",
 }
 
 SECONDS = {
@@ -87,7 +88,7 @@ def depth_label(depth: float) -> str:
 def at_depth(name: str, depth: float, source: str = "all") -> str:
     """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60".
 
-    Of a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" adds nothing.
+    With a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" adds nothing.
     """
     found = f"{name}_{depth_label(depth)}"
     return found if source == "all" else f"{found}_{source}"
@@ -104,7 +105,7 @@ def masked_head_stats(
     sources: Iterable[str] = (ASMIConfig.source,),
     without_context: bool = False,
 ) -> list[str]:
-    """Every statistic the masked-heads calculator writes, for `stats:` and `save_stats:`."""
+    """Every statistic of the masked-heads calculator, for `stats:` and `save_stats:`."""
     names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
     found = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
     sources = tuple(sources)
@@ -116,9 +117,9 @@ def masked_head_stats(
 
 
 def saved_stats(*which: Any, **named: Any) -> list[str]:
-    """What a run should save for later analysis, arguments as of `masked_head_stats`.
+    """Statistics that a run should save for later analysis; arguments as of `masked_head_stats`.
 
-    LM-Polygraph skips what a run does not compute.
+    LM-Polygraph skips those that a run does not compute.
     """
     ours = masked_head_stats(*which, **named)
     return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
@@ -126,17 +127,17 @@ def saved_stats(*which: Any, **named: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What produced statistics: a config, and what it comes to on a model.
+    """Settings of statistics: a config, and its values for a model.
 
-    Saved with every example as `asmi_settings_d60`, as plain values beside one another.
+    Saved with every example as `asmi_settings_d60`, a flat dictionary of plain values.
 
     Attributes:
-        config: with S, p and the attention implementation that were used.
-        source: where what a mask takes comes from; of several passages, "passage0" and so on.
+        config: with the S, p and attention implementation used.
+        source: of what masks remove; for several passages, "passage0" and so on.
         layer: index of the masked layer, from 0.
         num_layers: L.
         num_heads: H, query heads.
-        requested_layer: the layer at `depth`, where it has no heads and another is masked.
+        requested_layer: the layer at `depth`, if it has no heads and another is masked.
     """
 
     config: ASMIConfig
@@ -147,40 +148,38 @@ class Settings:
     requested_layer: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """By name, what is behind a statistic: of the config the masks' settings."""
+        """All settings of a statistic by name; from the config, those of the masks."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "config"}
         return self.config.to_dict("masks") | {"attention": self.config.attention} | own
 
 
 def masked_layer(used: Mapping[str, Any]) -> str:
-    """The masked layer of saved settings in words, and the one asked for where it has no heads."""
-    said = f"layer {used['layer']} of {used['num_layers']}"
-    asked = used["requested_layer"]
-    return said if asked is None else f"{said} (layer {asked} has no heads)"
+    """The masked layer of saved settings in words; also the requested one, if it has no heads."""
+    text = f"layer {used['layer']} of {used['num_layers']}"
+    requested = used["requested_layer"]
+    return text if requested is None else f"{text} (layer {requested} has no heads)"
 
 
 def masked_where(used: Mapping[str, Any]) -> str:
-    """Where heads are masked by saved settings, and what they lose there, in words."""
+    """Scope and source of saved settings, in words."""
     source = used["source"]
     return str(used["scope"]) if source == "all" else f"{used['scope']}, source {source}"
 
 
 def perturbed_by(used: Mapping[str, Any]) -> list[str]:
-    """What settings change that is not the method's own, in words: `["mlp",
-    "perturbation_scale=0.83"]`.
+    """The perturbation of saved settings, in words: `["mlp", "perturbation_scale=0.83"]`.
 
-    Of the method's own, heads without a scale, an empty list.
+    An empty list for heads without a scale, the method itself.
     """
     return ASMIConfig.from_dict(used).said("perturbation", "perturbation_scale")
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:
-    """The statistic `name`, or an error that says how to have it computed."""
+    """The statistic `name`, or a KeyError that explains how to compute it."""
     if name not in stats:
         raise KeyError(
-            f"statistic {name!r} is missing. Its calculator must stand in `stat_calculators` of "
-            "the run, with this name among its `stats` and its depth among `cfg.depths`; see the "
-            "entries in docs/reference/config.md, or `- /stat_calculators: asmi` in the defaults "
-            "list"
+            f"statistic {name!r} is missing. Add its calculator to `stat_calculators` of the run, "
+            "with this name in `stats` and its depth in `cfg.depths` (docs/reference/config.md), "
+            "or add `- /stat_calculators: asmi` to the defaults list"
         )
     return stats[name]

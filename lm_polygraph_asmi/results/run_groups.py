@@ -1,4 +1,4 @@
-"""Finished runs as settings of a benchmark: a model on a dataset, all methods on the same rows."""
+"""Finished runs grouped into settings (model x dataset x prompt): all methods on the same rows."""
 
 import math
 import os
@@ -32,14 +32,13 @@ SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
 
 
 class ConditionRun(NamedTuple):
-    """A run of the perturbation controls over a setting's answers; never one of the setting's own
-    methods.
+    """A run of a control condition on a setting's answers; not a method of the setting.
 
     Attributes:
         condition: what was perturbed, one of `config.PERTURBATIONS`.
-        perturbation_scale: what multiplied the change; None = as it was.
-        matching: by what the scale was found, "effect" or "norm"; None where it was given.
-        times: what the matched scale was multiplied with.
+        perturbation_scale: factor of the change; None: unscaled.
+        matching: how the scale was matched, "effect" or "norm"; None if it was a given number.
+        times: factor of the matched scale.
         run: the run.
     """
 
@@ -53,7 +52,7 @@ class ConditionRun(NamedTuple):
         """Name of a score in this run.
 
         Raises:
-            Unavailable: it has none of that symbol at that depth.
+            Unavailable: no score of that symbol at that depth.
         """
         for name, config in self.run.methods.items():
             if config.symbol == symbol and same_depth(config.depth, depth):
@@ -62,43 +61,43 @@ class ConditionRun(NamedTuple):
 
 
 class Unavailable(ValueError):
-    """A setting has not got what an item of the report needs; the text says what."""
+    """A setting lacks data that an item of the report needs; the message names it."""
 
 
 def of_config(group: "RunGroup", config: ASMIConfig) -> "RunGroup":
-    """The same setting, its variants those with these settings but for the method."""
+    """The same setting, with variants that have these settings except for the method."""
     return replace(group, operating=config, depth=config.depth)
 
 
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % intervals may "
-    "hold the truth less often than they say."
+    "cover the true value less often."
 )
 
 
 def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:
-    """Whether there are too few answers, of either kind, to trust intervals; see `FEW`."""
+    """Whether there are too few clusters, errors or right answers for intervals; see `FEW`."""
     errors = int(wrong.sum())
     return len(set(clusters)) < FEW_CLUSTERS or min(errors, len(wrong) - errors) < FEW_ERRORS
 
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """One model's answers to one dataset, and all that was measured on them.
+    """One model's answers to one dataset with one prompt, and all runs over them.
 
     Attributes:
         model, dataset: names, as in tables.
-        suffix: tells apart settings of one model and dataset; empty for most.
-        runs: the runs over these answers; `source` is the one token statistics are read from.
-        conditions: those of the perturbation controls, whose scores are in no table of methods.
-        parts: runs over some of these answers that kept their masks, for the analysis of heads.
-        condition_parts: the same of conditions, for their probes alone.
-        run: their methods together.
+        suffix: distinguishes settings of one model and dataset; mostly empty.
+        runs: the runs over these answers; `source` is the one with the token statistics.
+        conditions: runs of the perturbation controls; their scores are in no table of methods.
+        parts: runs over some of these answers that saved masks, for the analysis of heads.
+        condition_parts: the same of control conditions, only for their probes.
+        run: all methods of the runs, as one.
         metric: the quality metric in use.
         depth: the operating depth.
-        operating: settings of the operating variants; None for whichever comes first.
-        rows: (n,) rows in use: those where quality and the scores of all methods are finite.
+        operating: settings of the operating variants; None: those of the first.
+        rows: (n,) rows in use: those with finite quality and finite scores of all methods.
         notes: what was left out, and why.
     """
 
@@ -138,7 +137,7 @@ class RunGroup:
 
     @cached_property
     def clusters(self) -> list[str]:
-        """Keys from the manifest, else from the prompts, else every row its own."""
+        """Keys from the manifest, else from the prompts, else one per row."""
         return [self._clusters[i] for i in self.rows]
 
     @cached_property
@@ -147,7 +146,7 @@ class RunGroup:
 
     @cached_property
     def ids(self) -> list[str] | None:
-        """Ids of the rows in use, None where no manifest names them."""
+        """Ids of the rows in use; None if no manifest has them."""
         ids = self.run.recorded("rows").get("ids", [])
         return [ids[i] for i in self.rows] if len(ids) == len(self.run.scores) else None
 
@@ -157,26 +156,26 @@ class RunGroup:
 
     @cached_property
     def grounded(self) -> bool | None:
-        """Whether answers should come from a given context; None where that is not known."""
+        """Whether answers should come from a given context; None if unknown."""
         return False if self.closed_book else self.run.recorded("dataset").get("grounded")
 
     @cached_property
     def methods(self) -> dict[str, ASMIConfig]:
-        """Settings of ASMI's scores, by their names, in the order of the scores."""
+        """Settings of ASMI's scores by name, in the order of the scores."""
         known = self.run.methods
         return {name: known[name] for name in self.scores if name in known}
 
     @cached_property
     def variants(self) -> dict[str, str]:
         """Symbol -> method, at the operating depth, with the settings of the first such method."""
-        found: dict[str, str] = {}
+        by_symbol: dict[str, str] = {}
         wanted = self.operating
         for method, config in self.methods.items():
             if same_depth(config.depth, self.depth):
                 wanted = wanted or config
                 if config.same_but(wanted, "method"):
-                    found.setdefault(config.symbol, method)
-        return found
+                    by_symbol.setdefault(config.symbol, method)
+        return by_symbol
 
     @cached_property
     def _operating(self) -> ASMIConfig | None:
@@ -185,8 +184,7 @@ class RunGroup:
 
     @cached_property
     def baselines(self) -> list[str]:
-        """Methods that are none of ASMI's three: the host's, and this package's other estimators,
-        such as Source-KL, too."""
+        """All methods but ASMI's three: the host's, and this package's, such as Source-KL."""
         return [method for method in self.scores if method not in self.methods]
 
     def need(self, *names: str) -> list[Any]:
@@ -210,7 +208,7 @@ class RunGroup:
 
     @cached_property
     def msp(self) -> np.ndarray | None:
-        """Negative log-likelihood of the answer, nats: the host's MSP, else ASMI's own pass."""
+        """Negative log-likelihood of the answer, nats: the host's MSP, else from ASMI's pass."""
         if MSP in self.scores:
             return self.score(MSP)
         tokens = self.tokens("asmi_log_likelihood")
@@ -218,14 +216,14 @@ class RunGroup:
 
     @cached_property
     def entropy(self) -> np.ndarray | None:
-        """Mean single-pass entropy of the answer's tokens, nats: the host's, else ASMI's own."""
+        """Mean single-pass token entropy of the answer, nats: the host's, else from ASMI's pass."""
         if ENTROPY in self.scores:
             return self.score(ENTROPY)
         return self._mean("asmi_entropy")
 
     @cached_property
     def lengths(self) -> np.ndarray | None:
-        """Tokens of each answer, the closing one counted; None where no run saved them."""
+        """Tokens of each answer, with the closing one; None if no run saved them."""
         for name in ("greedy_tokens", "asmi_tokens"):
             saved = self.saved(name)
             if saved is not None:
@@ -282,7 +280,7 @@ class RunGroup:
 
     @cached_property
     def source(self) -> Run | None:
-        """The run whose masks made the operating variants: token statistics are read from it."""
+        """The run of the operating variants; token statistics are from it."""
         settings = at_depth("asmi_settings", self.depth, self.mask_source)
         wanted = next(iter(self.variants.values()), None)
         for run in self.runs:
@@ -292,16 +290,16 @@ class RunGroup:
 
     @cached_property
     def mask_source(self) -> str:
-        """Where what the masks of the operating variants take from heads comes from."""
+        """Source of what the masks of the operating variants remove."""
         return ASMIConfig.source if self._operating is None else self._operating.source
 
     @cached_property
     def aggregation(self) -> str:
-        """How the operating variants come of the scores of tokens."""
+        """Aggregation of token scores in the operating variants."""
         return ASMIConfig.aggregation if self._operating is None else self._operating.aggregation
 
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
-        """A statistic of the rows in use; of the masked layer from `source`, else from any run."""
+        """A statistic of the rows in use; of the masked layer from `source`, else any run."""
         if at_operating_depth:
             name = at_depth(name, self.depth, self.mask_source)
         runs = [self.source] if at_operating_depth else self.runs
@@ -312,7 +310,7 @@ class RunGroup:
         return None
 
     def dissected(self, depth: float) -> Run | None:
-        """The run that kept masks and divergences at a depth; of several, that with most masks."""
+        """The run that saved masks and divergences at a depth, with the most masks."""
         wanted = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
         runs = [
             run
@@ -323,13 +321,13 @@ class RunGroup:
 
     @cached_property
     def dissected_depths(self) -> list[float]:
-        """Depths at which a run kept masks and divergences."""
+        """Depths at which a run saved masks and divergences."""
         runs = (*self.runs, *self.parts)
         depths = {used["depth"] for run in runs for used in run.settings()}
         return sorted(depth for depth in depths if self.dissected(depth))
 
     def places(self, run: Run) -> list[tuple[int, int]]:
-        """Rows in use that a run of this setting or a part of it holds, and where it holds them."""
+        """(row in use, row of the run) for a run of this setting or of a part of it."""
         if not any(run is part for part in self.parts):
             return list(enumerate(self.rows.tolist()))
         ours, theirs = _keys(self.run, run)
@@ -338,10 +336,10 @@ class RunGroup:
         return [(i, row) for i, row in pairs if row is not None]
 
     def condition_score(self, condition: ConditionRun, symbol: str) -> np.ndarray:
-        """(n,) a score of a condition of the perturbation controls, at the operating depth.
+        """(n,) a score of a control condition, at the operating depth.
 
         Raises:
-            Unavailable: the run has not got it, or not finite for every row.
+            Unavailable: the run lacks it, or it is not finite for every row.
         """
         method = condition.method(symbol, self.depth)
         found = condition.run.scores[method].to_numpy(dtype=float)[self.rows]
@@ -350,7 +348,7 @@ class RunGroup:
         return found
 
     def counterpart(self, condition: ConditionRun, symbol: str) -> str:
-        """The method of heads that a condition is held against: the same masks and settings.
+        """The method of heads to compare with a condition: the same masks and settings.
 
         Raises:
             Unavailable: no run has it.
@@ -362,9 +360,9 @@ class RunGroup:
         raise Unavailable(f"no run of heads has the settings of the run of {condition.condition}")
 
     def mi_of(self, method: str) -> list[np.ndarray] | None:
-        """MI_t behind a score at the operating depth, from the run that made it; None if unsaved.
+        """MI_t of a score at the operating depth, from the score's run; None if unsaved.
 
-        All tokens, the closing one too.
+        All tokens, including the closing one.
         """
         config = self.methods.get(method, ASMIConfig())
         name = at_depth("asmi_mi", self.depth, config.source)
@@ -377,7 +375,7 @@ class RunGroup:
     def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
         """A token-level statistic of the rows in use; without closing tokens if scores are.
 
-        None where it was not saved, or not for every row, or is not finite.
+        None if it was not saved for every row, or is not finite.
         """
         values = self.saved(name, at_operating_depth)
         if values is None:
@@ -400,11 +398,11 @@ class RunGroup:
 
     @property
     def too_small(self) -> bool:
-        """Whether 95 % intervals on it may hold the truth less often than they say."""
+        """Whether 95 % intervals may cover the true value less often; see `FEW`."""
         return too_few(self.wrong, self.clusters)
 
     def provenance(self) -> dict[str, Any]:
-        """Where the numbers come from, as plain values; files by the ends of their paths."""
+        """Sources of the numbers, as plain values; files by the last parts of their paths."""
         model, data = self.run.recorded("model"), self.run.recorded("dataset")
         return {
             "setting": self.label,
@@ -433,7 +431,7 @@ class RunGroup:
 
 
 def _named(path: str | None) -> str | None:
-    """The end of an absolute path: where a file lies is nobody's business but its owner's."""
+    """The last parts of an absolute path, to keep the rest private."""
     if path is None or not Path(path).is_absolute():
         return path
     return "/".join(Path(path).parts[-2:])
@@ -446,17 +444,17 @@ def _aggregated(
 
 
 def clusters_of(run: Run) -> list[str]:
-    """Keys of a run's rows: the manifest's, else by prompt, else every row its own."""
+    """Cluster keys of a run's rows: from the manifest, else by prompt, else one per row."""
     if run.clusters is not None:
         return run.clusters
     texts = run.stats.get("input_texts")
     shared = text_clusters(texts) if texts else range(len(run.scores))
-    # Numbers in place of passages: they are compared in every resample.
+    # Numbers instead of passages, because every resample compares them.
     return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
 
 def _keys(one: Run, other: Run) -> tuple[list[str], list[str]]:
-    """What tells the rows of two runs apart: ids where both have them, else prompts."""
+    """Keys to match the rows of two runs: ids if both have them, else prompts."""
     ids = [run.recorded("rows").get("ids", []) for run in (one, other)]
     if all(len(own) == len(run.scores) for own, run in zip(ids, (one, other), strict=True)):
         return ids[0], ids[1]
@@ -464,15 +462,15 @@ def _keys(one: Run, other: Run) -> tuple[list[str], list[str]]:
 
 
 def same_depth(one: float, other: float) -> bool:
-    """Whether two depths are one, but for rounding."""
+    """Whether two depths are equal up to rounding."""
     return math.isclose(one, other, abs_tol=1e-4)
 
 
 def pairs_of_rows(one: RunGroup, other: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Rows of two settings that ask the same: by id, else by prompt.
+    """Pairs of rows of two settings with the same question: by id, else by prompt.
 
     Args:
-        same_answers: leave out those that were answered otherwise.
+        same_answers: leave out pairs with different answers.
     """
     by_id = bool(one.ids and other.ids)
     first, second = (
@@ -487,8 +485,7 @@ def pairs_of_rows(one: RunGroup, other: RunGroup, same_answers: bool) -> list[tu
 
 
 def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
-    """Of the settings that ask one model the same dataset, the largest; and which others there
-    are."""
+    """The largest setting of each model and dataset, and the labels of the others."""
     chosen: dict[tuple[str, str], RunGroup] = {}
     for group in groups:
         key = group.model, group.dataset
@@ -501,16 +498,16 @@ def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], li
 def load_run_groups(
     paths: Iterable[str | Path], metric: str | None = None, depth: float = ASMIConfig.depth
 ) -> list[RunGroup]:
-    """Read runs (manager files or folders); those over the same answers become one setting.
+    """Load runs (manager files or folders); those over the same answers become one setting.
 
     Args:
-        paths: manager files, or run folders. Only files you trust: they are pickles. A run
-            that kept its masks on some of the answers of another is no setting but a part of its.
-        metric: quality metric; None is AlignScore, or the first one a run has.
-        depth: operating depth; a run that has not got it is read at its nearest.
+        paths: manager files, or run folders. Only files you trust: they are pickles. A run that
+            saved masks on some of another run's answers becomes a part of that setting.
+        metric: quality metric; None: AlignScore, or the first metric of a run.
+        depth: operating depth; a run without it is read at its nearest depth.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_run`; or a metric that a run has not got.
+        FileNotFoundError, ValueError: as `load_run`; or a run lacks the metric.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
@@ -546,7 +543,7 @@ def load_run_groups(
 
 
 def _apart(files: Sequence[Path]) -> list[str]:
-    """What tells files from one another: their folders where these do, below what all share."""
+    """Distinct names of files: their folders if these differ, below the common folder."""
     if not files:
         return []
     folders = [file.parent for file in files]
@@ -558,7 +555,7 @@ def _apart(files: Sequence[Path]) -> list[str]:
 
 
 def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
-    """The runs that some runs with masks were made of, by answering more rows alike; None: none."""
+    """The runs of which `group`, with masks, is a part: the same answers on more rows; or None."""
     if not all(map(_keeps_masks, group)):
         return None
     own = _answers(group[0])
@@ -600,27 +597,26 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
-    conditions, own = [], []
-    for one in group:
-        condition = _condition(one)
+    conditions, of_heads = [], []
+    for member in group:
+        condition = _condition(member)
         if condition is None:
-            own.append(one)
+            of_heads.append(member)
         else:
             conditions.append(condition)
-    if not own:
+    if not of_heads:
         raise ValueError(
-            f"{group[0].path} is a run of {conditions[0].condition}, a condition of the "
-            "perturbation controls: give the run of "
-            "heads over these answers as well"
+            f"{group[0].path} is a run of the control condition {conditions[0].condition}: add the "
+            "run of heads over these answers"
         )
-    # More masks than a score has, kept, serve the analysis of heads and are no other method.
-    fewest = min(map(_most_masks, own))
-    parts = [run for run in own if _keeps_masks(run) and _most_masks(run) > fewest]
+    # A run that saved more masks than a score has is for the analysis of heads, not a method.
+    fewest = min(map(_most_masks, of_heads))
+    parts = [run for run in of_heads if _keeps_masks(run) and _most_masks(run) > fewest]
     parts = [run for run in parts if set(run.scores) == set(run.methods)]
-    own = [run for run in own if not any(run is part for part in parts)]
-    # The run with the most methods first: the others only add theirs, those of the perturbation
-    # controls what was no condition of it.
-    runs = sorted(own, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    of_heads = [run for run in of_heads if not any(run is part for part in parts)]
+    # The run with the most methods first; the others add only theirs, and runs of the perturbation
+    # controls only methods that were not perturbed.
+    runs = sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
     plain = [
         replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
     ]
@@ -629,12 +625,12 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
     if not names or not len(run.scores.columns):
-        raise ValueError(f"{run.path} has no quality metric or no method: there is nothing to rank")
+        raise ValueError(f"{run.path} has no quality metric or no method")
     preferred = [name for name in names if name == PREFERRED_METRIC]
     metric = metric or [*preferred, *names][0]
     empty = [name for name in run.scores if not np.isfinite(run.scores[name]).any()]
     if empty:
-        notes.append(f"left out, without one finite score: {', '.join(empty)}")
+        notes.append(f"left out, no finite score: {', '.join(empty)}")
         run = replace(run, scores=run.scores.drop(columns=empty))
     finite = run.finite(metric)
     lost = int((~finite).sum())
@@ -645,13 +641,15 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
             f"{' or '.join(guilty) or metric} left out for all methods"
         )
     if not finite.any():
-        raise ValueError(f"{run.path} has no row where all methods and {metric} are finite")
+        raise ValueError(
+            f"{run.path} has no row with finite {metric} and finite scores of all methods"
+        )
     named = [config.depth for config in run.methods.values()]
     known = [*named, *(used["depth"] for used in run.settings())]
     if known:
         nearest = min(known, key=lambda other: abs(other - depth))
         if not same_depth(nearest, depth):
-            notes.append(f"read at depth {nearest:.1%}: the run has not got {depth:.1%}")
+            notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")
         depth = nearest
     else:
         notes.append("no ASMI score")
@@ -664,30 +662,30 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
 
 
 def _condition(run: Run) -> ConditionRun | None:
-    """What makes a run one of the perturbation controls'; None for heads as they are."""
+    """The control condition of a run; None for unscaled heads."""
     used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
     if not used or not used[0].is_control:
         return None
     condition, perturbation_scale = used[0].perturbation, used[0].perturbation_scale
-    assert not isinstance(perturbation_scale, str)  # a file, which estimators have read
+    assert not isinstance(perturbation_scale, str)  # a file, which estimators have loaded
     config = run.recorded("config")
-    asked = config.get("controls") or {}
-    given = (config.get("asmi") or {}).get("perturbation_scale")
-    if asked.get("scales"):
+    control_config = config.get("controls") or {}
+    configured_scale = (config.get("asmi") or {}).get("perturbation_scale")
+    if control_config.get("scales"):
         return ConditionRun(
             condition,
             perturbation_scale,
-            asked.get("matching"),
-            float(asked.get("times") or 1),
+            control_config.get("matching"),
+            float(control_config.get("times") or 1),
             run,
         )
-    # A file as the scale itself: what the calculator takes from it is the one by effect.
-    matching = "effect" if isinstance(given, str) and condition != "heads" else None
+    # A file as the scale: the calculator takes the scale by effect from it.
+    matching = "effect" if isinstance(configured_scale, str) and condition != "heads" else None
     return ConditionRun(
         condition,
         perturbation_scale,
         matching,
-        1.0 if matching else float(asked.get("times") or 1),
+        1.0 if matching else float(control_config.get("times") or 1),
         run,
     )
 

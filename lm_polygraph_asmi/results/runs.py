@@ -21,7 +21,7 @@ RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
-"""The baseline that costs nothing: what differences are taken from."""
+"""The free baseline for differences."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Run:
         path: the manager file.
         scores: a row per example, a column per estimator; higher = more uncertain.
         quality: a row per example, a column per quality metric; higher = better.
-        stats: saved statistics, a list with one entry per example each.
-        manifest: what stands beside it (`results.manifest`), None where nothing does.
-        described: settings of the estimators of this package, by their names among the scores, and
-            the symbol of each; empty where no manifest says them.
+        stats: saved statistics, each a list with one entry per example.
+        manifest: see `results.manifest`; None without one.
+        described: settings and symbol of this package's estimators, by name of the score; empty
+            without a manifest.
     """
 
     path: Path
@@ -47,36 +47,36 @@ class Run:
 
     @property
     def methods(self) -> dict[str, ASMIConfig]:
-        """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by their names."""
+        """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by name."""
         own = {n: of for n, of in self.described.items() if n in self.scores}
         return {n: ASMIConfig.from_dict(of) for n, of in own.items() if of["symbol"] in SYMBOLS}
 
     def recorded(self, part: str) -> dict[str, Any]:
-        """A part of the manifest, such as "model"; empty where it was not recorded."""
+        """A part of the manifest, such as "model"; empty if not recorded."""
         found = (self.manifest or {}).get(part)
         return found if isinstance(found, dict) else {}
 
     @property
     def clusters(self) -> list[str] | None:
-        """Key of each example, equal where examples are not independent; None if not known."""
+        """Key of each example, equal for dependent examples; None if unknown."""
         clusters = self.recorded("rows").get("clusters", [])
         return clusters if len(clusters) == len(self.scores) else None
 
     def finite(self, metric: str) -> np.ndarray:
-        """(n,) rows where quality and every score are finite: one mask for all methods."""
+        """(n,) rows with finite quality and scores: the same for all methods."""
         return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
     def check_scored(self) -> None:
-        """Raise ValueError unless there are scores and their quality to compare them with."""
+        """Raise ValueError unless there are scores and qualities."""
         if not (self.scores.size and self.quality.size):
             lacking = "scores" if not self.scores.size else "quality metrics"
             raise ValueError(
-                f"{self.path} holds no {lacking}: the run ended in an error or was stopped. "
-                "Its log says why; start it again"
+                f"{self.path} has no {lacking}: the run failed or was stopped. See its log, and "
+                "start it again"
             )
 
     def settings(self) -> list[dict[str, Any]]:
-        """Settings of ASMI in force, one dictionary per depth."""
+        """Settings of ASMI in use, one dictionary per depth."""
         return asmi_settings(self.stats)
 
     def seconds(self) -> float | None:
@@ -86,7 +86,7 @@ class Run:
 
 
 def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
-    """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+    """(n,) whether an answer has no letter and no digit; None if texts were not saved."""
     return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
 
 
@@ -100,18 +100,16 @@ def manager_files(path: str | Path) -> list[Path]:
     found = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not found:
         why = (
-            "LM-Polygraph writes ue_manager_seed1 there when a run ends"
+            "LM-Polygraph writes ue_manager_seed1 when a run ends"
             if path.exists()
-            else "there is nothing of that name"
+            else "no such file or folder"
         )
-        raise FileNotFoundError(
-            f"{path} is neither a manager file nor a folder that holds one: {why}"
-        )
+        raise FileNotFoundError(f"{path} is neither a manager file nor a folder with one: {why}")
     return found
 
 
 class _HoldsTensors(Exception):
-    """A manager file with tensors in it, which torch alone can read."""
+    """A manager file with tensors, which only torch can read."""
 
 
 class _WithoutTensors(pickle.Unpickler):
@@ -120,10 +118,10 @@ class _WithoutTensors(pickle.Unpickler):
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """What LM-Polygraph saved with `torch.save`.
+    """The content that LM-Polygraph saved with `torch.save`, a pickle in a zip file.
 
-    That is a pickle in a zip file. Read as such it needs no torch, which takes seconds to import,
-    unless there are tensors in it; and its checksum counts, which torch passes over.
+    Read without torch, which takes seconds to import, unless it has tensors. This also checks the
+    checksum, which torch ignores.
     """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
@@ -137,7 +135,7 @@ def _content(file: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
             if opened.read(1) != pickle.PROTO:
                 raise ValueError("it is neither a zip file nor a pickle")
-    import torch  # for tensors, and what its older releases wrote
+    import torch  # for tensors, and for files of its older releases
 
     return torch.load(file, weights_only=False)
 
@@ -147,12 +145,12 @@ def load_run(path: str | Path) -> Run:
 
     Raises:
         FileNotFoundError: no such file, or none in the folder.
-        ValueError: a folder with several seeds, a file of another kind, or an unfinished run,
-            whose estimators and quality metrics do not cover the same examples; a damaged manifest.
+        ValueError: a folder with several seeds, a file of another kind, an unfinished run (its
+            columns have different lengths), or a damaged manifest.
     """
     file, *others = manager_files(path)
     if others:
-        raise ValueError(f"{path} holds several seeds; name one of the files in it")
+        raise ValueError(f"{path} has several seeds: name one of its files")
     try:
         content = _content(file)
         tables = {
@@ -177,7 +175,7 @@ def load_run(path: str | Path) -> Run:
     if len(lengths) != 1:
         raise ValueError(
             f"{file} is incomplete: its columns have {sorted(lengths)} rows. The run stopped "
-            "early; start it again"
+            "early: start it again"
         )
     scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
     try:
@@ -189,19 +187,19 @@ def load_run(path: str | Path) -> Run:
 
 
 def same_quality(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    """Whether answers were judged alike by the metrics both have, but for rounding errors."""
+    """Whether the metrics of both agree on all answers, up to rounding."""
     shared = [name for name in one if name in other]
     return bool(shared) and np.allclose(one[shared], other[shared], rtol=1e-4, equal_nan=True)
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Runs that scored the same answers with different methods, as one.
+    """Merge runs with different methods on the same answers.
 
-    A method that several runs have counts once, from the first of them.
+    A method of several runs is taken from the first of them.
 
     Raises:
-        ValueError: other questions, other answers, or other quality; or one name for scores with
-            other settings.
+        ValueError: the runs differ in questions, answers or quality, or scores of one name differ
+            in settings.
     """
     first, *others = runs
     scores, methods = first.scores, first.methods
@@ -211,17 +209,17 @@ def together(runs: Sequence[Run]) -> Run:
             if own != other:
                 different = {n: value for n, value in own.items() if value != other.get(n)}
                 raise ValueError(
-                    f"{name} of {run.path} has other settings than in a run beside it "
-                    f"({different}): show them apart"
+                    f"{name} of {run.path} has other settings than in another run ({different}): "
+                    "show these runs separately"
                 )
         for name in ("input_texts", "greedy_texts"):
             if run.stats[name] != first.stats[name]:
                 raise ValueError(
-                    f"{run.path} has other {name} than {first.path}: only runs over the same rows, "
-                    "in the same order, with the same answers can be shown together"
+                    f"{run.path} has other {name} than {first.path}: only runs with the same rows, "
+                    "order and answers can be merged"
                 )
         if not same_quality(run.quality, first.quality):
-            raise ValueError(f"{run.path} judged its answers otherwise than {first.path}")
+            raise ValueError(f"{run.path} has other qualities than {first.path}")
         scores = scores.join(run.scores[[name for name in run.scores if name not in scores]])
     described = {name: of for run in reversed(runs) for name, of in run.described.items()}
     return replace(first, scores=scores, described=described)

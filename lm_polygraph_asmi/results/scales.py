@@ -1,5 +1,4 @@
-"""Scales of the control conditions, as `polygraph_asmi experiments scale` writes
-them."""
+"""Perturbation scales of control conditions, from `polygraph_asmi experiments scale`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,15 +10,15 @@ from lm_polygraph_asmi.validation import check_one_of
 
 FORMAT = 1
 MATCHINGS = ("effect", "norm")
-"""By the mean divergence from the unmasked model, and by the size of the change at the layer."""
+"""Mean divergence from the unmasked model, and size of the change at the layer."""
 
 
 def read_scales(path: str | Path) -> dict[str, Any]:
-    """What a file of scales holds.
+    """Content of a file of perturbation scales.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: it is none of `polygraph_asmi experiments scale`.
+        ValueError: not a file of `polygraph_asmi experiments scale`.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -27,31 +26,30 @@ def read_scales(path: str | Path) -> dict[str, Any]:
             raise ValueError("another format")
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path} is neither a number nor a file of scales: `polygraph_asmi experiments scale` "
-            "writes one"
+            f"{path} is neither a number nor a file of perturbation scales: `polygraph_asmi "
+            "experiments scale` writes one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is no file of scales as `polygraph_asmi experiments scale` writes: {error!r}"
+            f"{path} is not a file of `polygraph_asmi experiments scale`: {error!r}"
         ) from error
     return dict(content)
 
 
 SAME_DATA = ("source", "split", "prompt_style", "closed_book")
-"""What of a manifest's data set makes it another one, besides which rows are asked."""
+"""Entries of a manifest's dataset that must agree; rows may differ."""
 
 
 def other_than(
     found: Mapping[str, Any], model: Mapping[str, Any], dataset: Mapping[str, Any]
 ) -> str | None:
-    """In what a model or a data set is another than that of scales, or of a run; None: in nothing
-    that is known of both.
+    """How a model or dataset differs from that of scales or of a run; None: no known difference.
 
-    Models are told apart by revision, which for a folder is a digest, else by name; data sets by
-    `SAME_DATA`, files by their names, since folders move.
+    Compares models by revision (for a folder, a digest), else by name; datasets by `SAME_DATA`,
+    files only by name, since folders move.
 
     Args:
-        found: with "model" and "dataset", as a manifest has them.
+        found: with "model" and "dataset", as in a manifest.
         model, dataset: as in a manifest.
     """
     there, data = found.get("model") or {}, found.get("dataset") or {}
@@ -70,7 +68,7 @@ def other_than(
 
 
 MATCHED_AT = ("depth", "scope", "mask_rate")
-"""Settings that move what masked heads do, and with it every scale."""
+"""Settings that change the effect of masked heads, and so every scale."""
 
 
 def matched_scale(
@@ -82,18 +80,17 @@ def matched_scale(
     model: Mapping[str, Any] | None = None,
     dataset: Mapping[str, Any] | None = None,
 ) -> float | None:
-    """The scale of a condition in a file; None for heads, which all others are matched to.
+    """The perturbation scale of a condition in a file; None for heads, the reference.
 
     Args:
         matching: one of `MATCHINGS`.
-        times: what it is multiplied with, for a sweep; of heads too.
-        used: settings it is to be used with; of each what is known of `MATCHED_AT`.
-        model, dataset: what it is to be used on, see `other_than`; None: not known.
+        times: factor, for a sweep; also for heads.
+        used: settings to use it with; known values of `MATCHED_AT`.
+        model, dataset: to use it on, see `other_than`; None: unknown.
 
     Raises:
         FileNotFoundError, ValueError: as `read_scales`; or no such matching, no scale of that
-            condition, or scales that were found for other settings, another model or another data
-            set.
+            condition, or scales for other settings, another model or dataset.
     """
     check_one_of("matching", matching, MATCHINGS)
     check_setting("perturbation_scale", times)
@@ -107,8 +104,8 @@ def matched_scale(
     other = other_than(content, model or {}, dataset or {})
     if other is not None:
         raise ValueError(
-            f"the scales in {path} were found for {other}: one number serves one model and data "
-            "set. Run `polygraph_asmi experiments scale` for a run of these"
+            f"the scales in {path} are for {other}: a scale is for one model and dataset. Run "
+            "`polygraph_asmi experiments scale` for a run of these"
         )
     there = content.get("settings", {})
     for here in used:
@@ -123,10 +120,10 @@ def matched_scale(
 
 
 def with_scale(config: ASMIConfig, depths: Sequence[float] = ()) -> ASMIConfig:
-    """The same with a number in place of a file of scales: the one matched by effect.
+    """The config with a number instead of a file of scales: the scale matched by effect.
 
     Args:
-        depths: those it is to be used at; none: the config's.
+        depths: to use it at; none: the config's.
 
     Raises:
         FileNotFoundError, ValueError: as `matched_scale`.

@@ -192,7 +192,10 @@ def test_wrong_probabilities_leave_it():
 
 @pytest.mark.parametrize(
     ("chance", "clusters", "message"),
-    [([0.5, 1.2], "ab", "must lie in"), ([0.5, 0.4], "aa", "needs two of them, got one")],
+    [
+        ([0.5, 1.2], "ab", "must lie in"),
+        ([0.5, 0.4], "aa", "at least two clusters for a band, got one"),
+    ],
 )
 def test_what_is_no_probability(chance, clusters, message):
     with pytest.raises(ValueError, match=message):

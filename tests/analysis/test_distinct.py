@@ -265,5 +265,5 @@ def test_aggregations():
 
 def test_controls_are_a_table():
     signal, controls, wrong = answers(np.random.default_rng(9))
-    with pytest.raises(ValueError, match=r"shape \(n, c\), a column each, got \(150,\)"):
+    with pytest.raises(ValueError, match=r"shape \(n, c\), got \(150,\)"):
         distinct_signal(signal, controls[:, 0], wrong, NAMES)

@@ -29,7 +29,7 @@ def test_orders_of_methods():
     assert same_order(first, {"a": 0.6, "b": 0.7, "c": 0.9}) == -1
     assert same_order(first, {"a": 0.7, "b": 0.9, "c": 0.6}) == pytest.approx(1 / 3)
     assert np.isnan(same_order(first, dict.fromkeys("abc", 0.5)))
-    with pytest.raises(ValueError, match="in one of them alone: c, d"):
+    with pytest.raises(ValueError, match="only in one: c, d"):
         same_order(first, {"a": 0.1, "b": 0.2, "d": 0.3})
 
 
@@ -49,7 +49,7 @@ def test_wrong_labels_shrink_auroc():
     ("interval", "noise"),
     [
         (Interval(0.7, 0.6, 0.8), 0.5),  # half of the gap would be left, as wide as the interval
-        (Interval(0.3, 0.25, 0.4), 0.5),  # also the wrong way round
+        (Interval(0.3, 0.25, 0.4), 0.5),  # also below chance
         (Interval(0.55, 0.45, 0.65), -0.5),  # labels half noise may hide 0.6, whose low is 0.5
         (Interval(0.5, 0.4, 0.6), NAN),
         (Interval(0.7, NAN, NAN), NAN),

@@ -223,8 +223,8 @@ def test_corners(size):
     wrong = risk_threshold(score, np.ones(n), names, 0.1, 0.95)
     assert (wrong.threshold, wrong.coverage, wrong.answers_needed) == (None, 0, None)
     assert wrong.unavoidable == 1
-    assert "more like them would not change that" in str(wrong)
-    assert "any score must hold back 100%" in str(wrong)
+    assert "more such answers would not help" in str(wrong)
+    assert "any score must reject 100%" in str(wrong)
     constant = np.full(n, 0.5)
     half = np.arange(n) % 2 == 0
     assert risk_threshold(constant, half, names, 0.1, 0.95).threshold is None
@@ -243,7 +243,7 @@ def test_how_many_would_do():
     more = found.answers_needed
     score = np.random.default_rng(4).normal(size=more)
     assert risk_threshold(score, np.zeros(more), keys(more, 1), 0.1, 0.95).coverage == 1
-    assert f"about {more} like these might give one" in str(found)
+    assert f"about {more} such answers might suffice" in str(found)
 
 
 def test_what_is_said_of_a_threshold():
@@ -254,7 +254,7 @@ def test_what_is_said_of_a_threshold():
     assert str(found) == (
         f"accept up to {found.threshold:.4g}: {found.coverage:.0%} of the answers, "
         f"{found.error_rate:.1%} of them wrong (at most 20% errors, confidence 90%). {base:.0%} of "
-        f"all answers are wrong, so that any score must hold back {found.unavoidable:.0%}"
+        f"all answers are wrong, so any score must reject {found.unavoidable:.0%}"
     )
     # A score that tells right from wrong gets near what is unavoidable, and never beyond.
     perfect = risk_threshold(wrong + 0.1 * score, wrong, names, 0.2, 0.9)
@@ -266,10 +266,10 @@ def test_what_is_said_of_a_threshold():
     [
         (([0.1, float("nan")], [0, 1], ["a", "b"], 0.1, 0.9), "scores has values that are not"),
         (([0.1, 0.2], [0, float("nan")], ["a", "b"], 0.1, 0.9), "wrong has values that are not"),
-        (([0.1, 0.2], [0, 0.3], ["a", "b"], 0.1, 0.9), "wrong must hold True and False"),
+        (([0.1, 0.2], [0, 0.3], ["a", "b"], 0.1, 0.9), "wrong must contain True and False"),
         (([0.1], [0, 1], ["a", "b"], 0.1, 0.9), "scores has 1 values for 2 cluster keys"),
         (([], [], [], 0.1, 0.9), "there is no row"),
-        (([0.1, 0.2], [0, 1], ["a", "a"], 0.1, 0.9), "one cluster alone"),
+        (([0.1, 0.2], [0, 1], ["a", "a"], 0.1, 0.9), "at least two clusters"),
         (([0.1, 0.2], [0, 1], ["a", "b"], 0, 0.9), "risk must lie strictly between 0 and 1, got 0"),
         (([0.1, 0.2], [0, 1], ["a", "b"], 0.1, 1), "confidence must lie strictly between"),
         (([0.1, 0.2], [0, 1], ["a", "b"], "x", 0.9), "risk must be a number, got 'x'"),

@@ -316,5 +316,5 @@ def test_a_filter_says_what_its_half_was(data):
 
 def test_controls_of_a_selector_are_a_table(data):
     msp, fragility, _, wrong, names = data
-    with pytest.raises(ValueError, match=r"shape \(n, c\), a column each, got \(90,\)"):
+    with pytest.raises(ValueError, match=r"shape \(n, c\), got \(90,\)"):
         global_selector(msp, fragility, wrong, names)

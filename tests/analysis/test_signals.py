@@ -18,14 +18,14 @@ def test_ones_own_signal_beside_the_best():
     best = WRONG + 0.01 * NOISE
     assert said("own", own=best).startswith("own ranks errors best here")
     reversed_ = said("own", best=best, own=-best)
-    assert "ahead of own" in reversed_
-    assert reversed_.endswith("which ranks them the wrong way.")
-    assert said("own", best=best, own=NOISE).endswith("which is not known to rank them.")
-    assert "not distinguishable from own" in said("own", best=best, own=2 * best)
+    assert "better than own" in reversed_
+    assert reversed_.endswith("which has negative PRR.")
+    assert said("own", best=best, own=NOISE).endswith("which is inconclusive.")
+    assert "not significantly different from own" in said("own", best=best, own=2 * best)
 
 
 def test_where_none_ranks_those_that_mislead_are_named():
     found = said("own", own=-(WRONG + 0.01 * NOISE), noise=NOISE)
-    assert found.startswith("None of these signals is known to rank errors here")
-    assert "The wrong way round: own. Do not sort" in found
-    assert "wrong way" not in said("noise", noise=NOISE)
+    assert found.startswith("No evidence that any of these signals ranks errors here")
+    assert "Negative PRR: own. Do not sort" in found
+    assert "Negative PRR" not in said("noise", noise=NOISE)

@@ -118,7 +118,7 @@ def test_a_margin_out_of_reach(clusters):
         (0.1, 0.01, 0.9, "better"),
         (-0.1, 0.01, 0.9, "worse"),
         (0.01, 0.3, 0.01, "equivalent"),
-        (0.01, 0.3, 0.3, "undecided"),  # an interval that holds zero is no equality
+        (0.01, 0.3, 0.3, "inconclusive"),  # an interval that includes 0 is no equality
         (0.01, float("nan"), float("nan"), None),
     ],
 )

@@ -288,7 +288,7 @@ def test_another_seed_draws_other_heads(planted):
 
 def test_another_model_than_the_run_s_is_refused(planted):
     _, used, tokens, answers = planted
-    with pytest.raises(ValueError, match="another likelihood under this model"):
+    with pytest.raises(ValueError, match="another likelihood with this model"):
         CausalProbe(whitebox().model, used, tokens, count=2).run(answers)
 
 
@@ -315,7 +315,7 @@ def test_a_single_token_is_neither_high_nor_low(planted):
 def test_a_run_without_masks_is_refused(monkeypatch):
     run = scored_run(decided_by_one_head(), num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
-    with pytest.raises(ValueError, match=r"has not saved asmi_masks_d60.*asmi_heads"):
+    with pytest.raises(ValueError, match=r"lacks asmi_masks_d60.*asmi_heads"):
         probe_of("run", "tiny")
     with pytest.raises(ValueError, match=r"no ASMI score at depth 0\.9"):
         probe_of("run", "tiny", depth=0.9)

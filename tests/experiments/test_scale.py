@@ -139,7 +139,7 @@ def test_the_effect_is_the_mean_divergence_from_the_unmasked_model(search, run, 
 
 def test_rows_that_are_evaluated_are_refused(run, monkeypatch):
     monkeypatch.setattr(room, "load_run", lambda _: run)
-    with pytest.raises(ValueError, match="1 prompts of held stand in run too"):
+    with pytest.raises(ValueError, match="1 prompts of held are also in run"):
         scales_for("run", "held", "tiny")
 
 
@@ -194,16 +194,18 @@ def test_scales_for_a_run_of_an_condition_are_refused(tiny, monkeypatch):
     condition = scored_run(tiny, QUESTIONS[:1], perturbation="mlp", **SCORED)
     held = scored_run(tiny, QUESTIONS[1:2], **SCORED)
     monkeypatch.setattr(room, "load_run", {"condition": condition, "held": held}.get)
-    with pytest.raises(ValueError, match="a run of a condition itself: name the run of heads"):
+    with pytest.raises(ValueError, match="a run of a control condition: name the run of heads"):
         scales_for("condition", "held", "tiny")
 
 
 def test_what_is_no_file_of_scales(tmp_path):
-    with pytest.raises(FileNotFoundError, match="neither a number nor a file of scales"):
+    with pytest.raises(
+        FileNotFoundError, match="neither a number nor a file of perturbation scales"
+    ):
         matched_scale(str(tmp_path / "none.json"), "mlp")
     other = tmp_path / "other.json"
     other.write_text("[]")
-    with pytest.raises(ValueError, match="no file of scales"):
+    with pytest.raises(ValueError, match="is not a file of"):
         matched_scale(str(other), "mlp")
     refused = {"format": 1, "conditions": {"mlp": {"refused": "a mixture of experts"}}}
     other.write_text(json.dumps(refused))

@@ -123,7 +123,7 @@ def test_a_pilot_that_says_nothing(tmp_path):
     assert "expected --heads" in refused("--layers", "32")
     save(tmp_path / "none", content(depths=()))
     pilot = ["--prr-difference", "0.03", "--pilot"]
-    assert "a pilot needs an ASMI score" in refused(*pilot, str(tmp_path / "none"))
+    assert "expected a pilot with an ASMI score" in refused(*pilot, str(tmp_path / "none"))
     saved = content()
     saved["gen_metrics"]["sequence", "AlignScore"] = [1.0] * 60
     save(tmp_path / "right", saved)

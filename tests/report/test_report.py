@@ -53,6 +53,7 @@ from tests.report.runs import (
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 
 SEM = "Sem-ASMI (60%, K=64)"
+ADDS = "**Adds to MSP, token entropy and length"
 ANSWERS = 64
 """Enough that four fifths of them can be calibrated on."""
 
@@ -278,15 +279,15 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     save(tmp_path / "run", saved)
     file, said = build_report(load_run_groups([tmp_path / "run"]), tmp_path / "out")
     assert said[0] == (
-        "**Known to rank errors here: 2 of 3 ASMI scores** (PRR interval above zero, each by "
-        "itself). Wrong way round (interval below zero): 1. Undecided: 0."
+        "**Rank errors: 2 of 3 ASMI scores** (PRR interval above 0, uncorrected). Negative PRR "
+        "(interval below 0): 1. Inconclusive: 0."
     )
-    assert said[1].startswith(f"**Wrong way round: tiny model, squad.** {SEM} ranks errors")
+    assert said[1].startswith(f"**Negative PRR: tiny model, squad.** {SEM} ranks errors")
     assert said[2].startswith("**Against the best free baseline")
-    assert said[3].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 settings**, the")
+    assert said[3].startswith(f"{ADDS}: u_sem in 0 of 1 settings**, negative in")
     assert file.read_text().splitlines()[2] == said[0]
-    # The others, which rank them the right way, are not accused.
-    assert sum("Wrong way round: " in line for line in said) == 1
+    # The others, of positive PRR, are not named.
+    assert sum("**Negative PRR: " in line for line in said) == 1
 
 
 def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
@@ -296,26 +297,26 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     assert "candidate screen" in said
     save(tmp_path / "normal", content(n=120))
     known, against, adds = findings(load_run_groups([tmp_path / "normal"]))
-    assert "better in 1, equivalent in 0, undecided in 0, worse in 0 of 1 settings" in against
+    assert "better in 1, equivalent in 0, inconclusive in 0, worse in 0 of 1 settings" in against
     assert "3 of 3 ASMI scores" in known
     assert "u_sem in 1 of 1 settings" in adds
 
 
 def test_noise_is_not_known_to_rank(tmp_path):
-    """Saying that none ranks errors the wrong way would sound like praise."""
+    """To report only that no PRR is negative would sound like praise."""
     saved, rng = content(n=120), np.random.default_rng(0)
     for name in saved["estimations"]:
         if "ASMI" in name[1]:
             saved["estimations"][name] = rng.normal(size=120).tolist()
     save(tmp_path / "run", saved)
     said = findings(load_run_groups([tmp_path / "run"]))
-    assert said[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
-    assert said[0].endswith("Undecided: 3.")
+    assert said[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
+    assert said[0].endswith("Inconclusive: 3.")
     assert said[1].startswith(
         "**Against the best free baseline (no samples, no further question): better in 0, "
-        "equivalent in 0, undecided in 0, worse in 1 of 1 settings** (tiny model, squad)."
+        "equivalent in 0, inconclusive in 0, worse in 1 of 1 settings** (tiny model, squad)."
     )
-    assert said[2].startswith("**Adds to MSP, entropy and length: u_sem in 0 of 1 settings**")
+    assert said[2].startswith(f"{ADDS}: u_sem in 0 of 1 settings**")
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -329,18 +330,18 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     said = "\n".join(lines)
     assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
     # However far from zero their intervals lie.
-    assert lines[0].startswith("**Known to rank errors here: 0 of 3 ASMI scores**")
-    assert "Undecided: 3, of which 3 because their settings are too small (intervals by" in lines[0]
+    assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
+    assert "Inconclusive: 3, of which 3 because their settings are too small (their" in lines[0]
     (against,) = (line for line in lines if line.startswith("**Against the best free"))
-    assert "better in 0, equivalent in 0, undecided in 1, worse in 0 of 1 settings**" in against
-    assert "1 undecided because too small" in against
+    assert "better in 0, equivalent in 0, inconclusive in 1, worse in 0 of 1 settings**" in against
+    assert "1 inconclusive because too small" in against
     tables = {item.name: item.table for item in head_to_head(load_run_groups([tmp_path / "run"]))}
-    assert set(tables["outcomes"]["outcome"]) == {"undecided"}
+    assert set(tables["outcomes"]["outcome"]) == {"inconclusive"}
     assert tables["outcomes"]["p"].tolist() == [1.0] * len(tables["outcomes"])
     assert tables["outcome_counts"]["worse"].sum() == tables["outcome_counts"]["better"].sum() == 0
     compared = tables["head_to_head"][["top Δ best baseline"]].to_numpy().ravel()
     assert not any(one.sure for one in compared)
-    assert "Wrong way round:" not in said
+    assert "**Negative PRR:" not in said
 
 
 @pytest.mark.parametrize(("empty", "advised"), [(0, False), (4, False), (40, True)])
@@ -357,7 +358,7 @@ def test_empty_answers_are_counted_on_the_screen(tmp_path, empty, advised):
 def test_another_quality_is_named_in_the_first_lines(tmp_path):
     save(tmp_path / "run", content(metric="Rouge_rougeL"))
     assert any(
-        "Judged by Rouge_rougeL, not by AlignScore" in line
+        "Correctness labels by Rouge_rougeL, not AlignScore" in line
         for line in findings(load_run_groups([tmp_path / "run"]))
     )
 
@@ -392,7 +393,7 @@ def test_a_method_without_any_score_is_left_out_alone(tmp_path):
     (group,) = load_run_groups([tmp_path / "run"])
     assert len(group) == 60
     assert "RAUQ" not in group.scores
-    assert "without one finite score: RAUQ" in group.notes[0]
+    assert "no finite score: RAUQ" in group.notes[0]
 
 
 def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
@@ -492,7 +493,7 @@ def test_files_that_are_no_runs(tmp_path):
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(main, ["report", str(tmp_path / "empty"), "--out", "x"])
     assert result.exit_code == 1
-    assert "neither a manager file nor a folder that holds one" in result.output
+    assert "neither a manager file nor a folder with one" in result.output
     save(tmp_path / "run")
     command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--metric", "BLEU"]
     result = CliRunner().invoke(main, command)
@@ -530,8 +531,10 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     # The same questions, asked twice, are counted once.
     items = {item.name: item for item in others if not isinstance(item, MissingItem)}
     counts = items["outcome_counts"].table
-    assert (counts[["better", "equivalent", "undecided", "worse"]].sum(axis=1) == 1).all()
-    assert any("a larger run asks the same" in note for note in items["outcome_counts"].notes)
+    assert (counts[["better", "equivalent", "inconclusive", "worse"]].sum(axis=1) == 1).all()
+    assert any(
+        "a larger run has the same questions" in note for note in items["outcome_counts"].notes
+    )
 
 
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -559,7 +562,7 @@ def test_scores_of_other_settings_are_watched_too(tmp_path):
     put(saved, ASMIConfig(method="asmi", scope="response"), worst)
     save(tmp_path / "run", saved)
     assert (
-        "scope=response) ranks errors the wrong way"
+        "scope=response) ranks errors worse than chance"
         in findings(load_run_groups([tmp_path / "run"]))[1]
     )
 
@@ -656,7 +659,7 @@ def test_depths_that_percent_rounds(tmp_path, depth):
     assert group.mi_tokens is not None
     assert group.notes == ()
     (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
-    assert "the run has not got 90.0%" in other.notes[0]
+    assert "the run lacks 90.0%" in other.notes[0]
     assert any("Other depth" in line for line in findings([other]))
 
 
@@ -793,7 +796,7 @@ def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, m
 
 
 def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
-    """Against the statistics called by hand; undecided is no tie, and no equality."""
+    """Against the statistics called by hand; inconclusive is no tie, and no equality."""
     for name, shift in (("a", 0.0), ("b", 0.3)):
         save(tmp_path / name, content(n=120, shift=shift), manifest(120, f"asmi_{name}"))
     groups = load_run_groups([tmp_path / "a", tmp_path / "b"])
@@ -1116,7 +1119,7 @@ def test_figures_of_many_cells_fit_a_page(tmp_path):
         assert width <= figures.PAGE[0]
         assert height <= figures.PAGE[1]
         explained = figure.get_supxlabel().replace("\n", " ")
-        assert "filled: the interval excludes 0; open: it holds it" in explained
+        assert "filled: the interval excludes 0; open: it includes it" in explained
     # Panels that are compared share their scale.
     wide = {"method 0": Interval(3.0, 2.0, 4.0)}
     figure = figures.forest({"a": rows, "b": wide}, "PRR")

@@ -87,8 +87,8 @@ def test_a_full_disk_does_not_stop_the_run(tmp_path, caplog, monkeypatch, error)
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         result_cache.put(KEY | {"depth": 0.7}, RESULT)
         result_cache.put(KEY | {"depth": 0.8}, RESULT)
-    assert caplog.text.count("The run goes on") == 1
-    assert "Is the disk full" in caplog.text
+    assert caplog.text.count("The run continues") == 1
+    assert "a full disk" in caplog.text
     assert same(result_cache.get(KEY))  # what was kept before is still there
 
 

@@ -76,8 +76,8 @@ def test_table_in_the_terminal(tmp_path):
     assert text.index("ASMI (60%, K=64)") < text.index("Perplexity")
     assert "ASMI (60%, K=64) │ +1.00" in text
     assert "Right answers (Rouge_rougeL at least 0.5): 50%" in text
-    assert "never compare with AlignScore" in text
-    assert "MI_t of a token 0.2800 nats on average, 0.2000 in the median" in text
+    assert "do not compare with AlignScore" in text
+    assert "MI_t per token, mean 0.2800 nats, median 0.2000" in text
     assert "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64" in text
 
 
@@ -85,7 +85,7 @@ def test_one_finite_mask_for_all_methods(tmp_path):
     code, text = show(save(tmp_path, quality=(1.0, np.nan, 1.0, 0.4)))
     assert code == 0
     assert "PRR over 3 answers" in text
-    assert "1 answers without a finite score or quality left out" in text
+    assert "Left out: 1 answers without a finite score or quality" in text
 
 
 def test_all_answers_equally_good(tmp_path):
@@ -113,7 +113,7 @@ def test_a_run_that_crashed(tmp_path, emptied, lacking):
     torch.save(content, file)
     code, text = show(file)
     assert code == 1
-    assert f"holds no {lacking}" in text
+    assert f"has no {lacking}" in text
 
 
 def test_as_json(tmp_path):
@@ -147,7 +147,7 @@ def test_a_run_that_stopped_between_two_rows(tmp_path):
 def test_no_run_in_the_folder(tmp_path):
     code, text = show(tmp_path)
     assert code == 1
-    assert "neither a manager file nor a folder that holds one" in text
+    assert "neither a manager file nor a folder with one" in text
 
 
 def test_several_seeds_in_the_folder(tmp_path):
@@ -156,7 +156,7 @@ def test_several_seeds_in_the_folder(tmp_path):
     assert code == 0
     assert "ue_manager_seed1" in text
     assert "ue_manager_seed2" in text
-    with pytest.raises(ValueError, match="holds several seeds"):
+    with pytest.raises(ValueError, match="has several seeds"):
         load_run(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
     assert code == 0
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
     assert "Clusters (stories, passages or prompts): 5." in text
-    assert "may hold the truth less often than they say" in " ".join(text.split())
+    assert "may cover the true value less often" in " ".join(text.split())
     apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
     assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
 

@@ -66,7 +66,7 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
         (
             "no such run",
             FileNotFoundError,
-            "neither a manager file .*: there is nothing of that name",
+            "neither a manager file .*: no such file or folder",
         ),
         ("", ValueError, "expected a path, got an empty one"),
         ("none.json", FileNotFoundError, "none.json"),

@@ -479,7 +479,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         (["--answer", ""], "got an empty --answer"),
         (
             ["--calibration", "."],
-            "nor a folder that holds one: LM-Polygraph writes ue_manager_seed1",
+            "nor a folder with one: LM-Polygraph writes ue_manager_seed1",
         ),
         (["--calibration", "prompt.txt"], "is not a run saved by LM-Polygraph"),
         (["--calibration", "other.json"], "is not a saved calibration run"),

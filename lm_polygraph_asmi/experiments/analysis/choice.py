@@ -1,6 +1,6 @@
-"""Which tokens and which heads the causal probe takes; chosen from a run's own masks alone.
+"""Tokens and heads of the causal probe, chosen only from a run's masks.
 
-Source: paragraph "Causal probe" of the paper's appendix, and controls that it has not got.
+Source: paragraph "Causal probe" of the paper's appendix, and controls that it lacks.
 """
 
 import numpy as np
@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 COUNT = 200
 """Tokens of highest and of lowest MI, as in the paper."""
 NUMBERS = (1, 2, 4, 8, 16)
-"""Heads that are ablated together, as in the paper."""
+"""Numbers of heads ablated together, as in the paper."""
 CALIPER = 0.1
-"""Nats of entropy within which two tokens are a pair."""
+"""Largest difference in entropy of a pair of tokens, in nats."""
 CONFIDENT = 0.9
 """Probability from which a token counts as confident."""
 
@@ -19,15 +19,15 @@ CONFIDENT = 0.9
 def extremes(
     mi: ArrayLike, count: int = COUNT, among: ArrayLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of highest and of lowest MI, the outermost first; ties in the order they are given.
+    """Tokens of highest and of lowest MI, most extreme first; ties in their given order.
 
     Args:
-        mi: (n,) NaN where undefined; these are never chosen.
-        count: of each; with fewer than twice as many tokens, half of them.
+        mi: (n,), NaN where undefined; these are never chosen.
+        count: of each; with fewer than 2 x count tokens, half of them.
         among: (n,) whether a token may be chosen; None: all.
 
     Returns:
-        Places of the high ones and of the low ones, none in both.
+        Indices of the high ones and of the low ones, none in both.
     """
     values = np.asarray(mi, dtype=float)
     allowed = np.isfinite(values) & (True if among is None else np.asarray(among, dtype=bool))
@@ -41,19 +41,19 @@ def extremes(
 def matched_pairs(
     mi: ArrayLike, entropy: ArrayLike, count: int = COUNT, caliper: float = CALIPER
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of a token of high and one of low MI whose entropies are alike.
+    """Pairs of a token of high and one of low MI with similar entropies.
 
-    From the highest MI down, each token of the upper half takes the token of the lower half that is
-    nearest in entropy, within the caliper, and that nobody has taken.
+    From the highest MI down, each token of the upper half is matched with the unmatched token of
+    the lower half that is nearest in entropy, within the caliper.
 
     Args:
         mi: (n,) nats.
         entropy: (n,) of the unmasked model, nats.
-        count: pairs at most.
+        count: largest number of pairs.
         caliper: nats.
 
     Returns:
-        Places of the high ones and of their partners.
+        Indices of the high ones and of their partners.
     """
     values, level = np.asarray(mi, dtype=float), np.asarray(entropy, dtype=float)
     high, low = extremes(values, len(values), np.isfinite(level))
@@ -72,12 +72,12 @@ def matched_pairs(
 
 
 def critical_first(criticality: ArrayLike) -> np.ndarray:
-    """(..., H) heads by falling criticality, of any sign; ties by index, unknown ones last."""
+    """(..., H) heads by decreasing criticality, of any sign; ties by index, unknown ones last."""
     return np.argsort(-np.asarray(criticality, dtype=float), axis=-1, kind="stable")
 
 
 def critical_last(criticality: ArrayLike) -> np.ndarray:
-    """(..., H) heads by rising criticality; ties by index, unknown ones last."""
+    """(..., H) heads by increasing criticality; ties by index, unknown ones last."""
     return np.argsort(np.asarray(criticality, dtype=float), axis=-1, kind="stable")
 
 
@@ -86,7 +86,7 @@ def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
 
     Args:
         order: (..., H) heads.
-        numbers: (K,) how many.
+        numbers: (K,) values of k.
 
     Returns:
         (..., K, H), 1 = kept.

@@ -1,15 +1,14 @@
-"""Is it the heads? Conditions that perturb something else, held against them by a rule fixed
-beforehand.
+"""Is the signal special to heads? Perturbation controls, compared by a rule fixed beforehand.
 
 The paper names the test ("if matched perturbations of non-attention components at the same layer
-reproduce it") and does not run it. The rule here was fixed before any label was looked at:
+reproduce it") but does not run it. The rule was fixed before the labels were seen:
 
-- *special*: the 95 % interval of PRR(heads) - PRR(condition) lies above zero against both
-  `MUST_BEAT`, at matched effect;
-- *reproduced*: for some condition, two one-sided tests put the difference within the margin (its 90
-  % interval lies within), or the condition is better (its 95 % interval lies below zero). It goes
-  before *special*: one condition that does what heads do is enough against the hypothesis;
-- *undecided*: all else. An interval that holds zero is not *reproduced*.
+- *special*: the 95 % interval of PRR(heads) - PRR(condition) is above 0 against both `MUST_BEAT`,
+  at matched effect;
+- *reproduced*: for some condition, two one-sided tests put the difference within the margin (its
+  90 % interval is within), or the condition is better (95 % interval below 0). It takes precedence
+  over *special*: one such condition is enough against the hypothesis;
+- *inconclusive*: all else. An interval that includes 0 is not *reproduced*.
 
 p-values are adjusted over settings (Holm), not over conditions.
 """
@@ -33,8 +32,8 @@ from lm_polygraph_asmi.analysis.verdict import LEVEL, MARGIN, equivalence, holm
 from lm_polygraph_asmi.experiments.analysis.coupling import correlations, interval
 
 MUST_BEAT = ("pseudo_heads", "foreign")
-"""Conditions that heads must be better than to be special: the same site in other parts, and other
-content at the same heads."""
+"""Conditions that heads must beat to be special: other parts of the same site, and other content at
+the same heads."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class ConditionComparison:
     Attributes:
         heads, condition: PRR of each.
         difference: heads minus condition, paired, 95 % over clusters.
-        p_above, p_below: of heads being no better, no worse; two-sided, 1 where the difference has
+        p_above, p_below: of heads being no better, no worse; two-sided, 1 if the difference has
             the other sign.
         p_equivalent: of a difference of at least the margin, by two one-sided tests.
         standard_error: of the difference.
-        to_differ: questions that would show the difference found here, if it is the true one; None
-            where it is zero.
-        to_equal: questions that would show equivalence, if the true difference is zero.
+        to_differ: questions needed to show the difference measured here, if it is the true one;
+            None if it is 0.
+        to_equal: questions needed to show equivalence, if the true difference is 0.
     """
 
     heads: Interval
@@ -73,7 +72,7 @@ def condition_comparisons(
     seed: int = SEED,
     margin: float = MARGIN,
 ) -> dict[str, ConditionComparison]:
-    """PRR of heads against that of every condition on the same answers; one draw serves all.
+    """PRR of heads against every condition on the same answers, with shared resamples.
 
     Args:
         heads: (n,) score under masked heads, higher = more uncertain.
@@ -123,15 +122,14 @@ def condition_comparisons(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rule says of one setting.
+    """Outcome of the rule on one setting.
 
     Attributes:
-        outcome: "special", "reproduced" or "undecided".
-        condition: which condition reproduces the signal; None otherwise.
-        p_special, p_reproduced: adjusted over the settings; NaN where a condition that the rule
-            needs was not run.
-        questions: that would decide, of the condition nearest to reproducing it; None where
-            decided.
+        outcome: "special", "reproduced" or "inconclusive".
+        condition: the condition that reproduces the signal, or None.
+        p_special, p_reproduced: adjusted over settings; NaN if a condition that the rule needs was
+            not run.
+        questions: needed to decide, see `questions_to_decide`; None if decided.
     """
 
     outcome: str
@@ -142,15 +140,15 @@ class Verdict:
 
 
 def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdict]:
-    """The verdict on every setting, p-values adjusted over all of them; see the head of this file.
+    """The verdict on every setting, with p-values adjusted over all; see the top of this file.
 
     Args:
-        groups: condition -> comparison at matched effect, a mapping for each setting.
+        groups: a mapping per setting: condition -> comparison at matched effect.
 
     Example:
         >>> heads, quality, own = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
         >>> beaten = dict.fromkeys(MUST_BEAT, [0.9, 0.1] * 10)
-        >>> conditions = beaten, {**beaten, "noise": heads}  # in the second, noise does as much
+        >>> conditions = beaten, {**beaten, "noise": heads}  # in the second, noise does the same
         >>> groups = [
         ...     condition_comparisons(heads, found, quality, own, resamples=200)
         ...     for found in conditions
@@ -169,20 +167,20 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
             for found, condition in zip(groups, nearest, strict=True)
         ]
     )
-    said = []
+    outcomes = []
     for found, condition, p, q in zip(groups, nearest, special, reproduced, strict=True):
         if q < LEVEL:
-            said.append(Verdict("reproduced", condition, float(p), float(q), None))
+            outcomes.append(Verdict("reproduced", condition, float(p), float(q), None))
         elif p < LEVEL:
-            said.append(Verdict("special", None, float(p), float(q), None))
+            outcomes.append(Verdict("special", None, float(p), float(q), None))
         else:
             needed = questions_to_decide(found)
-            said.append(Verdict("undecided", None, float(p), float(q), needed))
-    return said
+            outcomes.append(Verdict("inconclusive", None, float(p), float(q), needed))
+    return outcomes
 
 
 def _special(found: Mapping[str, ConditionComparison]) -> float:
-    """p-value of heads not being better than some condition that they must beat."""
+    """p-value of heads being no better than some condition that they must beat."""
     if not set(MUST_BEAT) <= set(found):
         return float("nan")
     return max(found[condition].p_above for condition in MUST_BEAT)
@@ -194,11 +192,10 @@ def _reproduced(found: ConditionComparison) -> float:
 
 
 def questions_to_decide(found: Mapping[str, ConditionComparison]) -> int | None:
-    """Questions that would decide a setting with a power of 0.8, if its differences are the true
-    ones.
+    """Questions needed to decide a setting with a power of 0.8, if its differences are true.
 
-    Either all of `MUST_BEAT` are to be beaten, or one condition is to be shown better, or, from
-    differences within the margin, equivalent; the cheapest of these. None without a condition.
+    The fewest of: to beat all of `MUST_BEAT`; to show one condition better; to show one within the
+    margin equivalent. None without a condition.
     """
     strategies = []
     if all(condition in found and found[condition].difference.value > 0 for condition in MUST_BEAT):
@@ -219,15 +216,14 @@ def double_dissociation(
     resamples: int = 10_000,
     seed: int = SEED,
 ) -> Interval:
-    """How much more heads are ahead of a condition with the context than on the same questions
-    without.
+    """Advantage of heads over a condition with the context, minus that without, same questions.
 
-    PRR(heads) - PRR(condition) with the passage minus the same closed book; passages are resampled
-    once for both. Above zero: what heads have over the condition is bound to the context.
+    PRR(heads) - PRR(condition) with the passage minus the same closed-book; passages are resampled
+    once for both. Above 0: the advantage of heads depends on the context.
 
     Args:
-        opened, closed: scores of heads (n,), of the condition (n,) and quality (n,) each, question
-            by question.
+        opened, closed: scores of heads (n,), of the condition (n,), and quality (n,), for the same
+            questions in the same order.
         clusters: (n,) passages.
 
     Raises:
@@ -243,7 +239,7 @@ def double_dissociation(
     value, drawn = [], []
     for heads, condition, quality in (opened, closed):
         scores = {"heads": heads, "condition": condition}
-        # The same clusters and seed: the same draws.
+        # The same clusters and seed give the same resamples.
         own, resampled = drawn_prr(scores, quality, clusters, resamples, seed)
         value.append(own["heads"] - own["condition"])
         drawn.append(resampled["heads"] - resampled["condition"])
@@ -257,17 +253,19 @@ def corrected_correlation(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> tuple[Interval, Interval]:
-    """Rank correlation of two scores, as it is and corrected for what redraws of the masks change.
+    """Rank correlation of two scores, plain and corrected for the seed of the masks.
 
-    Divided by the root of the product of both scores' own correlations with their redraws, so that
-    1 means: the same but for the draw. Source: Spearman (1904), correction for attenuation.
+    The correction divides by the root of the product of both scores' correlations with themselves
+    under other seeds, so that 1 means identical except for the seed. Source: Spearman (1904),
+    correction for attenuation.
 
     Args:
         scores, again: (n,) both scores, and both with other masks.
         clusters: (n,) keys.
 
     Returns:
-        Both with 95 % intervals; the corrected one NaN where a redraw does not correlate.
+        Both with 95 % intervals; the corrected one is NaN if a score does not correlate with
+        itself under another seed.
 
     Raises:
         ValueError: lengths differ, or a value is not finite.

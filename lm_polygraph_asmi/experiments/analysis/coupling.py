@@ -1,4 +1,4 @@
-"""Does disagreement go with the concentration of head criticality, and more so than entropy does?
+"""Does disagreement correlate with concentrated head criticality, and more than entropy does?
 
 Source: appendix "Head-Level Structural Analysis" of the paper, table "op-coupling".
 """
@@ -20,7 +20,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 
 HIGH = 0.1
-"""Share of the tokens, by MI_t, that makes the paper's high-MI stratum: the top decile."""
+"""Share of tokens in the paper's high-MI stratum: the top decile."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Coupling:
         entropy: of H_t, its second.
         difference: the former minus the latter, on the same resamples.
         partial: of MI_t given H_t and the other controls.
-        tokens, units: how many tokens, and how many independent units (examples or clusters).
+        tokens, units: numbers of tokens, and of independent units (examples or clusters).
     """
 
     information: Interval
@@ -52,17 +52,17 @@ def criticality_coupling(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Coupling:
-    """Rank correlations over tokens, with intervals over units that are drawn whole.
+    """Rank correlations over tokens, with intervals over whole units.
 
-    All tokens of a drawn unit go in, as often as it is drawn; z_t is held fixed.
+    A drawn unit brings all its tokens, as often as it is drawn; z_t is fixed.
 
     Args:
         information: (N,) MI_t, nats.
         entropy: (N,) single-pass entropy H_t, nats.
-        z: (N,) of `permutation_null`, higher = fewer heads than noise gives.
+        z: (N,) from `permutation_null`, higher = fewer heads than noise.
         units: (N,) key of each token's example, as in the paper, or of its cluster.
-        controls: (N, c) what the partial correlation holds fixed beside H_t, such as the position;
-            a constant one is left out.
+        controls: (N, c) of the partial correlation besides H_t, such as the position; constant ones
+            are left out.
 
     Raises:
         ValueError: lengths differ, or a value is not finite.
@@ -104,7 +104,7 @@ def sharpening(
         units: (N,) as of `criticality_coupling`.
 
     Raises:
-        ValueError: as `coupling`.
+        ValueError: as `criticality_coupling`.
 
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
@@ -117,7 +117,7 @@ def sharpening(
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
-    """(N,) the tenth of the tokens with the highest MI_t, at least one; equal ones in order.
+    """(N,) the tenth of the tokens with the highest MI_t, at least one; ties in order.
 
     Example:
         >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one
@@ -133,14 +133,14 @@ def high_stratum(information: ArrayLike) -> np.ndarray:
 def correlations(
     columns: Sequence[ArrayLike], units: Sequence[str], resamples: int, seed: int = SEED
 ) -> np.ndarray:
-    """Spearman correlations of all pairs of columns: as they are, then on resamples of units.
+    """Spearman correlations of all pairs of columns: on all rows, then on resamples of units.
 
     Args:
         columns: c arrays (N,).
-        units: (N,) keys; units are drawn whole, with replacement, as many as there are.
+        units: (N,) keys; whole units are drawn with replacement, as many as there are.
 
     Returns:
-        (1 + resamples, c, c), (1, c, c) with fewer than two units; NaN where a column is constant.
+        (1 + resamples, c, c), (1, c, c) with fewer than two units; NaN if a column is constant.
 
     Raises:
         ValueError: no row, lengths differ, or a value is not finite.
@@ -156,14 +156,14 @@ def correlations(
 
 
 def interval(values: np.ndarray, units: int) -> Interval:
-    """95 % interval of a statistic (1 + B,): its value, then on resamples of so many units."""
+    """95 % interval of a statistic (1 + B,): its value, then its values on resamples."""
     if len(values) < 2:
         return Interval(float(values[0]), float("nan"), float("nan"))
     return percentile_interval(float(values[0]), values[1:], units)
 
 
 class _Ranks:
-    """Mid-ranks of one column in samples that hold its rows several times."""
+    """Mid-ranks of one column in samples with repeated rows."""
 
     def __init__(self, column: ArrayLike) -> None:
         values, self.group = np.unique(np.asarray(column, dtype=float), return_inverse=True)
@@ -171,7 +171,7 @@ class _Ranks:
         self.starts = np.searchsorted(self.group[self.order], np.arange(len(values)))
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """(b, N) ranks, in samples in which rows stand `counts` (b, N) times."""
+        """(b, N) ranks, in samples with each row `counts` (b, N) times."""
         sizes = np.add.reduceat(counts.take(self.order, axis=1), self.starts, axis=1)
         return (sizes.cumsum(1) - (sizes - 1) / 2).take(self.group, axis=1)
 
@@ -188,7 +188,7 @@ def _matrices(ranks: Sequence[_Ranks], counts: np.ndarray) -> np.ndarray:
 
 
 def _partial(matrices: np.ndarray) -> np.ndarray:
-    """(b,) correlation of columns 0 and 2 given all others; NaN where it is undefined."""
+    """(b,) correlation of columns 0 and 2 given all others; NaN if undefined."""
     found = np.full(len(matrices), np.nan)
     known = np.isfinite(matrices).all((1, 2))
     known[known] = np.linalg.cond(matrices[known]) < 1e9

@@ -1,6 +1,6 @@
-"""Which heads carry a token's disagreement, how few they are, and what noise alone would give.
+"""Which heads carry a token's disagreement, how concentrated it is, and the same for noise.
 
-Axes as everywhere: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
+Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
 Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
 """
 
@@ -11,30 +11,30 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 SHUFFLES = 1000
-"""Of a token's divergences over its masks, as in the paper."""
+"""Permutations of a token's divergences over masks, as in the paper."""
 FEWEST_MASKS = 100
-"""Below so many masks a head's criticality is noise; the paper takes 300."""
+"""With fewer masks, a head's criticality is noise; the paper uses 300."""
 ROUNDING = 1e-12
-"""Of an index in [1/H, 1]: what is nearer than this is equal."""
+"""Smaller differences of an index in [1/H, 1] count as equal."""
 
 
 def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
-    """How much further a prediction lies from the ensemble mean under the masks that ablate a head.
+    """How much further a prediction is from the ensemble mean under masks that ablate a head.
 
-    Mean divergence over the masks that ablate head h minus that over the masks that keep it, of
-    every token; unbiased for the head's marginal effect where masks are independent. Source:
+    For every token, mean divergence over the masks that ablate head h minus that over the masks
+    that keep it; unbiased for the head's marginal effect if masks are independent. Source:
     equation "criticality" of the paper.
 
     Args:
         kl: (S, T) divergence of each subnetwork from the ensemble mean, nats (`asmi_kl`).
-        masks: (S, H), 1 = kept, one row a subnetwork, repeated masks repeated.
+        masks: (S, H), 1 = kept, a row per subnetwork, with repetitions.
 
     Returns:
-        (T, H) nats; positive: without the head the prediction moves away. NaN for a head that no
-        mask ablates, or that no mask keeps.
+        (T, H) nats; positive: without the head, the prediction diverges more. NaN for a head that
+        no mask ablates, or that no mask keeps.
 
     Raises:
-        ValueError: other shapes, divergences that are not finite, or masks of other than 0 and 1.
+        ValueError: wrong shapes, divergences that are not finite, or masks other than 0 and 1.
 
     Example:
         >>> masks = [[0, 1], [1, 0]]  # the first mask ablates head 0, the second head 1
@@ -50,22 +50,22 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
 def concentration(criticality: ArrayLike) -> np.ndarray:
     """Herfindahl index of the positive part of a profile over heads.
 
-    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0): 1/H where all heads count alike, 1
-    where one carries all. Its inverse is an effective number of heads. Never read it without that
-    of its null: about ten effective heads are what noise gives for 32 heads and 300 masks.
+    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0): 1/H if all heads are equal, 1 if
+    one carries all. Its inverse is an effective number of heads. Always compare it with its null:
+    noise has about ten effective heads for 32 heads and 300 masks.
 
     Args:
         criticality: (..., H), as of `head_criticality`; NaN counts as no share.
 
     Returns:
-        (...) NaN where no head is positive.
+        (...), NaN if no head is positive.
 
     Example:
         >>> concentration([1.0, 1.0, 0.0, 0.0]).item()  # two of four heads carry all
         0.5
     """
     known = np.nan_to_num(np.asarray(criticality, dtype=float))
-    # By the largest, since tiny ones would vanish when squared, and zeros be rounding errors.
+    # Relative to the largest: squares of tiny values would vanish, and zeros be rounding errors.
     largest = np.abs(known).max(-1, keepdims=True, initial=0)
     share = np.divide(known, largest, out=np.zeros_like(known), where=largest > 0)
     share[share < ROUNDING] = 0
@@ -75,22 +75,21 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PermutationNull:
-    """Observed concentration against that of divergences which know nothing of their masks.
+    """Observed concentration compared with divergences that are independent of masks.
 
-    Everything is (T,), NaN where undefined.
+    Each is (T,), NaN where undefined.
 
     Attributes:
         hhi: observed index, see `concentration`.
-        z: observed minus mean of the null, over its standard deviation; higher = fewer heads than
-            noise gives. Skewed: beyond 1.96 is no test at 5 %.
-        p: one-sided, share of the null that is not less concentrated, the observed one counted in;
-            draws without a positive head are not known to be less.
+        z: observed minus mean of the null, divided by its standard deviation; higher = fewer heads
+            than noise. The null is skewed: beyond 1.96 is no test at 5 %.
+        p: one-sided, share of the null that is at least as concentrated, counting the observed one
+            and draws without a positive head.
         null_mean, null_sd: of the null's indices.
         effective_heads: 1 / hhi.
         null_effective_heads: mean of 1 / index over the null.
-        undefined_draws: (T,) draws of the null without a positive head; left out but for p.
-        unknown_pairs: pairs of a token and a head that no mask ablates, or none keeps; they count
-            in no index.
+        undefined_draws: (T,) draws of the null without a positive head; used only in p.
+        unknown_pairs: pairs of a token and a head that no mask ablates, or none keeps; in no index.
     """
 
     hhi: np.ndarray
@@ -112,23 +111,23 @@ class PermutationNull:
 def permutation_null(
     kl: ArrayLike, masks: ArrayLike, shuffles: int = SHUFFLES, seed: int = 0
 ) -> PermutationNull:
-    """Concentration against a null that deals a token's divergences to its masks at random.
+    """Concentration against a null that permutes a token's divergences over its masks.
 
-    One set of permutations serves all tokens of an example, since they share masks. Heads keep how
-    often they are masked, and tokens their divergences, outliers too.
+    All tokens of an example share the permutations, since they share masks. Each head keeps its
+    number of masks, and each token its divergences, with outliers.
 
     Args:
         kl, masks: as of `head_criticality`, of one example.
-        shuffles: permutations a token.
-        seed: of the permutations; take one of the example's own (`asmi_mask_seed`), so that results
-            depend neither on the order of examples nor on shards.
+        shuffles: permutations per token.
+        seed: of the permutations; use the example's (`asmi_mask_seed`), so that results do not
+            depend on the order of examples or on shards.
 
     Raises:
         ValueError: as `head_criticality`, or fewer than two shuffles.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
-        >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
+        >>> kl = 1.0 - masks[:, :1]  # 1 nat if head 0 is ablated
         >>> found = permutation_null(kl, masks, shuffles=100)
         >>> found.effective_heads.round(2).tolist(), bool(found.z[0] > 1)  # noise spreads over more
         ([1.0], True)
@@ -143,16 +142,16 @@ def permutation_null(
 
 
 def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> PermutationNull:
-    """The same against masks drawn anew from their sampler, which the divergences never met.
+    """The same with masks of other seeds, independent of the divergences.
 
-    A second null: it also varies how often a head is masked.
+    A second null, which also varies how often a head is masked.
 
     Args:
         kl, masks: as of `head_criticality`, of one example.
-        redrawn: (R, S, H) other masks, as of `redrawn_masks`; may be shared by examples.
+        redrawn: (R, S, H) other masks, as from `redrawn_masks`; examples may share them.
 
     Raises:
-        ValueError: as `head_criticality`, or fewer than two redraws.
+        ValueError: as `head_criticality`, or R < 2.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
@@ -200,9 +199,8 @@ def split_half(
 ) -> tuple[np.ndarray, PermutationNull]:
     """Disagreement from the first half of the masks, concentration from the second.
 
-    What a single mask with a huge divergence does to both statistics is gone. Divergences are those
-    from the mean over all masks, which is what a run saves, so either half's mean holds the other's
-    by 1/S.
+    A single mask with a huge divergence cannot affect both statistics. Divergences are from the
+    mean over all masks, which a run saves, so the halves are dependent to the order of 1/S.
 
     Args:
         kl, masks, shuffles, seed: as of `permutation_null`.
@@ -216,7 +214,7 @@ def split_half(
     Example:
         >>> masks = np.tile(np.indices([2] * 6).reshape(6, -1).T, (2, 1))  # all of 6 heads, twice
         >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
-        >>> kl[0] = 1000  # but for one mask, which is in the first half
+        >>> kl[0] = 1000  # except for one mask, in the first half
         >>> disagreement, null = split_half(kl, masks, shuffles=100)
         >>> bool(disagreement[0] > 10), null.effective_heads.round(2).tolist()  # not in the second
         (True, [1.0])
@@ -230,24 +228,24 @@ def split_half(
 
 
 def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Divergences above each token's least, and which heads are kept.
+    """Divergences minus each token's smallest, and which heads are kept.
 
-    Criticality is the same for any constant added to a token's divergences; without their least,
-    a constant token has criticality 0 to the last digit.
+    Criticality does not change if a constant is added to a token's divergences; without the
+    smallest, a constant token has criticality exactly 0.
     """
-    divergence, given = np.asarray(kl, dtype=float), np.asarray(masks)
-    if divergence.ndim != 2 or given.ndim != 2 or len(divergence) != len(given):
+    divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
+    if divergence.ndim != 2 or mask.ndim != 2 or len(divergence) != len(mask):
         raise ValueError(
-            "expected kl (S, T) and masks (S, H) with as many rows, one a subnetwork, got "
-            f"{divergence.shape} and {given.shape}"
+            f"expected kl (S, T) and masks (S, H), a row per subnetwork, got {divergence.shape} "
+            f"and {mask.shape}"
         )
-    if not len(given) or not given.shape[1]:
-        raise ValueError(f"there is no mask, or no head: masks have shape {given.shape}")
+    if not len(mask) or not mask.shape[1]:
+        raise ValueError(f"expected at least one mask and head, got masks of shape {mask.shape}")
     if not np.isfinite(divergence).all():
         raise ValueError("kl has values that are not finite: leave these tokens out")
-    if not np.isin(given, (0, 1)).all():
-        raise ValueError("masks must hold 0 (ablated) and 1 (kept) alone")
-    return divergence - divergence.min(0), given.astype(bool)
+    if not np.isin(mask, (0, 1)).all():
+        raise ValueError("masks must contain only 0 (ablated) and 1 (kept)")
+    return divergence - divergence.min(0), mask.astype(bool)
 
 
 def _check_draws(draws: int) -> None:
@@ -270,7 +268,7 @@ def _contrasts(kept: np.ndarray) -> np.ndarray:
 def _against(
     divergence: np.ndarray, kept: np.ndarray, drawn: Iterable[np.ndarray]
 ) -> PermutationNull:
-    """The observed index of every token against draws of its null, one array (B,) a token."""
+    """The observed index of every token against draws of its null, one array (B,) per token."""
     observed = concentration(divergence.T @ _contrasts(kept))
     parts = list(_standardised(observed, drawn))
     columns = np.array(parts, dtype=float).reshape(len(observed), 6).T
@@ -285,7 +283,7 @@ def _standardised(observed: np.ndarray, drawn: Iterable[np.ndarray]) -> Iterator
     """z, p, mean, standard deviation, effective heads and undefined draws, token by token."""
     nan = float("nan")
     for value, indices in zip(observed, drawn, strict=True):
-        # A draw in which one huge divergence meets a mask that keeps all heads has no positive one.
+        # A draw with one huge divergence at a mask that keeps all heads has no positive head.
         known = indices[np.isfinite(indices)]
         lost = len(indices) - len(known)
         if len(known) < 2:
@@ -293,7 +291,7 @@ def _standardised(observed: np.ndarray, drawn: Iterable[np.ndarray]) -> Iterator
             continue
         mean, spread = known.mean(), known.std(ddof=1)
         z = (value - mean) / spread if spread > ROUNDING else nan
-        # Nor is that draw known to be any less concentrated: it counts, as in 1 + all of them.
+        # That draw counts too, as at least as concentrated.
         as_much = (~(indices < value - ROUNDING)).sum()
         p = (1 + as_much) / (1 + len(indices)) if value == value else nan
         yield [z, p, mean, spread, (1 / known).mean(), lost]

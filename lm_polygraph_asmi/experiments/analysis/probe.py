@@ -1,7 +1,7 @@
-"""How often predictions flip when heads are taken away: rates with intervals over examples.
+"""How often predictions flip when heads are ablated: rates with intervals over examples.
 
 Source: appendix "Head-Level Structural Analysis" of the paper, table "causal-flip", which has
-neither intervals nor the control that random heads are.
+no intervals and no random heads as a control.
 """
 
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ def flip_rates(
 ) -> list[Interval]:
     """Share of tokens that flip, for each number of ablated heads, with 95 % intervals.
 
-    Bootstrap over units that are drawn whole; Wilson's interval where every unit has one token,
-    and, counted in units, where no token flips or all do: equal values have resamples of no width.
+    Bootstrap over whole units. Wilson's interval over units if every unit has one token, or if none
+    or all flip, because resamples of equal values do not vary.
 
     Args:
-        flips: (m, K) 0 or 1; between them for the mean over draws of random heads.
+        flips: (m, K) 0 or 1; a fraction for the mean over draws of random heads.
         units: (m,) key of each token's example, or cluster.
 
     Returns:
         K intervals.
 
     Raises:
-        ValueError: no token, other lengths, or values that are not finite.
+        ValueError: no token, unequal lengths, or values that are not finite.
 
     Example:
         >>> own = [str(n) for n in range(20)]
@@ -64,7 +64,7 @@ def flip_differences(
         units, resamples, seed: as of `flip_rates`.
 
     Returns:
-        K intervals; without bounds where all tokens differ alike, or with fewer than two units.
+        K intervals; without bounds if all tokens are equal, or with fewer than two units.
 
     Raises:
         ValueError: as `flip_rates`.
@@ -102,7 +102,7 @@ def flip_contrasts(
 ) -> list[Interval]:
     """Mean flips of one group of tokens minus those of another, with 95 % bootstrap intervals.
 
-    Units that hold tokens of both groups are drawn with both.
+    Units with tokens of both groups are drawn with both.
 
     Args:
         first, second: (m, K) and (n, K), from -1 to 1: flips, or differences of flips.
@@ -110,11 +110,11 @@ def flip_contrasts(
         resamples, seed: as of `flip_rates`.
 
     Returns:
-        K intervals; without bounds with fewer than two units, or where no token of either group
-        differs from the others of it.
+        K intervals; without bounds with fewer than two units, or if tokens are equal within both
+        groups.
 
     Raises:
-        ValueError: as `flip_rates`, or other numbers of columns.
+        ValueError: as `flip_rates`, or unequal numbers of columns.
 
     Example:
         >>> own = [str(n) for n in range(20)]

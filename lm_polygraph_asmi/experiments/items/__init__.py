@@ -1,4 +1,4 @@
-"""What experiments add to the report; `lm_polygraph_asmi.report.items` takes it from here."""
+"""Report items of experiments, imported by `lm_polygraph_asmi.report.items`."""
 
 from lm_polygraph_asmi.experiments.items.claims import head_claims
 from lm_polygraph_asmi.experiments.items.controls import (

@@ -1,4 +1,4 @@
-"""What the paper's appendix on heads claims, line by line: does it hold on these runs?"""
+"""The claims of the paper's appendix on heads, and whether they hold on these runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
@@ -28,20 +28,20 @@ from lm_polygraph_asmi.experiments.items.probe import (
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 
-HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "undecided", "not measured here"
+HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "inconclusive", "not measured here"
 PAPER_K = (1, 2, 4, 8)
-"""Numbers of heads up to which the paper's gap widens."""
+"""Numbers of heads k over which the paper's gap widens."""
 STAY = 1
-"""Percent of the lowest-MI tokens that flip at most, in the paper."""
+"""Largest percentage of the lowest-MI tokens that flip, in the paper."""
 
 
 class Finding(NamedTuple):
-    """What one setting says of a claim.
+    """Outcome of a claim on one setting.
 
     Attributes:
         outcome: `HOLDS`, `FAILS` or `OPEN`.
         where: the setting.
-        said: the figures behind it.
+        said: the values it depends on.
     """
 
     outcome: str
@@ -69,7 +69,7 @@ def _each(grounded: bool | None, look: Callable[[RunGroup], tuple[str, str] | No
                 continue
             try:
                 found = look(group)
-            except ValueError:  # what it needs was not saved, or is undefined
+            except ValueError:  # data not saved, or undefined
                 continue
             if found is not None:
                 yield Finding(found[0], group.label, found[1])
@@ -133,13 +133,13 @@ def _errors(group: RunGroup) -> tuple[str, str]:
 
 
 def _no_errors(group: RunGroup) -> tuple[str, str]:
-    """No coupling is claimed, which no interval can show: at best it is not refuted."""
-    coupling, said = _errors(group)
-    return FAILS if coupling == HOLDS else OPEN, said
+    """The claim is that there is no coupling; an interval can only refute it."""
+    coupling, values = _errors(group)
+    return FAILS if coupling == HOLDS else OPEN, values
 
 
 def _rates(group: RunGroup, row: str) -> dict[int, Interval] | None:
-    """Flip rates in percent by k, of the heads' own probe."""
+    """Flip rates in percent by k, from the probe of heads."""
     for found in probed(group):
         known = rates(found, ROWS[row]) if found.condition == "heads" else None
         if known:
@@ -169,13 +169,13 @@ def _low_stay(group: RunGroup) -> tuple[str, str] | None:
 def _widens(group: RunGroup) -> tuple[str, str] | None:
     for found in probed(group):
         steps = widenings(found, PAPER_K[-1]) if found.condition == "heads" else None
-        if steps:  # else a layer of a single head, or not run
+        if steps:  # else a layer with one head, or not run
             return _all_above(steps), ", ".join(map(_said, steps)) + " points from k to k"
     return None
 
 
 def _all_above(found: Sequence[Interval]) -> str:
-    """Whether all lie above zero; of one below it, or not known to, that is said."""
+    """HOLDS if all intervals are above 0, FAILS if one is below, else OPEN."""
     outcomes = {_above(one) for one in found}
     return FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
 
@@ -190,7 +190,7 @@ def _highest_on_recall(groups: Sequence[RunGroup]) -> Iterator[Finding]:
                 shared = [k for k in own if k >= 2 and k in theirs]
                 if not shared:
                     continue
-                # Other questions, so intervals that lie apart are what tells them apart.
+                # Other questions, so no pairs: compare whether the intervals overlap.
                 outcome = HOLDS if all(own[k].low > theirs[k].high for k in shared) else OPEN
                 if any(own[k].high < theirs[k].low for k in shared):
                     outcome = FAILS
@@ -198,7 +198,7 @@ def _highest_on_recall(groups: Sequence[RunGroup]) -> Iterator[Finding]:
 
 
 def _control(found: Probed, pair: str) -> dict[int, Interval]:
-    """Critical heads minus one of `CONTROLS` by k, as far as it can speak; empty if not run."""
+    """Critical heads minus one of `CONTROLS`, for each informative k; empty if not run."""
     known = differences(found, pair)
     speaking = numbers_of(found, pair)
     by_k = zip(found.probe.k, known[1], strict=True) if known else ()
@@ -218,7 +218,7 @@ def _where_confident(group: RunGroup) -> tuple[str, str] | None:
 
 
 def _identifiable(group: RunGroup) -> tuple[str, str] | None:
-    """Whether every control agrees: of one that does not, or was not run, that is said."""
+    """Whether every control agrees; lists those that do not, or were not run."""
     for found in probed(group):
         gaps = {pair: _control(found, pair) for pair in CONTROLS}
         if found.condition != "heads" or not any(gaps.values()):  # a layer of a single head
@@ -244,21 +244,21 @@ def _not_above_msp(group: RunGroup) -> tuple[str, str]:
 
 
 def _not_reproduced(groups: Sequence[RunGroup]) -> Iterator[Finding]:
-    outcomes = {"special": HOLDS, "reproduced": FAILS, "undecided": OPEN}
+    outcomes = {"special": HOLDS, "reproduced": FAILS, "inconclusive": OPEN}
     for one, found in verdicts_on(groups):
         if one.group.grounded is not False:
             by = f" by {found.condition}" if found.condition else ""
             ranked = prr_of_heads(one).low > 0
-            none = "" if ranked else ", but heads are not known to rank errors"
+            none = "" if ranked else ", but no evidence that heads rank errors"
             yield Finding(
                 outcomes[found.outcome], one.group.label, f"{one.symbol}: {found.outcome}{by}{none}"
             )
 
 
 CLAIMS: tuple[tuple[str, Look], ...] = (
-    ("With a context, MI couples to concentration: ρ(MI, z) above zero", _each(True, _positive)),
-    ("On recall ρ(MI, z) is below zero", _each(False, _negative)),
-    ("On BabiQA the coupling is underpowered (the paper's own interval excludes zero)",
+    ("With a context, MI couples to concentration: ρ(MI, z) above 0", _each(True, _positive)),
+    ("On recall ρ(MI, z) is below 0", _each(False, _negative)),
+    ("On BabiQA the coupling is underpowered (the paper's interval excludes 0)",
      _each(None, _underpowered)),
     ("With a context, MI tracks the head structure more than entropy does",
      _each(True, _more_than_entropy)),
@@ -270,7 +270,7 @@ CLAIMS: tuple[tuple[str, Look], ...] = (
     ("With a context, fragility couples to errors (mean z†)", _each(True, _errors)),
     ("On recall it does not (mean z†)", _each(False, _no_errors)),
     ("One critical head flips more of the high-MI tokens than of the low", _each(None, _one_head)),
-    ("The lowest-MI tokens flip at most 1 % throughout", _each(None, _low_stay)),
+    ("The lowest-MI tokens flip in at most 1 % of cases", _each(None, _low_stay)),
     ("The gap between high and low MI widens with k, up to 8", _each(None, _widens)),
     ("From k = 2 on, flips are most frequent on recall", _highest_on_recall),
     ("Fragility is borne by identifiable heads (every control agrees†, up to half of the heads)",
@@ -284,7 +284,7 @@ CLAIMS: tuple[tuple[str, Look], ...] = (
 
 
 def head_claims(groups: Sequence[RunGroup]) -> Items:
-    """A line for every claim of the paper about heads."""
+    """A row for every claim of the paper about heads."""
 
     def compute(line: tuple[str, Look]) -> list[dict[str, Any]]:
         claim, look = line
@@ -299,10 +299,10 @@ def head_claims(groups: Sequence[RunGroup]) -> Items:
     ):
         return frame("head_claims", "The paper's claims on heads", [], compute, [], otherwise=NEEDS)
     notes = [
-        "Holds: on every setting that could say; does not: the opposite was found on one at least; "
-        "undecided: an interval holds both. "
-        "†: read as the paper does not, with a control that it lacks. The paper's figures are of "
-        "Qwen3-4B-Base; what fails on another model fails there."
+        "Holds: on every setting with the data. Does not: refuted on at least one setting. "
+        "Inconclusive: all else. †: measured otherwise than in the paper, with a control that it "
+        "lacks. The paper's values are of Qwen3-4B-Base; a claim that fails here fails on this "
+        "model."
     ]
     items = frame("head_claims", "The paper's claims on heads", CLAIMS, compute, notes)
     for item in items:

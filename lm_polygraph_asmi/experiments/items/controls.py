@@ -1,6 +1,6 @@
-"""Is it the heads? Perturbations of something else on the same answers, and the verdict.
+"""Perturbation controls: is the signal special to heads? Other perturbations of the same answers.
 
-The paper names the test and does not run it: everything here is an addition to it.
+The paper names the test but does not run it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,18 +32,17 @@ from lm_polygraph_asmi.report.items.signal import verdict
 from lm_polygraph_asmi.results.run_groups import ConditionRun, RunGroup, Unavailable, pairs_of_rows
 
 SCORES = ("Sem-ASMI", "ASMI")
-OTHERWISE = "no run perturbed anything but heads: needs asmi_controls"
+OTHERWISE = "every run perturbed only heads: needs asmi_controls"
 
 
 class Compared(NamedTuple):
     """One score of heads, and that of every condition with the same masks and settings.
 
     Attributes:
-        group: whose answers.
+        group: the setting.
         symbol: "ASMI" or "Sem-ASMI".
         heads: name of the method.
-        conditions: what tells the conditions apart, such as "mlp" or "mlp, half the scale" ->
-            condition.
+        conditions: name, such as "mlp" or "mlp, by norm" -> condition.
     """
 
     group: RunGroup
@@ -57,7 +56,7 @@ class Compared(NamedTuple):
 
     @property
     def matched(self) -> dict[str, ConditionRun]:
-        """Conditions at matched effect, by what they perturb: those of the verdict."""
+        """Conditions at matched effect, which the verdict uses, by what they perturb."""
         return {
             a.condition: a
             for a in self.conditions.values()
@@ -69,7 +68,7 @@ class Compared(NamedTuple):
 
 
 def _name(condition: ConditionRun) -> str:
-    """What a condition is called in a table."""
+    """Name of a condition in a table."""
     if condition.matching is None:
         return (
             condition.condition
@@ -82,8 +81,7 @@ def _name(condition: ConditionRun) -> str:
 
 @cache
 def comparable(group: RunGroup) -> list[Compared]:
-    """What can be compared on a setting: the first draw of each condition, beside heads with its
-    masks."""
+    """Comparisons on a setting: the first run of each condition, and heads with the same masks."""
     found: dict[tuple[str, str], dict[str, ConditionRun]] = {}
     for symbol in SCORES:
         for condition in group.conditions:
@@ -93,7 +91,7 @@ def comparable(group: RunGroup) -> list[Compared]:
             except Unavailable:
                 continue
             found.setdefault((symbol, heads), {}).setdefault(_name(condition), condition)
-    # Of several draws of the masks, that with the most conditions; the others are its redraws.
+    # Of several mask seeds, the one with the most conditions; others are for seed stability.
     most: dict[str, Compared] = {}
     for (symbol, heads), conditions in found.items():
         if symbol not in most or len(conditions) > len(most[symbol].conditions):
@@ -115,14 +113,13 @@ def _compared(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
 
 
 def prr_of_heads(one: Compared) -> Interval:
-    """PRR of the score under masked heads; where it holds zero there is little to reproduce."""
+    """PRR of the score of heads; if its interval includes 0, there is little to reproduce."""
     return next(iter(_compared(one.group, one.symbol).values())).heads
 
 
 def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
-    """The verdict on every setting with conditions at matched effect, Holm over the settings of a
-    score."""
-    said = []
+    """Verdict per setting with conditions at matched effect, Holm over settings of a score."""
+    results = []
     for symbol in SCORES:
         found, comparisons = [], []
         for one in _all(groups):
@@ -136,27 +133,28 @@ def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
             comparisons.append(
                 {name: by_name[_name(condition)] for name, condition in one.matched.items()}
             )
-        said += list(zip(found, verdicts(comparisons), strict=True))
-    return said
+        results += list(zip(found, verdicts(comparisons), strict=True))
+    return results
 
 
 def _counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Numbers of questions as whole numbers, though some are missing."""
+    """Numbers of questions as integers, with missing values."""
     names = [name for name in table if str(name).startswith("questions")]
     return table.astype(dict.fromkeys(names, "Int64"))
 
 
 def control_verdicts(groups: Sequence[RunGroup]) -> Items:
-    """special, reproduced or undecided, by the rule that was fixed beforehand."""
-    title = "Is it the heads? The verdict†"
-    said = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
+    """Special, reproduced or inconclusive, by a rule fixed before the labels were seen."""
+    title = "Is the signal special to heads? Verdicts†"
+    by_score = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
 
     def compute(one: Compared) -> list[dict[str, Any]]:
         if not one.matched:
             raise Unavailable(
-                "no condition at matched effect: needs scales (polygraph_asmi experiments scale)"
+                "no condition at matched effect: needs perturbation scales (polygraph_asmi "
+                "experiments scale)"
             )
-        found = said[one.group, one.symbol]
+        found = by_score[one.group, one.symbol]
         lacking = [condition for condition in MUST_BEAT if condition not in one.matched]
         return [
             {
@@ -176,18 +174,15 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "The rule, fixed before any label was looked at. Special: the 95 % interval of PRR(heads) "
-        f"minus PRR(condition) lies above zero against both {' and '.join(MUST_BEAT)}, at matched "
-        "effect. Reproduced (the hypothesis fails here): for some condition two one-sided tests "
-        "put the "
-        f"difference within {MARGIN}, or the condition is better. Undecided: all else; an interval "
-        "that "
-        "holds zero is not *reproduced*. p-values: Holm over the settings of a score, not over "
-        "conditions.",
-        "Reproduced says little where heads themselves rank no errors (their PRR interval holds "
-        "zero): there is no signal to reproduce. Questions to decide: with a power of 0.8, if the "
-        "differences found here are the true ones. †: nothing here is in the paper, which names "
-        "the test without running it.",
+        "The rule was fixed before the labels were seen. Special: the 95 % interval of PRR(heads) "
+        f"minus PRR(condition) is above 0 against both {' and '.join(MUST_BEAT)}, at matched "
+        "effect. Reproduced (the hypothesis fails here): for some condition, two one-sided tests "
+        f"put the difference within {MARGIN}, or the condition is better. Inconclusive: all else; "
+        "an interval that includes 0 is not *reproduced*. p-values: Holm over the settings of a "
+        "score, not over conditions.",
+        "Reproduced means little if the PRR interval of heads includes 0: there is no signal to "
+        "reproduce. Questions to decide: with a power of 0.8, if the true differences are those "
+        "measured here. †: not in the paper, which names the test without running it.",
     ]
     return frame(
         "control_verdicts", title, _all(groups), compute, notes, digits=3, resamples=10_000,
@@ -227,16 +222,15 @@ def controls(groups: Sequence[RunGroup]) -> Items:
         return figures.forest(panels, "PRR of heads minus PRR of condition")
 
     notes = [
-        "The same answers, layer, positions, masks and seeds: only what a mask takes away differs. "
-        "Paired 95 % intervals over clusters; p equal: of a difference of at least "
-        f"{MARGIN} in size (two one-sided tests). By norm: scales at which the change of the "
-        "layer's output is as large as that of heads; by effect: at which the mean divergence from "
-        "the unmasked model is, found on other rows and without labels. Norm-matched conditions "
-        "move "
-        "predictions less than heads do, so the verdict is by effect. Questions to differ: that "
-        "would show a difference of this size; to be equal: that would show equivalence if there "
-        "is none. Asterisks and filled markers are of single intervals, adjusted for nothing; the "
-        "verdict is adjusted. Never competing with methods: a condition is no score.",
+        "The same answers, layer, positions, masks and seeds: only what a mask removes differs. "
+        f"Paired 95 % intervals over clusters; p equal: of a difference of at least {MARGIN} in "
+        "size (two one-sided tests). By norm: the perturbation scale gives the change of the "
+        "layer's output the size it has for heads. By effect: it gives the mean divergence from "
+        "the unmasked model that size, on other rows and without labels. Norm-matched conditions "
+        "change predictions less than heads do, so the verdict uses effect. Questions to differ: "
+        "needed to show a difference of this size; to be equal: needed to show equivalence if the "
+        "difference is 0. Asterisks and filled markers: uncorrected intervals; the verdict is "
+        "corrected. Conditions are not ranked among methods.",
     ]
     return frame(
         "controls", title, _all(groups), compute, notes, draw, digits=3, resamples=10_000,
@@ -246,8 +240,8 @@ def controls(groups: Sequence[RunGroup]) -> Items:
 
 
 def controls_added(groups: Sequence[RunGroup]) -> Items:
-    """What heads know of errors beyond a condition, and a condition beyond heads."""
-    title = "What heads know beyond another perturbation, and the reverse†"
+    """Whether heads add information on errors to a condition, and a condition to heads."""
+    title = "Do heads add to another perturbation, and the reverse?†"
 
     def compute(one: Compared) -> list[dict[str, Any]]:
         group = one.group
@@ -290,13 +284,11 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
         return table
 
     notes = [
-        "Residual: of what MSP, H and the other of the two leave linearly, the paper's column. "
-        "Add: generalised covariance given MSP, H, length and the other, Holm over the settings of "
-        "a "
-        "score and condition. ρ: rank correlation of the two over answers; corrected: for how "
-        "alike "
-        "redraws of the masks rank answers, so that 1 means the same but for the draw (needs runs "
-        "of both with another seed).",
+        "Residual (the paper's column): AUROC after a linear fit on MSP, H and the other of the "
+        "two. Add: generalised covariance given MSP, H, length and the other, Holm over the "
+        "settings of a score and condition. ρ: rank correlation of the two over answers; "
+        "corrected for seed stability, so that 1 means identical except for the mask seed (needs "
+        "runs of both with another seed).",
     ]
     return frame(
         "controls_added", title, _all(groups), compute, notes, digits=3,
@@ -306,7 +298,7 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
 
 
 def _correlated(one: Compared, condition: ConditionRun) -> tuple[Interval, Interval | None]:
-    """Rank correlation of heads and a condition, and the corrected one where both were redrawn."""
+    """Rank correlation of heads and a condition; also corrected, if both have another seed."""
     scores = one.group.score(one.heads), one.score(condition)
     again = _redrawn(one, condition)
     if again is None:
@@ -316,7 +308,7 @@ def _correlated(one: Compared, condition: ConditionRun) -> tuple[Interval, Inter
 
 
 def _redrawn(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
-    """Scores of heads and of a condition with masks of another seed; None where one is missing."""
+    """Scores of heads and of a condition with another mask seed; None if one is missing."""
 
     group = one.group
     wanted = group.methods[one.heads]
@@ -333,7 +325,7 @@ def _redrawn(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.nda
 
 
 def dissociation(groups: Sequence[RunGroup]) -> Items:
-    """Whether what heads have over a condition is bound to the context."""
+    """Whether the advantage of heads over a condition depends on the context."""
     title = "Double dissociation: heads against a condition, with and without the context†"
 
     def compute(pair: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
@@ -375,27 +367,27 @@ def dissociation(groups: Sequence[RunGroup]) -> Items:
         return found
 
     notes = [
-        "PRR(heads) minus PRR(condition) with the passage minus the same closed book, on the "
-        "questions "
-        "that both asked; passages are resampled once for both. Above zero: what heads have over "
-        "the condition is bound to the context, as the paper's account of context routing has it.",
+        "PRR(heads) minus PRR(condition) with the passage, minus the same closed-book, on the "
+        "questions of both runs; passages are resampled once for both. Above 0: the advantage of "
+        "heads over the condition depends on the context, as the paper's context routing "
+        "predicts.",
     ]
     return frame(
         "double_dissociation", title, twins(groups), compute, notes, digits=3, resamples=10_000,
         signed=("heads minus condition, open minus closed",), label=lambda pair: pair[0].label,
-        otherwise="no model was asked the same questions with and without context",
+        otherwise="no model has runs on the same questions with and without context",
     )  # fmt: skip
 
 
 def findings(groups: Sequence[RunGroup]) -> list[str]:
-    """First lines of the report: grounded settings whose signal is not special to heads."""
+    """First lines of the report: settings with a context whose signal is not special to heads."""
     lines = []
     for one, found in verdicts_on(groups):
         if found.outcome != "reproduced" or one.group.grounded is False:
             continue
         ranked = prr_of_heads(one).low > 0
-        none = "" if ranked else " Heads are not known to rank errors here in the first place."
-        few = ", if so few answers may speak" if one.group.too_small else ""
+        none = "" if ranked else " There is no evidence that heads rank errors here."
+        few = " (few answers, so weak evidence)" if one.group.too_small else ""
         lines.append(
             f"**Not special to heads: {one.group.label}.** {found.condition} at matched effect "
             "reproduces "

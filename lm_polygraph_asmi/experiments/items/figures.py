@@ -41,7 +41,7 @@ def coupling(table: pd.DataFrame) -> Figure:
         for place, label in enumerate(labels):
             own = main[main["setting"] == label].iloc[0]
             _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark)
-    shown = main.drop_duplicates("setting")["depth"].tolist()  # the first of each setting
+    shown = main.drop_duplicates("setting")["depth"].tolist()  # first of each setting
     alike = len(set(shown)) == 1
     names = [
         label if alike else f"{label}, {depth}" for label, depth in zip(labels, shown, strict=True)
@@ -72,7 +72,7 @@ def coupling(table: pd.DataFrame) -> Figure:
     right.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     right.set_xlabel("relative depth of the masked layer")
     right.set_ylabel("ρ(MI, z)")
-    figure.suptitle("filled: the interval (95 % over examples) excludes 0; open: it holds it",
+    figure.suptitle("filled: the interval (95 % over examples) excludes 0; open: it includes it",
                     fontsize=rcParams["axes.labelsize"])  # fmt: skip
     if len(labels) > 1:
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3,
@@ -81,7 +81,7 @@ def coupling(table: pd.DataFrame) -> Figure:
 
 
 def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str) -> None:
-    """A value with its interval, filled where it excludes zero."""
+    """A value with its interval, filled if the interval excludes 0."""
     if not np.isfinite(found.value):
         return
     if np.isfinite(found.low):
@@ -96,7 +96,7 @@ FLIPS: Any = {
     "high MI, least critical heads†": (GREY, ":", "v"),
     "low MI, critical heads": (BLACK, "-.", "^"),
 }
-"""Curves of the probe's figure, of its many rows."""
+"""Rows of the probe that its figure shows."""
 
 
 @styled
@@ -110,7 +110,7 @@ def flips(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interv
             value, low, high = np.array(curves[name], dtype=float).T
             ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
             ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
-            # Bands lie over one another: their edges tell them apart.
+            # Bands overlap: edges distinguish them.
             ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:.0f}")

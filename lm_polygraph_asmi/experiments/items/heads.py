@@ -39,32 +39,32 @@ from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 
 OTHER_SEEDS = 200
-"""Of the masks, for the second null."""
+"""Number of other mask seeds, for the second null."""
 ESTIMATOR = 40
-"""Masks of the paper's estimator: the first of the many that the analysis has."""
+"""Masks of the paper's estimator: the first of all masks of a run."""
 NEGLIGIBLE = 1e-5
-"""Nats of MI_t below which divergences are near rounding errors."""
+"""Smaller MI_t, in nats, is close to rounding error."""
 DAGGER = "†: not in the paper."
-NEEDS = f"no run kept masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
+NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
 
 
 @dataclass(frozen=True, eq=False)
 class Profiles:
-    """The tokens of one setting at one depth, one after the other: (N,) each.
+    """All tokens of one setting at one depth, concatenated: (N,) each.
 
     Attributes:
         settings: of ASMI.
         unknown_pairs: pairs of token and head without a criticality.
-        answer, position: row in use of the setting, and place in its answer.
-        closing: whether the token closes its answer.
+        answer, position: row in use of the setting, and index in its answer.
+        closing: whether the token ends its answer.
         mi, early, half: MI_t of all masks, of the first 40, of the first half; nats.
         entropy: of the unmasked model, nats.
         z, p, heads, null: of the permutation null; effective heads and their mean in the null.
-        redrawn: mean effective heads under masks drawn anew.
+        redrawn: mean effective heads under masks of other seeds.
         half_z: z_t of the second half of the masks.
-        limit: the largest z_t that one head with all criticality would have.
+        limit: the largest possible z_t, that of one head with all criticality.
         mass: sum of the positive criticality, nats.
-        positive: how many heads have one.
+        positive: number of heads with positive criticality.
     """
 
     settings: dict[str, Any]
@@ -99,7 +99,7 @@ class Profiles:
 
 
 def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], int]]:
-    """Columns of `Profiles`, answer by answer, and its pairs without a criticality."""
+    """Columns of `Profiles` per answer, and its number of pairs without a criticality."""
     run = group.dissected(depth)
     assert run is not None
     used = run.stats[at_depth("asmi_settings", depth)][0]
@@ -133,10 +133,10 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
 
 @cache
 def profiles(group: RunGroup, depth: float) -> Profiles:
-    """All that is needed of a setting's tokens at a depth; some seconds for a hundred answers.
+    """Statistics of a setting's tokens at a depth; takes seconds for a hundred answers.
 
     Raises:
-        Unavailable: no run kept masks and divergences, or too few of them.
+        Unavailable: no run saved masks and divergences, or too few of them.
     """
     run = group.dissected(depth)
     if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
@@ -145,19 +145,18 @@ def profiles(group: RunGroup, depth: float) -> Profiles:
     if lacking := [name for name in needed if not run.stats.get(name)]:
         raise Unavailable(f"{', '.join(lacking)} not saved")
     if not group.places(run):
-        raise Unavailable("of the answers with masks none is in use")
+        raise Unavailable("no answer with masks is in use")
     parts, unknown = zip(*_columns(group, depth), strict=True)
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     settings = dict(run.stats[at_depth("asmi_settings", depth)][0])
     found = Profiles(settings, sum(unknown), *columns)
     if not found.defined.any():
-        raise Unavailable("masking moves no token: criticality is undefined everywhere")
+        raise Unavailable("masks change no token: criticality is undefined everywhere")
     return found
 
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
-    """Settings with the depths at which heads can be analysed; a setting without any has one, a
-    gap."""
+    """(setting, depth) for each depth with head data; for a setting without any, its own depth."""
     return [(group, depth) for group in groups for depth in group.dissected_depths or [group.depth]]
 
 
@@ -170,7 +169,7 @@ def _head(group: RunGroup, depth: float) -> dict[str, Any]:
 
 
 def _units(group: RunGroup, found: Profiles) -> dict[str, np.ndarray]:
-    """Keys of every token's example, and of its cluster."""
+    """Keys of each token's example and cluster."""
     return {
         "examples": found.answer.astype(str),
         "clusters": np.asarray(group.clusters, dtype=str)[found.answer],
@@ -178,8 +177,8 @@ def _units(group: RunGroup, found: Profiles) -> dict[str, np.ndarray]:
 
 
 def head_concentration(groups: Sequence[RunGroup]) -> Items:
-    """Effective heads beside those of noise; column "n_eff" of table "op-coupling"."""
-    title = "How few heads carry the disagreement"
+    """Effective heads, and those of noise; column "n_eff" of table "op-coupling"."""
+    title = "Concentration of the disagreement on heads"
 
     def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
         group, depth = at_depth
@@ -195,7 +194,7 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
                 "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
                 "n_eff (high MI)": float(found.heads[high].mean()),
                 "n_eff of noise†": float(np.nanmean(found.null[high])),
-                "of redrawn masks†": float(np.nanmean(found.redrawn[high])),
+                "n_eff of other masks†": float(np.nanmean(found.redrawn[high])),
                 "n_eff minus noise†": excess,
                 "median n_eff": float(np.median(found.heads[high])),
                 "1 / mean HHI": float(1 / (1 / found.heads[high]).mean()),
@@ -210,20 +209,21 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "**n_eff says nothing without that of noise, which stands beside it.** Divergences dealt "
-        "to the masks at random have effective heads too: about ten for 32 heads and 300 masks, "
-        "which is all that the paper's 9.1 to 9.7 show; about 3 for 9 heads, 2 for 4. n_eff minus "
-        "noise, with its 95 % interval over clusters: below zero, criticality is more concentrated "
-        "than noise; above, more spread; an interval that holds zero: not known to be other than "
-        "noise.",
+        "**Compare n_eff with that of noise, in the next column.** Divergences permuted over the "
+        "masks have effective heads too: about ten for 32 heads and 300 masks, so the paper's 9.1 "
+        "to 9.7 show no more than that; about 3 for 9 heads, 2 for 4. n_eff minus noise, 95 % "
+        "over clusters: below 0, criticality is more concentrated than noise; above 0, more "
+        "spread; interval includes 0: not significantly different from noise. Other masks: of "
+        "other seeds.",
         "Tokens an answer: the paper has 5.56 on CoQA, 14.75 on SQuAD, 2.18 on BabiQA and 4.05 on "
-        "TriviaQA, closing tokens counted; others show another tokenisation or another end. "
-        "n_eff: mean of 1/HHI over the tenth of the tokens with the highest MI_t; median and the "
-        "inverse of the mean index beside it. z: observed index against 1,000 deals, in standard "
-        "deviations of the null; the null is skewed, so z beyond 1.96 is no test, and p is counted "
-        "instead. z at most: what a single head with all criticality would have, which is little "
-        "where heads are few. Without z: tokens without a head of positive criticality, or that no "
-        "mask moves; unknown pairs: token and a head that was never, or always, masked. " + DAGGER,
+        "TriviaQA, with closing tokens; other values mean another tokenisation or stop. n_eff: "
+        "mean of 1/HHI over the tenth of the tokens with the highest MI_t; also its median and "
+        "the inverse of the mean index. z: the index against 1,000 permutations, in standard "
+        "deviations of the null. The null is skewed, so z beyond 1.96 is no test; p is the share "
+        "of permutations. z at most: that of a single head with all criticality; small if heads "
+        "are few. Without z: tokens without a head of positive criticality, or that no mask "
+        "changes. Unknown pairs: of a token and a head that was never, or always, "
+        "masked. " + DAGGER,
     ]
     return frame(
         "head_concentration", title, at_all_depths(groups), compute, notes,
@@ -243,7 +243,7 @@ def excess_heads(group: RunGroup, depth: float) -> Interval:
 
 @cache
 def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, Coupling]:
-    """The coupling of a setting at a depth, by how it is read."""
+    """The coupling of a setting at a depth, for each way to measure it."""
     found = profiles(group, depth)
     keys = _units(group, found)[unit]
     everything = np.ones(len(keys), dtype=bool)
@@ -254,11 +254,11 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, 
         "without closing tokens†": (found.mi, found.z, ~found.closing),
         "MI above 1e-5†": (found.mi, found.z, found.mi > NEGLIGIBLE),
     }
-    said = {}
+    by_reading = {}
     for name, (information, z, chosen) in readings.items():
         rows = chosen & np.isfinite(z)
         if rows.sum() > 2:
-            said[name] = criticality_coupling(
+            by_reading[name] = criticality_coupling(
                 information[rows], found.entropy[rows], z[rows], keys[rows].tolist(),
                 found.position[rows, None],
             )  # fmt: skip
@@ -270,22 +270,22 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, 
         {"mi": "mean", "entropy": "mean", "z": "mean", "unit": "first"}
     )
     if len(by_answer) > 2:
-        said["means of answers†"] = criticality_coupling(
+        by_reading["means of answers†"] = criticality_coupling(
             by_answer["mi"], by_answer["entropy"], by_answer["z"], by_answer["unit"].tolist()
         )
-    return said
+    return by_reading
 
 
 @cache
 def sharpened(group: RunGroup) -> Interval:
-    """How much stronger the coupling is at the deepest layer than at the operating depth.
+    """Coupling at the deepest layer minus that at the shallowest one analysed.
 
     Raises:
-        Unavailable: a single depth, or none.
+        Unavailable: fewer than two depths.
     """
     depths = group.dissected_depths
     if len(depths) < 2:
-        raise Unavailable("one depth alone was analysed")
+        raise Unavailable("only one depth was analysed")
     shallow, deep = (profiles(group, depth) for depth in (depths[0], depths[-1]))
     rows = shallow.defined & deep.defined
     keys = _units(group, shallow)["examples"][rows].tolist()
@@ -295,7 +295,7 @@ def sharpened(group: RunGroup) -> Interval:
 
 def head_coupling(groups: Sequence[RunGroup]) -> Items:
     """Table "op-coupling" of the paper, with its controls."""
-    title = "Does disagreement go with concentrated criticality"
+    title = "Does disagreement correlate with concentrated criticality?"
 
     def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
         by_example, by_cluster = (coupled(*at_depth, unit) for unit in ("examples", "clusters"))
@@ -317,16 +317,15 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Spearman correlations over tokens of z_t (higher: criticality is more concentrated than "
-        "that of noise) with MI_t and with the single-pass entropy H_t; difference: the first "
-        "minus the second on the same resamples. 95 % intervals over examples, as in the paper; "
-        "over clusters (questions on one text are dependent), where so marked. The raw index is "
-        "not coupled here: under noise with heavy tails it correlates with MI_t by itself.",
-        "Halves: MI_t of the first half of the masks, z_t of the second, which share no mask. "
-        "Some of the masks have no ensemble of their own in a saved run: their MI_t, that of the "
-        "first 40 too, is their mean divergence from the mean over all masks. "
-        "Means of answers: one value an answer. Given H and position: partial rank correlation. "
-        + DAGGER,
+        "Spearman correlations over tokens of z_t (higher: criticality more concentrated than "
+        "noise) with MI_t and with the single-pass entropy H_t. Difference: the first minus the "
+        "second, on the same resamples. 95 % intervals over examples, as in the paper, or over "
+        "clusters (questions on one text are dependent) where marked. The raw index is not used: "
+        "with heavy-tailed noise, it correlates with MI_t anyway.",
+        "Halves: MI_t of the first half of the masks, z_t of the second. MI_t of some of the "
+        "masks (halves, first 40) is their mean divergence from the mean over all masks, because "
+        "a run saves no ensemble of fewer masks. Means of answers: one value per answer. Given H "
+        "and position: partial rank correlation. " + DAGGER,
     ]
     return frame(
         "head_coupling", title, at_all_depths(groups), compute, notes,
@@ -344,7 +343,7 @@ class Answers(NamedTuple):
 
     Attributes:
         signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
-        known: (all rows in use,) which they are.
+        known: (all rows in use,) whether a row is among them.
         wrong: (n,).
         clusters: (n,) keys.
     """
@@ -357,10 +356,10 @@ class Answers(NamedTuple):
 
 @cache
 def answers(group: RunGroup, depth: float) -> Answers:
-    """What is known of a setting's answers at a depth.
+    """Answer-level signals of a setting at a depth.
 
     Raises:
-        Unavailable: no profiles, or no right and wrong answers among them.
+        Unavailable: no profiles, or not both right and wrong answers among them.
     """
     found = profiles(group, depth)
     group.need_errors()
@@ -377,7 +376,7 @@ def answers(group: RunGroup, depth: float) -> Answers:
 
 @cache
 def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
-    """AUROC of each signal, over clusters.
+    """AUROC of each signal, with intervals over clusters.
 
     Raises:
         Unavailable: as `answers`.
@@ -390,8 +389,8 @@ def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
 
 
 def head_errors(groups: Sequence[RunGroup]) -> Items:
-    """Whether concentration goes with errors, of which the paper speaks without a measurement."""
-    title = "Does concentrated criticality go with errors†"
+    """Whether concentration correlates with errors, which the paper states but does not measure."""
+    title = "Does concentrated criticality correlate with errors?†"
 
     def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
         group, depth = at_depth
@@ -414,7 +413,7 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
                 "p": float("nan"),
                 "direction": 0,
             }
-            with suppress(ValueError):  # too few clusters or errors for folds: the AUROC stands
+            with suppress(ValueError):  # too few clusters or errors for folds: only the AUROC
                 added = adds_information(values, beyond, found.wrong, found.clusters)
                 left = distinct_signal(values, controls, found.wrong, found.clusters)
                 row |= {
@@ -435,12 +434,12 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
         return table.assign(**{"p, Holm": adjusted, "adds": said}).drop(columns="direction")
 
     notes = [
-        "The paper says that what tracks its boundary is whether fragility couples to errors, and "
-        "has no such statistic: nothing here is to be held against a number of its. AUROC of error "
-        "detection with 95 % intervals over clusters; residual: of what MSP and H leave linearly, "
-        "the paper's column. Adds: generalised covariance given MSP, H and length, Holm over "
-        "settings. Means over an answer's tokens with z_t; mass: sum of the positive criticality, "
-        "nats. " + DAGGER,
+        "The paper says that its boundary depends on whether fragility couples to errors, but "
+        "gives no such statistic: compare nothing here with its numbers. AUROC of error detection "
+        "with 95 % intervals over clusters. Residual (the paper's column): after a linear fit on "
+        "MSP and H. Adds: generalised covariance given MSP, H and length, Holm over settings. "
+        "Signals are means over an answer's tokens with z_t; mass: sum of the positive "
+        "criticality, nats. " + DAGGER,
     ]
     return frame(
         "head_errors", title, at_all_depths(groups), compute, notes,

@@ -1,4 +1,4 @@
-"""Which predictions flip without some heads: table "causal-flip" of the paper, with controls."""
+"""Predictions that flip without some heads: table "causal-flip" of the paper, with controls."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -37,7 +37,7 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 """Row of the table -> groups of tokens, and the rule by which their heads were chosen."""
 OWN = "own"
-"""In place of a rule: the masks of the run that chose tokens and heads."""
+"""Instead of a rule: the masks of the run that chose tokens and heads."""
 DIFFERENCES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "high MI": (("high", "critical", "random"),),
     "low MI": (("low", "critical", "random"),),
@@ -50,22 +50,22 @@ DIFFERENCES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "high MI, top token at .9 or more": (("high_confident", "critical", "random"),),
     "high MI, another layer": (("high", "critical", "control_random"),),
 }  # fmt: skip
-"""Groups of tokens, each with two rules that are held against one another on the same tokens."""
+"""Groups of tokens, each with two rules that are compared on the same tokens."""
 AGAINST = {
     "random": "random heads", "least": "the least critical heads", OWN: "the run's own masks",
     "control_random": "random heads of another layer",
 }  # fmt: skip
 CONTROLS = tuple(name for name in DIFFERENCES if name.startswith("high"))
-"""All of these lie above zero where identifiable heads carry the fragility."""
+"""All of these are above 0 if identifiable heads carry the fragility."""
 
 
 class Probed(NamedTuple):
     """A setting's probe, or that of one of its conditions.
 
     Attributes:
-        group: whose answers.
-        condition: what was perturbed; "heads" but for the perturbation controls.
-        run: beside which the probe stands.
+        group: the setting.
+        condition: what was perturbed: "heads", or a control condition.
+        run: the run that the probe belongs to.
         probe: the predictions.
     """
 
@@ -79,17 +79,17 @@ class Probed(NamedTuple):
         return self.group.label + ("" if self.condition == "heads" else f" ({self.condition})")
 
     def clusters(self, rows: np.ndarray) -> list[str]:
-        """Keys of rows in the run's order."""
+        """Cluster keys of rows, numbered as in the run."""
         keys = clusters_of(self.run)
         return [keys[row] for row in rows]
 
 
 @cache
 def probed(group: RunGroup) -> list[Probed]:
-    """Probes beside the files of a setting's runs, and of its conditions.
+    """Probes saved with a setting's runs and with those of its conditions.
 
     Raises:
-        ValueError: a damaged one.
+        ValueError: a probe is damaged.
     """
     runs = [("heads", run) for run in (*group.runs, *group.parts)]
     runs += [
@@ -103,7 +103,7 @@ def probed(group: RunGroup) -> list[Probed]:
 
 
 def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
-    """Tokens and their flip rates in percent for each k; None where it was not run."""
+    """Number of tokens, and their flip rates in percent for each k; None if not run."""
     flips, rows = [], []
     for group, rule in parts:
         known = _flips(found.probe, rule, group)
@@ -118,7 +118,7 @@ def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[In
 
 
 def _flips(probe: Probe, rule: str, group: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(m, K) flips of the tokens that a rule was run on, and their rows; None without."""
+    """(m, K) flips of the tokens that a rule was run on, and their rows; None if not run."""
     if group not in probe.groups or rule not in probe.predicted:
         return None
     flips = probe.flipped(rule, group)
@@ -131,7 +131,7 @@ def _percent(rate: Interval) -> Interval:
 
 
 def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
-    """Tokens and paired differences in percent points, one of `DIFFERENCES`; None if not run."""
+    """Number of tokens, and one of `DIFFERENCES` in percentage points; None if not run."""
     probe = found.probe
     gaps, rows = [], []
     for group, first, second in DIFFERENCES[pair]:
@@ -153,10 +153,10 @@ def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
 
 
 def numbers_of(found: Probed, pair: str) -> list[int]:
-    """The k at which a control of `CONTROLS` can speak.
+    """The k at which a control of `CONTROLS` is informative.
 
-    Beyond half of the heads those of other choices are mostly the critical ones too. Masks of the
-    run take p H heads each on the average, so that the k next to that are held against them.
+    Beyond half of the heads, other choices contain mostly the critical ones too. A mask of the run
+    removes p H heads on average, so it is compared with the k next to p H.
     """
     heads = found.probe.criticality.shape[1]
     few = [k for k in found.probe.k if k <= heads // 2]
@@ -167,9 +167,9 @@ def numbers_of(found: Probed, pair: str) -> list[int]:
 
 
 def widenings(found: Probed, most: int) -> list[Interval] | None:
-    """By how much the gap of high and low MI grows from each k to the next, up to `most`, percent.
+    """Growth of the gap between high and low MI from each k to the next, up to `most`, percent.
 
-    None where critical heads were not run on both, or for a single k.
+    None if critical heads were not run on both, or for a single k.
     """
     groups = [_flips(found.probe, "critical", group) for group in ("high", "low")]
     steps = sum(k <= most for k in found.probe.k)
@@ -182,7 +182,7 @@ def widenings(found: Probed, most: int) -> list[Interval] | None:
 
 
 def _probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str, str]]]:
-    """All probes, and why there are none where one is damaged."""
+    """All probes, and the settings with a damaged one."""
     found: list[Probed] = []
     broken = []
     for group in groups:
@@ -194,8 +194,8 @@ def _probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str, s
 
 
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
-    """Table "causal-flip" of the paper, what random heads flip, and both on matched tokens."""
-    title = "Do predictions hang on critical heads"
+    """Table "causal-flip" of the paper; also with random heads, and on matched tokens."""
+    title = "Do predictions depend on critical heads?"
     everything, broken = _probes(groups)
     panels = {}
 
@@ -216,36 +216,34 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
                 | {"run's own masks†": 100 * float(np.mean(flips)) if len(flips) else None}
             )
         if not rows:
-            raise Unavailable("the probe holds no token")
+            raise Unavailable("the probe has no token")
         panels[found.label] = probe.k, curves
         return rows
 
     def notes(item: ReportItem) -> list[str]:
         return [
-            "**Tokens of high MI flip under random heads by construction**: MI_t is disagreement "
-            "under random masks. What critical heads flip beyond that is the next table; without "
-            "it this one is partly a tautology.",
-            "Share of the tokens, in percent, whose most likely token under the ablation is not "
-            "the unmasked model's own, as the same passes have it without an ablation; 95 % "
-            "intervals over clusters (Wilson's where none flips, or "
-            "all do). Critical: highest criticality of that token first, whatever its sign; "
-            "beyond the positive heads the list goes on with heads that help. Run's own masks: "
-            "share of the masks that chose tokens and heads under which the token flips. Other "
-            "masks: tokens chosen by MI_t of one half of the masks, heads by the other, and "
-            "swapped. Matched: pairs of a high and a low token whose H_t differ by .1 nats at "
-            "most. " + DAGGER,
+            "**High-MI tokens flip under random heads by construction**: MI_t is disagreement "
+            "under random masks. The next table shows what critical heads flip beyond that; "
+            "without it, this table is partly a tautology.",
+            "Percentage of tokens whose most likely token changes under the ablation, compared "
+            "with the same passes without an ablation; 95 % intervals over clusters (Wilson's if "
+            "none or all flip). Critical: heads by criticality on that token, highest first; "
+            "after the positive heads follow those that help. Run's own masks: share of the masks "
+            "that chose tokens and heads under which the token flips. Other masks: tokens chosen "
+            "by MI_t of one half of the masks, heads by the other, and swapped. Matched: pairs of "
+            "a high and a low token whose H_t differ by at most .1 nats. " + DAGGER,
             *(_account(found) for found in everything if found.group in item.groups),
         ]
 
     return frame(
         "causal_probe", title, everything, compute, notes, lambda _: figures.flips(panels),
         digits=0, label=lambda found: found.label, reasons=broken,
-        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
+        otherwise="no run has a probe: polygraph_asmi experiments probe RUN",
     )  # fmt: skip
 
 
 def _account(found: Probed) -> str:
-    """What a probe is made of, in a line."""
+    """Size and layer of a probe, in one line."""
     probe, tokens = found.probe, found.probe.tokens
     high, low = (probe.groups.get(name, np.array([], dtype=int)) for name in ("high", "low"))
     chosen = np.concatenate([high, low])
@@ -257,13 +255,13 @@ def _account(found: Probed) -> str:
         f"{found.label}: {len(high)} tokens of the highest and {len(low)} of the lowest MI_t at "
         f"layer {used.get('layer')}, scope {used.get('scope')}; on {other} of them the unmasked "
         f"model's most likely token is not the answer's; on {moved} the passes without an "
-        "ablation, from which flips are counted, say another one; "
-        f"{positive:.1f} heads of positive criticality on the high ones."
+        f"ablation, which flips are counted against, predict another one; {positive:.1f} heads of "
+        "positive criticality on the high ones."
     )
 
 
 def causal_differences(groups: Sequence[RunGroup]) -> Items:
-    """What critical heads flip beyond as many others, on the same tokens; not in the paper."""
+    """Flips by critical heads minus flips by as many others, same tokens; not in the paper."""
     title = "Critical heads against as many others†"
     everything, broken = _probes(groups)
 
@@ -284,11 +282,11 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
 
     widest = max((found.probe.k for found in everything), key=len, default=())
     notes = [
-        "Percent points of tokens, critical minus others, paired by token; 95 % intervals over "
-        "clusters. Random: mean over the draws. That fragility is carried by identifiable heads "
-        "may be said where every row of high MI is above zero, for all k up to 8 and to half of "
-        "the heads (against the run's own masks: for the k next to the number that these take on "
-        "the average); the claims below name the rows that are not, or were not run. " + DAGGER
+        "Percentage points of tokens, critical minus others, paired by token; 95 % intervals over "
+        "clusters. Random: mean over the draws. Identifiable heads carry the fragility if every "
+        "row of high MI is above 0, for all k up to 8 and to half of the heads (against the run's "
+        "own masks: for the k next to the mean number of heads that they remove). The table of "
+        "claims names the rows that are not, or were not run. " + DAGGER
     ]
     return frame(
         "causal_differences", title, everything, compute, notes, digits=0,

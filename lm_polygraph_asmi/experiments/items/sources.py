@@ -1,4 +1,4 @@
-"""Where the fragility comes from: scores by source, on the same answers and masks."""
+"""Scores by source (context or elsewhere), on the same answers and masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_dep
 
 
 def _by_source(group: RunGroup) -> Iterator[dict[str, str]]:
-    """Scores at the operating depth that differ in their source alone: source -> method."""
+    """Scores at the operating depth that differ only in source: source -> method."""
     groups: list[tuple[ASMIConfig, dict[str, str]]] = []
     for method, config in group.methods.items():
         if not same_depth(config.depth, group.depth):
@@ -34,18 +34,17 @@ def _by_source(group: RunGroup) -> Iterator[dict[str, str]]:
 
 
 def _tokens(group: RunGroup, statistic: str, source: str) -> list[np.ndarray] | None:
-    """A statistic by source of the rows in use; None where no run of the setting saved it."""
+    """A statistic by source, for the rows in use; None if no run of the setting saved it."""
     name = at_depth(statistic, group.depth, source)
     saved = group.saved(name)
     return None if saved is None else [np.asarray(values, dtype=float) for values in saved]
 
 
 def _share(group: RunGroup, method: str, of_all: str | None) -> float | None:
-    """Median over answers of a score's share of the MI behind that of all, mean over mean.
+    """Median over answers of mean MI of a source, divided by mean MI of source all.
 
-    Both as the runs that made these scores saved them: another run of the setting, in the scope
-        "all",
-    say, has another MI under the same name.
+    Both from the runs of these scores: another run of the setting, such as one of scope "all", has
+    another MI under the same name.
     """
     part = group.mi_of(method)
     whole = None if of_all is None else group.mi_of(of_all)
@@ -62,7 +61,7 @@ def _attention(group: RunGroup, source: str) -> float | None:
 
 
 def sources(groups: Sequence[RunGroup]) -> Items:
-    """Scores whose masks take what comes from the context, or from elsewhere, beside the whole."""
+    """Scores whose masks remove only what comes from the context, or from elsewhere, or all."""
     title = "Where the fragility comes from: scores by source"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -74,7 +73,7 @@ def sources(groups: Sequence[RunGroup]) -> Items:
         for methods in groups:
             symbol = group.methods[next(iter(methods.values()))].symbol
             rows += _rows(group, {(symbol, source): m for source, m in methods.items()})
-        # Scores that ask without random masks what an answer hangs on.
+        # Scores by source that need no random masks.
         known = {m: of for m, of in group.run.described.items() if m in group.baselines}
         cheaper = {m: of for m, of in known.items() if of["source"] != "all"}
         return rows + _rows(group, {(of["symbol"], of["source"]): m for m, of in cheaper.items()})
@@ -85,12 +84,12 @@ def sources(groups: Sequence[RunGroup]) -> Items:
         return table
 
     notes = [
-        "The same answers and masks; masked heads lose all they bring (all), or only what comes "
-        "from the context's tokens or from elsewhere. PRR and its difference from all: 95 % "
+        "The same answers and masks; masked heads lose their whole input (all), or only what "
+        "comes from the context's tokens or from elsewhere. PRR and its difference from all: 95 % "
         "intervals over clusters. z, p: two-sided test of added information beyond MSP, entropy "
-        "and length; Holm over the settings of a score and source; z above 0: wrong answers have "
+        "and length, Holm over the settings of a score and source; z above 0: wrong answers have "
         "higher scores than the controls explain. Source-KL, Source-attention and Without-context "
-        "ask without random masks.",
+        "need no random masks.",
         "Share of MI: the source's MI over that of all, median over answers; shares need not add "
         "up. Attention: on the source's tokens at the masked layer, median over answers. ρ: "
         "Spearman correlations with the score of all and with length.",
@@ -131,7 +130,7 @@ def _rows(group: RunGroup, methods: Mapping[tuple[str, str], str]) -> list[dict[
 
 
 def _beyond(group: RunGroup, values: np.ndarray) -> dict[str, Any]:
-    """The test of added information; nothing where its controls were not saved or it cannot be."""
+    """The test of added information; NaN if controls were not saved or it is undefined."""
     try:
         msp, entropy, lengths = group.need("msp", "entropy", "lengths")
         controls = np.column_stack([msp, entropy, lengths])
@@ -142,7 +141,7 @@ def _beyond(group: RunGroup, values: np.ndarray) -> dict[str, Any]:
 
 
 def _rank(values: np.ndarray, others: np.ndarray | None) -> float | None:
-    """Spearman's correlation; None without others, or where either is constant."""
+    """Spearman correlation; None without others, or if either is constant."""
     if others is None or np.ptp(values) == 0 or np.ptp(others) == 0:
         return None
     return rank_correlation(values, others)

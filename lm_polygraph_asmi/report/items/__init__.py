@@ -1,4 +1,4 @@
-"""One function per item of the report, and what a reader must see first."""
+"""One function per item of the report, and the findings at its top."""
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -47,9 +47,9 @@ REPORT_ITEMS: tuple[Make, ...] = (
     confident_fragile, payoff, selector, rejection, reliable, boundary, truncation, coverage,
     stability, mechanism, cosines, case_study, correctness_labels, noise, length, audit, cost,
 )  # fmt: skip
-"""In the order of the report; each returns tables and figures, or why there are none."""
+"""In the order of the report; each returns tables and figures, or the reason for none."""
 MORE = ("lm_polygraph_asmi.experiments.items",)
-"""Modules whose `REPORT_ITEMS` come after these, and whose `findings` before all others."""
+"""Modules whose `REPORT_ITEMS` follow these, and whose `findings` precede all others."""
 
 
 def _more() -> list[ModuleType]:
@@ -57,15 +57,14 @@ def _more() -> list[ModuleType]:
 
 
 def every_report_item() -> list[Make]:
-    """What the report is made of."""
+    """All functions whose items make up the report."""
     return [*REPORT_ITEMS, *(make for module in _more() for make in module.REPORT_ITEMS)]
 
 
 def findings(groups: Sequence[RunGroup]) -> list[str]:
-    """First lines of the report: whether any ASMI score is known to rank errors, and what misleads.
+    """First lines of the report: how many ASMI scores rank errors, and caveats.
 
-    Before all, what experiments say; counts, then scores that rank errors the wrong way, then what
-    weakens the rest.
+    Order: findings of experiments, counts, scores of negative PRR, limits of the settings.
     """
     own = (_known, _wrong_strategy, _against_best, _added, _weak, _correctness_labels, _others)
     parts = (*(module.findings for module in _more()), *own)
@@ -82,92 +81,90 @@ def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:
 
 
 def _known(groups: Sequence[RunGroup]) -> list[str]:
-    """How many scores are known to rank errors, and how many to rank them the wrong way.
+    """How many scores have a PRR interval above 0, and how many below.
 
-    Settings too small for their intervals leave theirs undecided, whatever the intervals say.
+    Scores of settings too small for their intervals count as inconclusive.
     """
     scores = _scores(groups)
     if not scores:
-        return ["These runs hold no ASMI score."]
-    said, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
+        return ["These runs have no ASMI score."]
+    lines, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
     defined = [(group, found) for group, _, found in scores if not np.isnan(found.low)]
     if defined:
         above, below = _sides(found for group, found in defined if not group.too_small)
         few = [found for group, found in defined if group.too_small]
-        by_themselves = ", ".join(
+        ignored = ", ".join(
             f"{n} {side}" for n, side in zip(_sides(few), ("above", "below"), strict=True)
         )
-        said.append(
-            f"**Known to rank errors here: {above} of {len(defined)} ASMI scores** (PRR interval "
-            f"above zero, each by itself). Wrong way round (interval below zero): {below}. "
-            f"Undecided: {len(defined) - above - below}"
+        lines.append(
+            f"**Rank errors: {above} of {len(defined)} ASMI scores** (PRR interval above 0, "
+            f"uncorrected). Negative PRR (interval below 0): {below}. Inconclusive: "
+            f"{len(defined) - above - below}"
             + (
-                f", of which {len(few)} because their settings are too small (intervals by "
-                f"themselves: {by_themselves} zero)."
+                f", of which {len(few)} because their settings are too small (their intervals: "
+                f"{ignored} 0)."
                 if few
                 else "."
             )
         )
     if undefined:
-        said.append(
-            f"**Nothing to say of {'; '.join(undefined)}**: PRR or its interval is undefined."
-        )
-    return said
+        lines.append(f"**PRR or its interval is undefined: {'; '.join(undefined)}.**")
+    return lines
 
 
 def _sides(found: Iterable[Interval]) -> tuple[int, int]:
-    """How many intervals lie above zero, and how many below it."""
+    """How many intervals are above 0, and how many below."""
     every = list(found)
     return sum(i.low > 0 for i in every), sum(i.high < 0 for i in every)
 
 
 def _against_best(groups: Sequence[RunGroup]) -> list[str]:
-    """How often the top variant is better, equivalent or worse than the best of the others."""
+    """How often the top variant is better, equivalent or worse than the best baselines."""
     counted, _ = one_per_question_set(groups)
     adjusted = adjusted_comparisons(groups)
-    said = []
+    sentences = []
     for name, which in (
         ("top Δ best free", "best free baseline (no samples, no further question)"),
         ("top Δ best baseline", "best of all baselines"),
     ):
-        own = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}
-        if own:
-            small = sum(group.too_small for group in own)
-            counts = count_outcomes(own.values())
+        here = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}
+        if here:
+            small = sum(group.too_small for group in here)
+            counts = count_outcomes(here.values())
             counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
-            worse = [group.label for group, one in own.items() if one.outcome == "worse"]
-            said.append(
-                f"**Against the {which}: {counted_as} of {len(own)} settings**{_in_brackets(worse)}"
-                f"{f', {small} undecided because too small' if small else ''}"
+            worse = [group.label for group, one in here.items() if one.outcome == "worse"]
+            sentences.append(
+                f"**Against the {which}: {counted_as} of {len(here)} "
+                f"settings**{_in_brackets(worse)}"
+                f"{f', {small} inconclusive because too small' if small else ''}"
             )
-    if not said:
+    if not sentences:
         return []
     return [
-        ". ".join(said)
-        + f". PRR of the top ASMI variant, adjusted p; equivalent: within {MARGIN}. "
-        "Both sides are the best on these very answers."
+        ". ".join(sentences)
+        + f". PRR of the top ASMI variant, adjusted p; equivalent: within {MARGIN}. Variant and "
+        "baseline are both chosen on these answers."
     ]
 
 
 def _added(groups: Sequence[RunGroup]) -> list[str]:
-    """In how many settings the signal adds to what is free."""
+    """In how many settings u_sem adds to the free baselines."""
     verdicts = verdicts_of(groups)
     if not verdicts:
         return []
     adds, reverses = (
-        [group.label for group, found in verdicts.items() if found == said]
-        for said in ("yes", "wrong way round")
+        [group.label for group, found in verdicts.items() if found == verdict]
+        for verdict in ("yes", "negative")
     )
     scored = {group for group, _, _ in _scores(groups)}
     untested = len(scored - {*verdicts})
     small = sum(group.too_small for group in verdicts)
-    besides = [f"{untested} more could not be tested"] if untested else []
-    besides += [f"{small} of those tested are too small to find much"] if small else []
+    besides = [f"{untested} more untested"] if untested else []
+    besides += [f"{small} of those tested are small and have little power"] if small else []
     return [
-        f"**Adds to MSP, entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
-        f"settings**{_in_brackets(adds)}, the wrong way round in {len(reverses)}"
-        f"{_in_brackets(reverses)} (generalised covariance, 5 % over all settings; u_sem is that "
-        "of "
+        f"**Adds to MSP, token entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
+        f"settings**{_in_brackets(adds)}, negative in {len(reverses)}{_in_brackets(reverses)} "
+        "(generalised covariance, 5 % over all settings; u_sem: the score of "
         f"Sem-ASMI{''.join(f'; {one}' for one in besides)})."
     ]
 
@@ -178,7 +175,7 @@ def _in_brackets(names: Sequence[str]) -> str:
 
 def _wrong_strategy(groups: Sequence[RunGroup]) -> list[str]:
     return [
-        f"**Wrong way round: {group.label}.** {method} ranks errors the wrong way: PRR "
+        f"**Negative PRR: {group.label}.** {method} ranks errors worse than chance: PRR = "
         f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to decide which of "
         "these answers to trust."
         for group, method, found in _scores(groups)
@@ -187,55 +184,55 @@ def _wrong_strategy(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _weak(groups: Sequence[RunGroup]) -> list[str]:
-    """Settings too small, without contrast, or that masking hardly moves."""
-    said, small = [], []
+    """Settings too small, without contrast, or with hardly any masking response."""
+    lines, small = [], []
     for group in groups:
         clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
         if not errors or errors == len(group):
-            said.append(
+            lines.append(
                 f"**No contrast: {group.label}.** All {len(group)} answers are "
-                f"{'wrong' if errors else 'right'} ({group.metric} at 0.5): what needs right and "
-                "wrong answers is undefined."
+                f"{'wrong' if errors else 'right'} ({group.metric} at 0.5): statistics that need "
+                "right and wrong answers are undefined."
             )
         elif group.too_small:
             small.append(
-                f"**Too small to trust its intervals: {group.label}.** {clusters} clusters, "
+                f"**Too small for reliable intervals: {group.label}.** {clusters} clusters, "
                 f"{errors} wrong of {len(group)} answers."
             )
         if group.mi_tokens is not None:
             response = masking_response(group.mi_tokens)
             if response.over_robust:
-                said.append(
+                lines.append(
                     f"**Hardly any masking response: {group.label}.** Mean MI_t "
-                    f"{response.mean:.4f} nats, median {response.median:.4f}, below "
-                    f"{OVER_ROBUST} nats: masking barely moves this model here, so ASMI may have "
-                    "nothing to read. A candidate screen, needing no labels; the paper supports "
-                    f"it with one setting.{_ranked_here(group)}"
+                    f"{response.mean:.4f} nats, median {response.median:.4f}, below {OVER_ROBUST} "
+                    "nats: masking barely changes the predictions, so ASMI may have no signal. A "
+                    "candidate screen that needs no labels; the paper supports it with one "
+                    f"setting.{_ranked_here(group)}"
                 )
     if small:
-        small[-1] += f" {FEW} They are widened for few clusters, not for few errors."
-    return [*small, *said]
+        small[-1] += f" {FEW} Intervals are widened for few clusters, not for few errors."
+    return [*small, *lines]
 
 
 def _ranked_here(group: RunGroup) -> str:
-    """What the screen is held against: how the setting's first operating variant ranks errors."""
+    """PRR of the setting's first operating variant, to compare with the screen."""
     for method in (m for m in group.variants.values() if m in group.scores):
         found = intervals_of(group)[0][method]
         if not np.isnan(found.low):
-            return f" Here {method} has a PRR of {found}."
+            return f" Here {method} has PRR = {found}."
     return ""
 
 
 def _correctness_labels(groups: Sequence[RunGroup]) -> list[str]:
-    said = []
+    lines = []
     for metric in dict.fromkeys(group.metric for group in groups):
         if not metric.startswith("AlignScore"):
             tested = "; ".join(group.label for group in groups if group.metric == metric)
-            said.append(
-                f"**Judged by {metric}, not by AlignScore: {tested}.** Never compare these figures "
-                "with the paper's."
+            lines.append(
+                f"**Correctness labels by {metric}, not AlignScore: {tested}.** Do not compare "
+                "these values with the paper's."
             )
-    return said
+    return lines
 
 
 def _others(groups: Sequence[RunGroup]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who wins: benchmark, head-to-head, depths, stability."""
+"""Benchmark, head-to-head, depths, stability."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,31 +62,31 @@ SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTru
 
 def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
     """Method -> family."""
-    found = {m: FAMILIES.get(m, "other") for group in groups for m in group.scores}
-    return found | {method: ASMI_FAMILY for group in groups for method in group.methods}
+    families = {m: FAMILIES.get(m, "other") for group in groups for m in group.scores}
+    return families | {method: ASMI_FAMILY for group in groups for method in group.methods}
 
 
 def _in_table_order(groups: Sequence[RunGroup]) -> list[str]:
-    """Methods by family as in the paper, variants by depth."""
-    found, ours = _families(groups), {m: c for group in groups for m, c in group.methods.items()}
+    """Methods in the paper's order of families, variants by depth."""
+    kinds, ours = _families(groups), {m: c for group in groups for m, c in group.methods.items()}
     families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
     known = list(FAMILIES)
 
     def position(method: str) -> tuple[int, float, int]:
         depth = ours[method].depth if method in ours else 0
         place = known.index(method) if method in known else len(known)
-        return families.index(found[method]), depth, place
+        return families.index(kinds[method]), depth, place
 
-    return sorted(found, key=position)
+    return sorted(kinds, key=position)
 
 
 def competes(method: str, group: RunGroup) -> bool:
-    """Whether a method is marked best or second best: baselines, and the operating variants."""
+    """Whether a method can be marked best: baselines and the operating variants."""
     return method not in group.methods or method in group.variants.values()
 
 
 def benchmark(groups: Sequence[RunGroup]) -> Items:
-    """Table "bench_main" of the paper, with all methods and depths; AUROC and AUGRC beside it."""
+    """Table "bench_main" of the paper with all methods and depths; also by AUROC and AUGRC."""
     methods = _in_table_order(groups)
     ranked = _by_method(
         groups, methods, lambda group, m: prr_with_error(group.score(m), group.quality), True
@@ -97,22 +97,21 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
         black=[brief(method) for group in groups for method in group.baselines],
     )
     marks = (
-        "Bold: the highest among baselines and the variants at the operating depth, where its "
-        "paired 95 % interval over clusters excludes the next best; underlined: the highest, where "
-        "it does not."
+        "The highest among baselines and the variants at the operating depth is bold if the "
+        "paired 95 % interval (over clusters) of its difference from the next best excludes 0, "
+        "else underlined."
     )
     short = [f"{brief(m)} = {m}" for m in methods if brief(m) != m]
     items = [
         ReportItem(
             "benchmark", "Benchmark: PRR of every method", groups, ranked, figure,
             [
-                "PRR: 1 = errors rejected first, 0 = uninformative, below 0 = errors ranked the "
-                f"wrong way. {marks} Compare within a column only.",
-                "Equal scores count as their mean over all orders; LM-Polygraph's own figure takes "
-                "them as the file orders them.",
+                "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. "
+                f"{marks} Compare only within a column.",
+                "Ties: mean over all orders; LM-Polygraph's own PRR takes them in file order.",
             ],
-            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), each by itself"
-            f"{'; ' if short else ''}{', '.join(short)}.",
+            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), "
+            f"uncorrected{'; ' if short else ''}{', '.join(short)}.",
         )
     ]  # fmt: skip
     tested = [group for group in groups if not group.wrong.all() and group.wrong.any()]
@@ -120,15 +119,15 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
         plain = {
             "auroc": (
                 "Benchmark: AUROC of every method", auroc,
-                "Chance that a wrong answer has the higher score than a right one; 0.5 = chance, "
-                "below it errors are ranked the wrong way. PRR weighs the few most confident "
-                "answers most, AUROC all alike: where they disagree, few answers decide.",
+                "Probability that a wrong answer scores higher than a right one; 0.5 = chance, "
+                "below 0.5 = worse than chance. PRR gives the few most confident answers most "
+                "weight, AUROC weighs all alike: if they disagree, few answers decide.",
             ),
             "augrc": (
                 "Benchmark: AUGRC of every method", augrc,
-                "Wrong answers kept, as a share of all, averaged over all coverages (Traub et al. "
-                "2024); lower is better, half the error rate = chance. Unlike AURC it does not "
-                "overweigh the few most confident answers.",
+                "Wrong answers accepted, as a share of all, averaged over all coverages (Traub et "
+                "al. 2024); lower = better, half the error rate = chance. Unlike AURC, it does "
+                "not overweight the few most confident answers.",
             ),
         }  # fmt: skip
         for name, (title, measure, note) in plain.items():
@@ -150,27 +149,27 @@ def _by_method(
     value: Callable[[RunGroup, str], Any],
     marked: bool,
 ) -> pd.DataFrame:
-    """A row per method, a column per setting; the highest marked if it is to be."""
+    """A row per method, a column per setting; the highest is marked if `marked`."""
     families = _families(groups)
     table = pd.DataFrame({"method": methods, "family": [families.get(m) for m in methods]})
     for group in groups:
-        found = {m: value(group, m) for m in group.scores}
+        by_method = {m: value(group, m) for m in group.scores}
         lead = _lead(group) if marked else {}
         table[group.label] = [
-            leading(found[m], lead[m]) if m in lead else found.get(m) for m in methods
+            leading(by_method[m], lead[m]) if m in lead else by_method.get(m) for m in methods
         ]
     return table
 
 
 def _lead(group: RunGroup) -> dict[str, Interval]:
-    """The method of highest PRR, and how far it is ahead of the next best."""
+    """The method of highest PRR, and its difference from the next best."""
     pair = _first_two(group)
     return {pair[0]: intervals_of(group)[1][pair].difference} if pair else {}
 
 
 @cache
 def _first_two(group: RunGroup) -> tuple[str, str] | None:
-    """The two methods of highest PRR that compete; None without two of them."""
+    """The two competing methods of highest PRR; None if there are fewer."""
     prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
     order = sorted(
         (m for m in prr if competes(m, group) and not np.isnan(prr[m])), key=lambda m: -prr[m]
@@ -208,8 +207,8 @@ def datasets(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Prompt and answer tokens: medians; tokens of right and of wrong answers: means. Empty: "
-        "share of answers without a letter or digit. Right: quality of at least 0.5."
+        "Prompt and answer tokens: medians. Tokens of right and of wrong answers: means. Empty: "
+        "share of answers without a letter or digit. Right: share with quality of at least 0.5."
     ]
     return frame("datasets", "Datasets", groups, compute, notes)
 
@@ -222,14 +221,14 @@ def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
 COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
 """Columns of the head-to-head table, first minus second."""
 BESIDES = ("top Δ best free", "Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
-"""Compared too, in the table of outcomes."""
+"""Compared only in the table of outcomes."""
 FREE = {method for method, family in FAMILIES.items() if family in ("information", "attention")}
-"""Baselines that the answer's own pass gives: no samples, no further question."""
+"""Baselines read from the pass that generates the answer: no samples, no further question."""
 
 
 @cache
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
-    """What the report compares on a setting: name -> (first, second)."""
+    """The report's comparisons on a setting: name -> (first method, second method)."""
     prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
     top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
     free = _best([method for method in group.baselines if method in FREE], prr)
@@ -254,40 +253,40 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
 
 @cache
 def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
-    """PRR intervals of a setting's methods, and the family of differences that the report shows."""
+    """PRR intervals of a setting's methods, and all comparisons that the report shows."""
     pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)])]
     scores = {m: group.score(m) for m in group.scores}
     return prr_comparisons(scores, group.quality, group.clusters, pairs, DRAWS, SEED)
 
 
 def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup, Comparison]]:
-    """By name and setting, p-values adjusted within the setting and (Holm) for the settings.
+    """By name and setting; p-values adjusted within a setting and (Holm) over settings.
 
-    Those without an interval are left out, and settings without a variant or a baseline. On
-    settings too small for their intervals nothing is tested.
+    Left out: comparisons without an interval, settings without a variant or a baseline. Settings
+    too small for their intervals are untested (p = 1).
     """
-    found: dict[str, dict[RunGroup, Comparison]] = {name: {} for name in COMPARED + BESIDES}
+    by_name: dict[str, dict[RunGroup, Comparison]] = {name: {} for name in COMPARED + BESIDES}
     for group in groups:
         pairs = compared_on(group)
         for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
             one = intervals_of(group)[1][pair]
             if one.outcome is not None:
-                found[name][group] = _untested(one) if group.too_small else one
-    for name, tested in found.items():
+                by_name[name][group] = _untested(one) if group.too_small else one
+    for name, tested in by_name.items():
         p_values = holm([one.p_value for one in tested.values()])
         equivalent = holm([one.p_equivalent for one in tested.values()])
         columns = zip(tested.items(), p_values, equivalent, strict=True)
-        found[name] = {
+        by_name[name] = {
             group: one._replace(
                 p_value=float(p),
                 p_equivalent=float(q),
-                # As Holm raised what was at its floor; 0 where it was not.
+                # Raised by Holm too if p was at its floor, else 0.
                 least=float(p) if one.p_value <= one.least else 0.0,
                 least_equivalent=float(q) if one.p_equivalent <= one.least_equivalent else 0.0,
             )
             for (group, one), p, q in columns
         }
-    return {name: tested for name, tested in found.items() if tested}
+    return {name: tested for name, tested in by_name.items() if tested}
 
 
 def _untested(one: Comparison) -> Comparison:
@@ -295,7 +294,7 @@ def _untested(one: Comparison) -> Comparison:
 
 
 def head_to_head(groups: Sequence[RunGroup]) -> Items:
-    """Table "h2h" of the paper: paired differences, what follows from each, and how often."""
+    """Table "h2h" of the paper: paired differences, their outcomes, and counts of outcomes."""
     title = "Head-to-head: paired differences of PRR"
 
     adjusted = adjusted_comparisons(groups)
@@ -303,10 +302,10 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
     def _tested_value(group: RunGroup, name: str) -> TestedValue | Interval | None:
         if name not in compared_on(group):
             return None
-        one = adjusted.get(name, {}).get(group)
-        if one is None:  # without an interval there is nothing to test
+        comparison = adjusted.get(name, {}).get(group)
+        if comparison is None:  # no interval, no test
             return intervals_of(group)[1][compared_on(group)[name]].difference
-        return TestedValue(one.difference, one.p_value < LEVEL)
+        return TestedValue(comparison.difference, comparison.p_value < LEVEL)
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         alone, _ = intervals_of(group)
@@ -336,11 +335,10 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
 
     notes = [
         "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy. "
-        "Cluster-respecting paired bootstrap; positive = ASMI ahead. Intervals stand each by "
-        "itself; asterisks follow p-values adjusted within a setting (Romano-Wolf) and over the "
-        "settings "
-        "(Holm), as the outcomes do. The best baseline and the "
-        "top variant are chosen on the same answers; the interval takes them as given."
+        "Paired bootstrap of clusters; positive: ASMI is higher. Intervals are uncorrected; "
+        "asterisks and outcomes use p-values adjusted within a setting (Romano-Wolf) and over "
+        "settings (Holm). The best baseline and the top variant are chosen on the same answers; "
+        "intervals ignore that choice."
     ]
     (item,) = frame(
         "head_to_head",
@@ -358,15 +356,15 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
     if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
         item.notes = [
             *item.notes,
-            "SemanticEntropy, the pre-specified reference, was not run (it needs an NLI model): "
+            "SemanticEntropy, the pre-specified baseline, was not run (it needs an NLI model): "
             "its columns are empty.",
         ]
     return [item, *_outcomes(item.groups)]
 
 
 def _outcomes(groups: Sequence[RunGroup]) -> Items:
-    """Every comparison with its p-value and outcome, and how often each came out."""
-    title = "Outcomes: better, equivalent or undecided"
+    """Every comparison with its p-value and outcome, and counts of outcomes."""
+    title = "Outcomes: better, equivalent or inconclusive"
 
     adjusted = adjusted_comparisons(groups)
 
@@ -389,26 +387,23 @@ def _outcomes(groups: Sequence[RunGroup]) -> Items:
         beyond = int((~(item.table["margin in reach"].astype(float) < MARGIN)).sum())
         return [
             "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted "
-            "for the comparisons of a setting (Romano-Wolf, on shared resamples) and for the "
-            "settings "
-            "of a comparison (Holm). p, equivalent: two one-sided tests of a difference of at "
-            f"least {MARGIN} in PRR, Holm over the settings. ≤: no resample was further out, so p "
-            "is "
-            f"at most that. Better or worse: p < {LEVEL}; else equivalent: p, equivalent < "
-            f"{LEVEL}; else undecided, which is no equality. Settings too small for their "
-            "intervals "
-            "are not tested: p is 1 there.",
-            "Best free: the best baseline that the answer's own pass gives, without samples or "
-            "further questions.",
-            "Margin in reach: half of the 90 % interval of the difference. Where it is not below "
-            f"{MARGIN}, as in {beyond} of {len(item.table)} rows, p, equivalent cannot fall below "
-            f"{LEVEL}, wherever the difference lies: it takes more answers.",
+            "for the comparisons of a setting (Romano-Wolf, shared resamples) and for the "
+            "settings of a comparison (Holm). p, equivalent: two one-sided tests of a difference "
+            f"of at least {MARGIN} in PRR, Holm over settings. ≤: no resample was more extreme, so "
+            f"p is at most that. Better or worse: p < {LEVEL}. Otherwise equivalent: p, equivalent "
+            f"< {LEVEL}. Otherwise inconclusive, which is not equality. Settings too small for "
+            "their intervals are untested: p = 1.",
+            "Best free: the best baseline read from the pass that generates the answer, without "
+            "samples or further questions.",
+            "Margin in reach: half the width of the 90 % interval of the difference. If it is not "
+            f"below {MARGIN}, as in {beyond} of {len(item.table)} rows, p, equivalent cannot fall "
+            f"below {LEVEL}, whatever the difference: more answers are needed.",
         ]
 
     items = frame(
         "outcomes", title, list(adjusted), compute, notes, digits=3, signed=("difference",),
         p_values=("p", "p, equivalent"), resamples=DRAWS, label=str,
-        otherwise="no difference has an interval: fewer than two clusters in every run",
+        otherwise="no difference has an interval: every run has fewer than two clusters",
     )  # fmt: skip
     (item,) = items
     if isinstance(item, MissingItem):
@@ -424,9 +419,9 @@ def _floored(p_value: float, least: float) -> float | AtMost:
 
 
 def count_outcomes(tested: Iterable[Comparison]) -> dict[str, int]:
-    """How often each of `OUTCOMES` came out."""
-    found = [one.outcome for one in tested]
-    return {kind: found.count(kind) for kind in OUTCOMES}
+    """Counts of each of `OUTCOMES`."""
+    outcomes = [one.outcome for one in tested]
+    return {kind: outcomes.count(kind) for kind in OUTCOMES}
 
 
 def _counts(
@@ -454,23 +449,28 @@ def _counts(
                 counts = count_outcomes(here) | {"leads": leads}
                 rows.append({"settings": name, "comparison": comparison} | counts)
     notes = [
-        "Settings by outcome; leads: settings with a positive difference, whatever its outcome."
+        "Number of settings by outcome; leads: settings with a positive difference, whatever the "
+        "outcome."
     ]
     if len(subsets) > len(kinds):
-        notes.append("The paper counts without Llama-2 on SQuAD too, where many answers are empty.")
+        notes.append(
+            "The paper also counts without Llama-2 on SQuAD, where many answers are empty."
+        )
     if doubled:
-        notes.append(f"Not counted, since a larger run asks the same: {'; '.join(doubled)}.")
-    title = "How often: better, equivalent, undecided, worse"
+        notes.append(
+            f"Not counted, because a larger run has the same questions: {'; '.join(doubled)}."
+        )
+    title = "Counts: better, equivalent, inconclusive, worse"
     return ReportItem("outcome_counts", title, groups, pd.DataFrame(rows), None, notes)
 
 
 def depths(groups: Sequence[RunGroup]) -> Items:
-    """Appendix "Full Benchmark and Depth Sweep": which depth, and would halves agree."""
+    """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
     title = "Depth selection"
     curves = {}
     by_group: list[dict[str, Any]] = []
     groups, doubled = one_per_question_set(groups)
-    reasons: list[Reason] = [(label, "a larger run asks the same") for label in doubled]
+    reasons: list[Reason] = [(label, "a larger run has the same questions") for label in doubled]
     sweeps = []
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
         swept = {group: _by_depth(group, symbol) for group in groups}
@@ -522,17 +522,18 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Aggregate: mean over settings. Bold: the highest, where its paired 95 % interval over "
-        "clusters excludes the next; underlined: the highest, where it does not. Split-half: 1,000 "
-        "random halves of clusters; the depth that is best on the first half, and the PRR it loses "
-        "on the second (share of splits that lose nothing). Regret stands in the row of the chosen "
-        "depth and is of the whole procedure."
+        "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
+        "clusters) of its difference from the next excludes 0, else underlined. Selected on "
+        "halves: in 1,000 random splits of the clusters, how often a depth is best on the first "
+        "half. Regret: the PRR that this choice loses on the second half (no regret: share of "
+        "splits that lose nothing). It describes the whole procedure and is shown in the row of "
+        "the chosen depth."
     ]
     pictured = (
-        "Figure: pointwise 95 % bands over clusters (2,000 resamples), of each setting up to "
-        f"{figures.FEW} of them, else of the mean over these settings. Beyond {figures.MANY} "
-        "settings "
-        "those of highest and lowest mean PRR are named, the others grey; see the table by setting."
+        "Figure: pointwise 95 % bands over clusters (2,000 resamples), per setting if there are "
+        f"at most {figures.FEW}, else of the mean over settings. With more than {figures.MANY} "
+        "settings, only those of highest and lowest mean PRR are named; the others are grey (see "
+        "the table by setting)."
     )
     items = frame(
         "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
@@ -550,8 +551,9 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     ]
     table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
     about = [
-        "PRR at every depth. Best or tied: the highest, and those whose paired 95 % interval over "
-        f"clusters to it holds zero. Columns in which a depth is one of them: {'; '.join(counts)}."
+        "PRR at every depth. Best or tied: the highest, and depths whose paired 95 % interval "
+        "(over clusters) of the difference from it includes 0. Settings by depth: "
+        f"{'; '.join(counts)}."
     ]
     used = items[0].groups
     return [
@@ -561,7 +563,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
 
 
 def _drawn_at_depths(group: RunGroup, methods: Sequence[str]) -> np.ndarray:
-    """(B, D) PRR at every depth; settings over the same questions share their resamples."""
+    """(B, D) PRR at every depth; settings with the same questions share their resamples."""
     scores = {m: group.score(m) for m in methods}
     drawn = drawn_prr(scores, group.quality, group.clusters, RESAMPLES)[1]
     return np.column_stack([drawn[m] for m in methods])
@@ -592,7 +594,7 @@ def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:
 def _depths_of(
     group: RunGroup, symbol: str, depths: Sequence[float], prr: np.ndarray, drawn: np.ndarray
 ) -> dict[str, Any]:
-    """A variant's PRR at every depth of a setting, and the depths that are best or tied with it."""
+    """A variant's PRR at every depth of a setting, and the depths that are best or tied."""
     names = [f"{depth:.0%}" for depth in depths]
     row: dict[str, Any] = {"setting": group.label, "variant": symbol}
     row |= dict(zip(names, map(float, prr), strict=True))
@@ -608,7 +610,7 @@ def _depths_of(
 
 
 def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
-    """depth -> method, for methods that differ from the operating variant in depth alone."""
+    """depth -> method, for methods that differ from the operating variant only in depth."""
     if symbol not in group.variants:
         return {}
     operating = group.methods[group.variants[symbol]]
@@ -620,8 +622,8 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
 
 
 def stability(groups: Sequence[RunGroup]) -> Items:
-    """Table "stability" of the paper: redraws of masks and samples on fixed answers."""
-    title = "Stability over redraws of the method's own randomness"
+    """Table "stability" of the paper: other seeds of masks and samples, same answers."""
+    title = "Seed stability: the same answers with other masks and samples"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         rows = []
@@ -642,15 +644,15 @@ def stability(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     notes = [
-        "PRR over redraws on the same answers, and mean Spearman correlation of pairs of redraws. "
-        "With few redraws the sd is coarse."
+        "PRR over seeds on the same answers; rank ρ: mean Spearman correlation of pairs of seeds. "
+        "With few seeds, the sd is imprecise."
     ]
     missing = "no answers were scored twice with other masks or samples (see asmi_stability)"
     return frame("stability", title, groups, compute, notes, digits=3, otherwise=missing)
 
 
 def _other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
-    """Method without its seed -> (R, n) scores, a row per seed of what is random in it."""
+    """Method without its seed -> (R, n) scores, a row per seed of its masks and samples."""
     drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
     for run in group.runs:
         seeds = run.recorded("seeds")

@@ -1,4 +1,4 @@
-"""Where it ends: closed-book recall, and the truncation to K tokens."""
+"""Limits of the method: closed-book recall, and truncation to the top K tokens."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -39,15 +39,15 @@ def boundary(groups: Sequence[RunGroup]) -> Items:
         )
 
     notes = [
-        "PRR on the questions that both runs asked, clusters of the open-book rows in both. Error "
-        "rates differ between the two, so read the gaps within a row."
+        "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
+        "differ between the two, so compare differences within a row."
     ]
     return frame(
         "boundary", title, twins(groups), _twin_rows, notes, draw, digits=3,
         signed=("Sem-ASMI Δ MSP",), resamples=10_000,
         label=lambda twins: f"{twins[0].label} against "
         f"{twins[1].dataset}",
-        otherwise="no model was asked the same questions with and without context",
+        otherwise="no model has runs on the same questions with and without context",
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
     pairs = pairs_of_rows(opened, closed, same_answers=False)
     if not pairs:
         raise Unavailable("no question is in both runs")
-    # Closed-book prompts have no passage: their rows take the clusters of their twins.
+    # Closed-book prompts have no passage: they use the clusters of their open-book twins.
     clusters = [opened.clusters[i] for i, _ in pairs]
     rows = []
     for group, chosen in ((opened, [i for i, _ in pairs]), (closed, [j for _, j in pairs])):
@@ -92,7 +92,7 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
 
 
 def _gap_to_msp(group: RunGroup, clusters: Sequence[str], rows: Sequence[int]) -> list[Interval]:
-    """PRR of Sem-ASMI, of MSP, and the paired difference on some rows of a setting."""
+    """PRR of Sem-ASMI, of MSP, and their paired difference, on some rows of a setting."""
     sem, msp = group.need("u_sem", "msp")
     scores = {"sem": sem[rows], "msp": msp[rows]}
     quality = group.quality[rows]
@@ -134,9 +134,8 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
 
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in _pairs_of_k(groups, symbol)]
     notes = [
-        "The answers that were scored with both K; paired 95 % intervals over clusters. Token ρ: "
-        "Spearman correlation of MI_t between the two K, over all tokens. Coverage: mean over all "
-        "tokens.",
+        "Answers scored with both K; paired 95 % intervals over clusters. Token ρ: Spearman "
+        "correlation of MI_t between the two K, over all tokens. Coverage: mean over all tokens.",
     ]
     return frame(
         "larger_k", title, pairs, compute, notes, digits=3,
@@ -150,8 +149,8 @@ PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
 
 
 def _pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
-    """Scores of one model on one dataset that differ in K alone: symbol; K, setting, method
-    twice."""
+    """Scores of one model and dataset that differ only in K: symbol; twice K, setting,
+    method."""
     alike_but_k: list[tuple[RunGroup, ASMIConfig, dict[int, tuple[RunGroup, str]]]] = []
     for group in groups:
         for method, config in group.methods.items():
@@ -177,7 +176,7 @@ def _token_correlation(
     of_large: str,
     theirs: Sequence[int],
 ) -> float | None:
-    """Whether the two K rank tokens alike; None where a run did not save MI_t."""
+    """Rank correlation of tokens between the two K; None if a run did not save MI_t."""
     tokens = []
     for group, method, rows in ((a, of_small, ours), (b, of_large, theirs)):
         saved = group.mi_of(method)
@@ -215,12 +214,12 @@ def coverage(groups: Sequence[RunGroup]) -> Items:
 
     notes = [
         "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
-        "by MI_t. Bound: what the mass outside the top 64 adds to an entropy at most as one "
+        "by MI_t. Bound: the most that the mass m outside the top 64 adds to an entropy as one "
         "bucket, −m ln m nats."
     ]
     return frame(
         "top_k_coverage", title, groups, compute, notes,
         lambda table: figures.coverage(table, spread), digits=3,
-        pictured="Figure: pointwise 95 % bands over clusters (200 resamples), tokens banded anew "
-        "in each.",
+        pictured="Figure: pointwise 95 % bands over clusters (200 resamples), with bands of "
+        "tokens recomputed in each.",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whole curves: what rejection leaves, and whether a probability of error is one."""
+"""Rejection curves, and calibration of the probability of error."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +17,12 @@ from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 
 SHOWN = (1.0, 0.9, 0.75, 0.5, 0.25)
-"""Shares of answers kept that the table has."""
+"""Shares of accepted answers in the table."""
 
 
 def rejection(groups: Sequence[RunGroup]) -> Items:
-    """The curve behind PRR: mean quality of the answers that are kept."""
-    title = "Rejection curves: what PRR is the area of"
+    """The curve of PRR: mean quality of the accepted answers."""
+    title = "Rejection curves: PRR is their normalised area"
     panels: dict[str, Any] = {}
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -45,13 +45,12 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Mean quality of the answers kept when the most uncertain are rejected. Oracle: by "
-        "quality itself."
+        "Mean quality of the accepted answers when the most uncertain are rejected. Oracle: "
+        "ranked by quality itself."
     ]
     pictured = (
-        "Figure: simultaneous 95 % bands over "
-        "clusters (1,000 resamples): each holds its whole curve, so what they say holds at all "
-        "shares together. Overlapping bands are no test of a difference: see the paired intervals."
+        "Figure: simultaneous 95 % bands over clusters (1,000 resamples): each covers its whole "
+        "curve at once. Overlapping bands do not test a difference: see the paired intervals."
     )
     return frame(
         "rejection", title, groups, compute, notes, lambda _: figures.rejection(panels), digits=3,
@@ -60,7 +59,7 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
 
 
 def reliable(groups: Sequence[RunGroup]) -> Items:
-    """Reliability diagram of the probability of error that a run makes of u_sem, held out."""
+    """Reliability diagram of the held-out probability of error, calibrated from u_sem."""
     title = "Reliability of the probability of error"
     panels: dict[str, Any] = {}
 
@@ -70,7 +69,7 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
         held_out = held_out_probability(u_sem, group.wrong, group.clusters)
         if held_out is None:
             raise Unavailable(
-                f"fewer than two clusters, or than {2 * SMALLEST_STEP} answers beside a fold"
+                f"fewer than two clusters, or fewer than {2 * SMALLEST_STEP} answers outside a fold"
             )
         chance, base = held_out
         found = reliability(chance, group.wrong, group.clusters)
@@ -90,17 +89,17 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Probability of error by an isotonic fit of u_sem on the clusters of four folds, held "
-        "against the errors of the fifth (lower Brier score = better). Brier score = "
-        "miscalibration − discrimination + uncertainty; of the error rate: the Brier score of that "
-        "rate alone, held out too. p, calibrated: of a miscalibration as large in "
-        f"{DRAWS:,} draws in which the probabilities are right (signs of whole clusters tossed)."
+        "Probability of error from an isotonic fit of u_sem on four folds of clusters, compared "
+        "with the errors of the fifth (lower Brier score = better). Brier score = miscalibration "
+        "− discrimination + uncertainty; of the error rate: the held-out Brier score of a "
+        "constant error rate. p, calibrated: probability of a miscalibration as large in "
+        f"{DRAWS:,} draws with calibrated probabilities (random signs of whole clusters)."
     ]
     pictured = (
-        "Figure: the curve is an isotonic fit of the errors on the probabilities, without bins; on "
-        "the diagonal they are right; shaded: where the curve would lie in 95 % of those draws, "
-        "point by point (consistency band); bars: answers at each probability, "
-        "relative to the most frequent one."
+        "Figure: the curve is an isotonic fit of the errors on the probabilities, without bins; "
+        "calibrated probabilities lie on the diagonal. Shaded: pointwise range of the curve in 95 "
+        "% of those draws (consistency band). Bars: answers at each probability, relative to the "
+        "most frequent one."
     )
     return frame(
         "reliability", title, groups, compute, notes, lambda _: figures.reliability(panels),

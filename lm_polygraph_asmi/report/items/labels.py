@@ -1,4 +1,4 @@
-"""Does a result depend on the correctness label? Thresholds, metrics, noise, length, an audit."""
+"""Do results depend on the correctness label? Thresholds, metrics, noise, length, audit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ AUDITED = 50
 
 
 def _qualities(group: RunGroup) -> dict[str, np.ndarray]:
-    """Quality of the rows in use by metric, where it is known for all of them."""
+    """Quality of the rows in use, for metrics that are finite for all of them."""
     table = group.run.quality.iloc[group.rows]
     return {
         str(name): table[name].to_numpy(dtype=float)
@@ -38,7 +38,7 @@ def _qualities(group: RunGroup) -> dict[str, np.ndarray]:
 
 
 def correctness_labels(groups: Sequence[RunGroup]) -> Items:
-    """Rankings of the methods at other thresholds and under every saved metric."""
+    """Order of the methods at other thresholds and by every saved metric."""
     title = "Other correctness labels: thresholds and metrics"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -65,19 +65,17 @@ def correctness_labels(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     notes = [
-        "τ: Kendall's tau-b between the methods' order by AUROC under this correctness label, an "
-        "answer being "
-        "right from the threshold on, and that of the report's own correctness label at 0.5 (1 = "
-        "the same "
-        "order, 0 = none in common); baselines and the variants at the operating depth. Last "
+        "τ: Kendall's tau-b between the methods' order by AUROC with this correctness label (an "
+        "answer is right from the threshold on) and with the report's label at 0.5 (1 = same "
+        "order, 0 = unrelated). Methods: baselines and the variants at the operating depth. Last "
         "columns: AUROC of u_sem over the thresholds. A dash: all answers right, or all wrong."
     ]
     return frame("correctness_labels", title, groups, compute, notes)
 
 
 def noise(groups: Sequence[RunGroup]) -> Items:
-    """How many wrong labels would erase or create the verdict that a score ranks errors."""
-    title = "How much label noise a verdict bears"
+    """How many wrong labels would change the verdict that a score ranks errors."""
+    title = "How much label noise a verdict tolerates"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
@@ -99,23 +97,23 @@ def noise(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     notes = [
-        "AUROC with 95 % over clusters. With a share e0 of the answers called right in truth "
-        "wrong, and e1 of those called wrong in truth right, AUROC − 0.5 is (1 − e0 − e1) of what "
-        "it is in truth. Erases: e0 + e1 on top of the labels as they are that would make the "
-        "interval hold 0.5. May hide: e0 + e1 in the labels as they are with which the AUROC "
-        "behind them would exclude 0.5. Random noise only; intervals are taken to keep their width."
+        "AUROC with 95 % over clusters. If a share e0 of answers labelled right is truly wrong, "
+        "and e1 of those labelled wrong truly right, AUROC − 0.5 is (1 − e0 − e1) times its true "
+        "value. Erases: additional e0 + e1 with which the interval would include 0.5. May hide: "
+        "e0 + e1 in these labels with which the interval of the true AUROC would exclude 0.5. "
+        "Only random noise; the width of intervals is assumed to be unchanged."
     ]
     return frame("label_noise", title, groups, compute, notes)
 
 
 def _ranks(found: Interval) -> str:
     if not found.excludes(0.5):
-        return "not known"
-    return "yes" if found.value > 0.5 else "wrong way round"
+        return "inconclusive"
+    return "yes" if found.value > 0.5 else "worse than chance"
 
 
 def length(groups: Sequence[RunGroup]) -> Items:
-    """PRR within answers of like length, and without empty answers."""
+    """PRR within answers of similar length, and without empty answers."""
     title = "Length: PRR within strata"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -169,17 +167,16 @@ def length(groups: Sequence[RunGroup]) -> Items:
 
     notes = [
         "Thirds by the number of tokens, equal lengths together; PRR is normalised within each. "
-        "Length: the number of tokens as a score. Where length decides what a correctness label "
-        "calls wrong, a "
-        "score that reads length ranks errors without knowing of them: what is left within a "
-        "stratum is not of that kind. A dash: all answers of the stratum have one length, or are "
-        "equally good; then the figure lacks it. Empty: without a letter or digit."
+        "Length: the number of tokens as a score. If a correctness label depends on length, a "
+        "score that follows length ranks errors for that reason; within a stratum, that effect is "
+        "small. A dash: all answers of the stratum have one length or are equally good; the "
+        "figure then leaves it out. Empty: without a letter or digit."
     ]
     return frame("length", title, groups, compute, notes, draw, signed=("u_sem Δ MSP",))
 
 
 def audit(groups: Sequence[RunGroup]) -> Items:
-    """Answers for a human to label: where metrics disagree, else where score and label do."""
+    """Answers for a human to label: metrics disagree, else score and label disagree."""
     title = "For a human audit"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -192,8 +189,7 @@ def audit(groups: Sequence[RunGroup]) -> Items:
         calls = np.array([quality >= RIGHT for quality in qualities.values()])
         split = np.ptp(calls.astype(int), axis=0) > 0
         place = np.argsort(np.argsort(u_sem, kind="stable"), kind="stable") / len(group)
-        # Wrong though robust, right though fragile: how far the score contradicts the correctness
-        # label.
+        # How far the score contradicts the label: wrong but robust, right but fragile.
         against = np.where(group.wrong, 1 - place, place)
         order = np.lexsort([-against, ~split])[:AUDITED]
         return [
@@ -212,10 +208,9 @@ def audit(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        f"Up to {AUDITED} answers of each setting where correctness labels disagree: metrics with "
-        "one another "
-        "first, then the score with the report's metric (wrong though robust, right though "
-        "fragile). The last column is to be filled in by hand. Picked for being contested: their "
-        "share of label errors is no estimate of that of all answers."
+        f"Up to {AUDITED} answers per setting: first those where metrics disagree, then those "
+        "where the score contradicts the label (wrong but robust, right but fragile). Fill in the "
+        "last column by hand. These answers are selected for disagreement: their share of label "
+        "errors does not estimate that of all answers."
     ]
     return frame("audit", title, groups, compute, notes, inline=False)

@@ -1,4 +1,4 @@
-"""Why: masking response, tokens, what the subnetworks answer, and what it costs."""
+"""Masking response, tokens, the subnetworks' answers, and cost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,17 +57,16 @@ def screen(groups: Sequence[RunGroup]) -> Items:
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
         "95 % intervals over clusters.",
-        f"Near zero: mean MI_t below {OVER_ROBUST} nats, known before any label. A candidate "
-        "label-free screen, as in the paper, which has one such setting (0.002 nats, and the "
-        "signal "
-        "fails) against others from 0.016 nats on. It has not been validated.",
+        f"Near zero: mean MI_t below {OVER_ROBUST} nats. A candidate screen that needs no labels, "
+        "not validated: the paper has one such setting (0.002 nats, and the signal fails); its "
+        "others start at 0.016 nats.",
     ]
     return frame(
         "error_separation", title, groups, compute, notes, lambda _: figures.violins(panels),
         digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
-        pictured="Figure: on a logarithmic axis, values below the first percentile of the positive "
-        "ones at its foot; the first of Adapt-ASMI, Sem-ASMI and ASMI that was run; "
-        f"dot: median; fewer than {figures.SHAPED} answers: a stroke each.",
+        pictured="Figure: logarithmic axis, values below the first percentile of the positive "
+        "ones at its lower end; the first of Adapt-ASMI, Sem-ASMI and ASMI that was run; dot: "
+        f"median; fewer than {figures.SHAPED} answers: one stroke each.",
     )  # fmt: skip
 
 
@@ -97,8 +96,8 @@ def mechanism(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "High MI_t with low agreement is flagged; with high agreement it is discounted. Pearson r: "
-        "of A_t and MI_t itself, not its logarithm; H_t: single-pass entropy of the token."
+        "High MI_t counts fully with low agreement A_t, and is discounted with high agreement. "
+        "Pearson r: of A_t and MI_t (not its logarithm); H_t: single-pass entropy of the token."
     ]
     return frame(
         "mechanism", title, groups, compute, notes, lambda _: figures.joint(panels), digits=3
@@ -115,7 +114,7 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
         candidates = group.saved("asmi_candidates", at_operating_depth=True)
         if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
             raise Unavailable("not saved (set asmi.details=true)")
-        # Benign instability: where the kernel takes the most away from MI.
+        # Benign instability: where the kernel discounts MI most.
         pairs = zip(group.mi_tokens, group.agreement_tokens, strict=True)
         removed = [mi * agreement for mi, agreement in pairs]
         answer = int(np.argmax([tokens.max() for tokens in removed]))
@@ -125,8 +124,8 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
         return [{"setting": group.label}]
 
     notes = [
-        "Rows of the output projection, of the token where the kernel discounts most (largest "
-        "MI_t A_t). Negative cosines count as 0 in A_t.",
+        "Cosines between rows of the output projection, at the token where the kernel discounts "
+        "most (largest MI_t A_t). Negative cosines count as 0 in A_t.",
     ]
     return frame(
         "candidate_cosines", title, groups, compute, notes, lambda _: figures.cosines(panels),
@@ -135,13 +134,13 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
 
 
 def _text(group: RunGroup, answer: int, token: int) -> str:
-    """A token as text where the run saved it, else its id."""
+    """A token as text if the run saved it, else its id."""
     saved = group.saved("asmi_token_texts")
     return (saved[answer] if saved else {}).get(int(token), f"token {int(token)}")
 
 
 def case_study(groups: Sequence[RunGroup]) -> Items:
-    """What the subnetworks answer where the model is confident and wrong."""
+    """The subnetworks' tokens in answers that are confident and wrong."""
     title = "Confident errors: what the subnetworks answer"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -153,7 +152,7 @@ def case_study(groups: Sequence[RunGroup]) -> Items:
             raise Unavailable("asmi_top_token, asmi_tokens or texts not saved")
         confident_errors = np.flatnonzero(group.wrong & (msp <= np.median(msp))).tolist()
         if not confident_errors:
-            raise Unavailable("no confident answer is wrong")
+            raise Unavailable("all confident answers are right")
         changed = []
         for i in confident_errors:
             by_token = votes(np.asarray(tops[i]), tokens[i])[: len(information[i])]
@@ -186,18 +185,17 @@ def case_study(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     notes = [
-        f"Up to {CASES} wrong answers of each setting from the confident half by MSP in which a "
-        "mask "
-        "changed a token, at the token that most masks change: share of masks whose most likely "
-        "token is the answer's, and the strongest other one; last columns: confident errors, and "
-        "in how many a mask changed any token. Picked: no statistic. Runs that did not save "
-        "asmi_token_texts show token ids.",
+        f"Up to {CASES} wrong answers per setting from the confident half by MSP, at the token "
+        "that most masks change: share of masks whose most likely token is the answer's, and the "
+        "most frequent other one. Last columns: confident errors, and in how many of them a mask "
+        "changed any token. Selected examples, no statistic. Runs without asmi_token_texts show "
+        "token ids.",
     ]
     return frame("case_study", title, groups, compute, notes, digits=3)
 
 
 def last_question(prompt: str) -> str:
-    """What stands between the last "Question:" and "Answer:", else the prompt's end."""
+    """The text between the last "Question:" and "Answer:", else the prompt's end."""
     _, marker, rest = prompt.rpartition("Question:")
     question = rest.rpartition("Answer:")[0] or rest
     return (question if marker else prompt[-120:]).strip()[:120]
@@ -235,9 +233,9 @@ def cost(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     notes = [
-        f"Median seconds an answer and phase, the first {WARM_UP} answers left out, all depths of "
-        "a run together. Where results came from a result cache, seconds are those of the run "
-        "that made them. asmi.memory_budget=1 evaluates one mask at a time.",
+        f"Median seconds per answer and phase, without the first {WARM_UP} answers, all depths of "
+        "a run together. Seconds of cached results are those of the run that computed them. "
+        "asmi.memory_budget=1 evaluates one mask at a time.",
     ]
 
     def draw(table: pd.DataFrame) -> Figure:
@@ -248,14 +246,14 @@ def cost(groups: Sequence[RunGroup]) -> Items:
         if isinstance(item, ReportItem) and item.table is not None and "samples" in item.table:
             item.notes = [
                 *item.notes,
-                "Samples are drawn one by one behind a prompt that is run once; the paper draws "
-                "them as one batch.",
+                "Samples are drawn one by one after a single pass over the prompt; the paper "
+                "draws them as one batch.",
             ]
     return [*items, *_cost_by_method(groups)]
 
 
 def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
-    """Table "cost" of the paper: a row per method, and what batching the masks saves."""
+    """Table "cost" of the paper: a row per setting, and the speed-up of batched masks."""
     title = "Measured cost by method"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -292,9 +290,10 @@ def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     notes = [
-        "Median over the answers of the seconds of all phases a method needs: greedy answer; "
-        "samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these but NLI, with "
-        "the embedding of samples (Adapt-ASMI). A dash: a phase was not measured. Last column: "
-        "seconds of masked passes one at a time over those of batched ones, where both were run."
+        "Median seconds per answer of all phases that a method needs: greedy answer (all "
+        "methods); samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these "
+        "except NLI, with the embedding of samples (Adapt-ASMI). A dash: a phase was not "
+        "measured. Last column: seconds of masked passes one at a time, divided by those of "
+        "batched ones, if both were run."
     ]
     return frame("cost_by_method", title, groups, compute, notes)

@@ -1,4 +1,4 @@
-"""Is the signal distinct from confidence, and where does it pay."""
+"""Does the signal add to confidence, and does it help a user who abstains?"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,14 +36,14 @@ from lm_polygraph_asmi.results.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
 FEWEST = 10
-"""Answers that a rate of errors is drawn of."""
+"""Fewest answers for which an error rate is drawn."""
 
 
 def _control_source(groups: Sequence[RunGroup]) -> str:
-    own = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
-    if not own:
+    lacking = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
+    if not lacking:
         return "MSP and H (MeanTokenEntropy) are LM-Polygraph's."
-    return f"MSP or H from ASMI's own unmasked pass: {', '.join(own)}; else LM-Polygraph's."
+    return f"MSP or H from ASMI's own unmasked pass: {', '.join(lacking)}; else LM-Polygraph's."
 
 
 def _with_length(group: RunGroup, controls: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def added_of(group: RunGroup) -> AddedInformation:
     """Whether u_sem adds to MSP, H and length on a setting.
 
     Raises:
-        ValueError: what it needs was not saved, or there are too few errors or clusters.
+        ValueError: data not saved, or too few errors or clusters.
     """
     group.need_errors()
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
@@ -64,26 +64,25 @@ def added_of(group: RunGroup) -> AddedInformation:
 
 
 def verdicts_of(groups: Sequence[RunGroup]) -> dict[RunGroup, str]:
-    """ "yes", "no" or "wrong way round" by setting: does u_sem add, Holm-adjusted over the
-    settings."""
-    found = {}
+    """Whether u_sem adds ("yes", "no" or "negative") by setting, Holm over settings."""
+    tests = {}
     for group in groups:
         with suppress(ValueError):
-            found[group] = added_of(group)
-    adjusted = holm([one.p_value for one in found.values()])
-    pairs = zip(found.items(), adjusted, strict=True)
+            tests[group] = added_of(group)
+    adjusted = holm([one.p_value for one in tests.values()])
+    pairs = zip(tests.items(), adjusted, strict=True)
     return {group: verdict(float(p), one.direction) for (group, one), p in pairs}
 
 
 def verdict(p_value: float, direction: int) -> str:
-    """What a test of added information says, its p-value adjusted for the number of tests."""
+    """Verdict of a test of added information, from its adjusted p-value and its direction."""
     if not p_value < LEVEL:
         return "no"
-    return "yes" if direction > 0 else "wrong way round"
+    return "yes" if direction > 0 else "negative"
 
 
 def distinct(groups: Sequence[RunGroup]) -> Items:
-    """Table "app-distinct" of the paper, other aggregations, raw MI, and the kernel's share."""
+    """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
     title = "A distinct signal: error detection beyond confidence"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -144,64 +143,63 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
             lengths += f" (not saved: {', '.join(without)})"
         return [
             "Adds: generalised covariance of the signal's rank and of errors, given smooth "
-            f"functions of the ranks of the controls{lengths}, cross-fitted by cluster; z is about "
-            "standard normal where the controls know all that the signal knows of errors. p is "
-            "two-sided, Holm over the settings of a signal; the verdict is by the latter at 0.05.",
-            "The paper's columns, for comparison: they are no test, since a skewed signal, or one "
-            "whose spread grows with the controls, is detected without knowing of anything else. "
-            "Out of fold (5 folds that keep clusters whole). Residual: what a linear model of the "
-            "controls leaves of the signal; yes: its interval excludes 0.5; wrong way round: it "
-            "lies below, so the residual is higher for right answers. Incremental: logistic model "
-            "with the signal minus without. The likelihood ratio takes answers as independent: "
-            "nominal. None of these is corrected for their number.",
-            "Controls H(p̄), mean H(p): they span MI, so what is left is the semantic kernel's "
-            "share. " + _control_source(item.groups),
+            f"functions of the ranks of the controls{lengths}, cross-fitted by cluster. z is about "
+            "standard normal if the signal adds nothing to the controls. p is two-sided; Holm: "
+            "over the settings of a signal. Yes or negative: p, Holm < 0.05, with the sign of z.",
+            "The paper's columns, for comparison. They are no test: a skewed signal, or one whose "
+            "spread grows with the controls, is detected although it adds nothing. Out of fold (5 "
+            "folds of whole clusters). Residual: the signal minus its linear fit on the controls. "
+            "Paper's criterion: yes if the interval of the residual AUROC is above 0.5; negative "
+            "if below, so the residual is higher for right answers. Incremental: logistic model "
+            "with the signal minus without. LR: likelihood ratio; it takes answers as "
+            "independent, so its p is nominal. All uncorrected.",
+            "With the controls H(p̄) and mean H(p), whose difference is MI, what is left is the "
+            "semantic kernel's share. " + _control_source(item.groups),
         ]
 
     return frame(
         "distinct_signal", title, groups, compute, notes, draw,
         digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
         finish=finish,
-        pictured="Figure: z of u_sem; its bar excludes zero where p, adjusted for nothing, is "
-        "below 0.05 (Student's t by clusters); filled where the verdict is that it adds, or the "
-        "wrong way round.",
+        pictured="Figure: z of u_sem. The bar excludes 0 if the uncorrected p is below 0.05 "
+        "(Student's t by clusters); filled: verdict yes or negative.",
     )  # fmt: skip
 
 
 def _papers_verdict(found: DistinctSignal) -> str:
     if not found.detected:
         return "no"
-    return "yes" if found.residual_auroc.value > 0.5 else "wrong way round"
+    return "yes" if found.residual_auroc.value > 0.5 else "negative"
 
 
 def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
-    """(signal, controls by name, values, controls) to be tested on a setting."""
+    """(signal, names of controls, values, controls) to be tested on a setting."""
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
     controls = np.column_stack([msp, entropy])
     over = "MSP, H"
-    found: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    tests: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for name, mean, tokens in (
         ("u_sem", u_sem, group.u_tokens),
         ("MI", group.mi, group.mi_tokens),
     ):
         if mean is not None:
-            found.append((f"{name}, mean", over, mean, controls))
+            tests.append((f"{name}, mean", over, mean, controls))
         for strategy, aggregate in AGGREGATIONS.items():
             if strategy != "mean" and tokens is not None:
                 values = np.array([aggregate(answer) for answer in tokens])
-                found.append((f"{name}, {strategy}", over, values, controls))
+                tests.append((f"{name}, {strategy}", over, values, controls))
     operating = group.variants.values()
     for method, config in group.methods.items():
         if config.method == "sem" and method not in operating:
-            found.append((method, over, group.score(method), controls))
+            tests.append((method, over, group.score(method), controls))
     if group.entropy_of_mean is not None and group.mean_entropy is not None:
         inside = np.column_stack([group.entropy_of_mean, group.mean_entropy])
-        found.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
-    return found
+        tests.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
+    return tests
 
 
 def stacked(groups: Sequence[RunGroup]) -> Items:
-    """What a user gains who has MSP, H and length anyway: nested models of errors."""
+    """Gain of u_sem over MSP, H and length: nested models of errors."""
     title = "What u_sem adds to a model of errors"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -219,10 +217,10 @@ def stacked(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Logistic models of errors on smooth functions of MSP, H and the answer's length (where "
-        "saved), with u_sem minus without; out of fold, 95 % over clusters, both models fitted "
-        f"anew in each of {REFITS} resamples. Negative log-loss, positive AUROC and PRR: better "
-        "with u_sem. A signal that adds nothing costs a little."
+        "Logistic models of errors on smooth functions of MSP, H and the answer's length (if "
+        "saved), with u_sem minus without. Out of fold, 95 % over clusters, both models refitted "
+        f"in each of {REFITS} resamples. Better with u_sem: negative log-loss, positive AUROC and "
+        "PRR. A signal that adds nothing makes them slightly worse."
     ]
     signed = ("Δ log-loss", "Δ AUROC", "Δ PRR")
     return frame(
@@ -241,7 +239,7 @@ FOUR = {"H": "entropy", "H(p̄)": "mean", "MI": "mi", "u_sem": "u"}
 
 
 def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
-    """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain."""
+    """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain?"""
     title = "Ensemble-mean entropy alone"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
@@ -294,20 +292,20 @@ def flags(groups: Sequence[RunGroup]) -> Items:
         ]
 
     notes = [
-        "Each score flags as many answers as there are errors; where equal scores leave a choice, "
-        "counts are means over all choices. Exact test; it takes answers as independent."
+        "Each score flags as many answers as there are errors; with ties, counts are means over "
+        "all choices. The exact test takes answers as independent."
     ]
     p_values = ("McNemar p",)
     return frame("matched_flags", title, groups, compute, notes, digits=3, p_values=p_values)
 
 
 def _count(mean: float) -> float | int:
-    """Of answers: whole where ties left no choice to average over."""
+    """A whole number unless ties were averaged over."""
     return int(mean) if float(mean).is_integer() else mean
 
 
 def confident_fragile(groups: Sequence[RunGroup]) -> Items:
-    """Figure "confident-fragile" of the paper, and the same among tokens."""
+    """Figure "confident-fragile" of the paper, and the same for tokens."""
     title = "Confident but fragile"
     grids = {}
 
@@ -333,9 +331,9 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
 
     notes = [
         "Error rates after splitting answers at the medians of MSP and u_sem. Gap: "
-        "confident-fragile minus confident-robust, 95 % over clusters. A gap may be explained by "
-        "confidence within the halves: see the residual AUROC. Tokens: those of confident answers, "
-        "labelled by their answer; the paper finds no effect there."
+        "confident-fragile minus confident-robust, 95 % over clusters. Differences in confidence "
+        "within the halves can explain a gap: see the residual AUROC. Tokens: of confident "
+        "answers, labelled as their answer; the paper finds no effect for tokens."
     ]
     items = frame(
         "confident_fragile", title, groups, compute, notes, lambda _: figures.quadrants(grids),
@@ -362,7 +360,7 @@ def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadran
         }
         try:
             added = added_of(group)
-        except ValueError as error:  # too few errors or right answers: the gap stands
+        except ValueError as error:  # too few errors or right answers: only the gap
             untested.append(f"{group.label}: {error}")
             return [row | {"z": None, "p": None}]
         return [row | {"z": added.statistic, "p": added.p_value}]
@@ -379,10 +377,9 @@ def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadran
     def notes(_: ReportItem) -> list[str]:
         said = [
             "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over "
-            "clusters; a high error rate inflates it. z and p: whether u_sem adds to MSP, H and "
-            "length on all answers of the setting (generalised covariance, not adjusted): what "
-            "tells "
-            "regimes apart."
+            "clusters; a high error rate inflates it. To compare regimes, use z and p: whether "
+            "u_sem adds to MSP, H and length on all answers of the setting (generalised "
+            "covariance, uncorrected)."
         ]
         return [*said, f"Without z: {'; '.join(untested)}."] if untested else said
 
@@ -410,7 +407,7 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
             return selective.aurc_difference(one, other, group.wrong, group.clusters)
 
         difference = ahead = minus("u_sem", "MSP")
-        if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same, either way round
+        if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
             ahead = minus(lowest, next_lowest)
         risks[f"{group.label}, n = {len(group)}"] = {
             name: _risk_curve(group, score) for name, score in signals.items()
@@ -443,19 +440,20 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
         ]
 
     filter_notes = [
-        "Error rate among the MSP-confident half, and after abstaining on half of it by u_sem or "
-        "by entropy; negative difference: u_sem filters better. Confident share and coverage are "
-        "what was realised: a half and a quarter, unless many answers tie at the median of MSP. "
+        "Error rate of the half most confident by MSP, and after abstaining on half of it by "
+        "u_sem or by entropy. Negative difference: u_sem filters better. Confident share and "
+        "coverage are the actual ones: a half and a quarter, unless many answers tie at the "
+        "median of MSP."
     ]
     bands = (
-        "Figure: pointwise 95 % bands over clusters (200 resamples). The axis ends where curves "
-        "are steady: among the first few answers they may lie above it."
+        "Figure: pointwise 95 % bands over clusters (200 resamples). Among the first few answers, "
+        "curves may be above the axis limit."
     )
     ends = f" Curves end where fewer than {FEWEST} answers are left."
     area_notes = [
-        "AURC, lower is better. Bold: the lowest, where its paired 95 % interval over clusters "
-        "excludes the next; underlined: the lowest, where it does not. Negative difference: u_sem "
-        "has the lower area."
+        "AURC: lower = better. The lowest is bold if the paired 95 % interval (over clusters) of "
+        "its difference from the next excludes 0, else underlined. Negative difference: u_sem is "
+        "better."
     ]
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", groups, compute, filter_notes,
@@ -491,7 +489,7 @@ def _filter_curve(
 
 
 def _signals(group: RunGroup) -> dict[str, np.ndarray]:
-    """What a user could abstain by; raises Unavailable without one of them, or without errors."""
+    """Scores to abstain by; raises Unavailable if one is missing or there are no errors."""
     group.need_errors()
     return dict(
         zip(("MSP", "entropy", "u_sem"), group.need("msp", "entropy", "u_sem"), strict=True)
@@ -518,6 +516,9 @@ def selector(groups: Sequence[RunGroup]) -> Items:
             for coverage, (base, full, difference) in found.items()
         ]
 
-    notes = ["Error rate kept by a logistic selector fitted out of fold; negative: u_sem helps."]
+    notes = [
+        "Error rate of the answers accepted by a logistic selector fitted out of fold; "
+        "negative: u_sem helps."
+    ]
     signed = ("with − without",)
     return frame("global_selector", title, groups, compute, notes, digits=3, signed=signed)

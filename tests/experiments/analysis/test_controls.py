@@ -1,4 +1,4 @@
-"""The rule special, reproduced or undecided on data whose truth is known."""
+"""The rule special, reproduced or inconclusive on data whose truth is known."""
 
 import numpy as np
 import pytest
@@ -95,19 +95,19 @@ def test_an_interval_that_holds_zero_is_not_reproduced():
     found = compared(clusters=30, noise=dict.fromkeys(CONDITIONS, 0.5))
     assert any(not one.difference.excludes(0) for one in found.values())
     (said,) = verdicts([found])
-    assert said.outcome == "undecided"
+    assert said.outcome == "inconclusive"
     assert said.questions > 90  # more than there were
 
 
 def test_both_conditions_must_be_beaten():
     half = compared(noise={"foreign": 0.5}, clusters=60)
     (said,) = verdicts([half])
-    assert said.outcome == "undecided"
+    assert said.outcome == "inconclusive"
     without = {condition: one for condition, one in compared().items() if condition != "foreign"}
     (said,) = verdicts([without])
-    assert said.outcome == "undecided"
+    assert said.outcome == "inconclusive"
     assert np.isnan(said.p_special)
-    assert verdicts([{}])[0].outcome == "undecided"
+    assert verdicts([{}])[0].outcome == "inconclusive"
 
 
 def test_verdicts_are_adjusted_over_cells():

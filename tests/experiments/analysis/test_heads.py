@@ -248,11 +248,11 @@ def test_halves_share_no_mask():
 @pytest.mark.parametrize(
     ("kl", "masks", "said"),
     [
-        (np.zeros((4, 2)), np.ones((5, 3)), "as many rows"),
-        (np.zeros(4), np.ones((4, 3)), "as many rows"),
+        (np.zeros((4, 2)), np.ones((5, 3)), "a row per subnetwork"),
+        (np.zeros(4), np.ones((4, 3)), "a row per subnetwork"),
         (np.full((4, 2), np.nan), np.ones((4, 3)), "not finite"),
         (np.zeros((4, 2)), np.full((4, 3), 0.5), "0 .ablated. and 1"),
-        (np.zeros((0, 2)), np.ones((0, 3)), "no mask"),
+        (np.zeros((0, 2)), np.ones((0, 3)), "one mask"),
     ],
 )
 def test_what_is_no_run_is_refused(kl, masks, said):

@@ -111,7 +111,7 @@ def test_a_scale_of_heads_is_an_condition(tmp_path):
 def test_conditions_without_heads_are_refused(tmp_path):
     save(tmp_path / "mlp", condition(content(20), "mlp", 0.1), manifest(20))
     with pytest.raises(
-        ValueError, match="a condition of the perturbation controls: give the run of heads"
+        ValueError, match="a run of the control condition mlp: add the run of heads"
     ):
         load_run_groups([tmp_path / "mlp"])
 
@@ -145,8 +145,8 @@ def test_an_condition_that_reads_the_same_is_named_first(group):
     lines = findings([group])
     assert lines[0].startswith("**Not special to heads: tiny model, squad.** mlp at matched effect")
     small = any(line.startswith("**Too small") for line in lines)
-    assert ("by its own criterion, if so few answers may speak." in lines[0]) == small
-    assert "Known to rank errors" in lines[2]
+    assert ("by its own criterion (few answers, so weak evidence)." in lines[0]) == small
+    assert "Rank errors" in lines[2]
     (item,) = control_verdicts([group])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert (row["verdict"], row["by"], row["context"]) == ("reproduced", "mlp", "given")
@@ -160,7 +160,7 @@ def test_an_condition_that_reads_the_same_is_named_first(group):
     assert row["where"].count("not known to rank errors") == len(unranked)
 
 
-def test_heads_alone_are_special_and_few_questions_undecided(tmp_path):
+def test_heads_alone_are_special_and_few_questions_inconclusive(tmp_path):
     saved = content(N)
     noise = {"pseudo_heads": None, "foreign": None}
     paths = save_conditions(tmp_path / "special", saved, manifest(N), noise)
@@ -171,7 +171,7 @@ def test_heads_alone_are_special_and_few_questions_undecided(tmp_path):
     few = save_conditions(tmp_path / "few", content(20), manifest(20), {**noise, "mlp": 0.8})
     (item,) = control_verdicts(load_run_groups(few))
     row = item.table.set_index("score").loc["Sem-ASMI"]
-    assert row["verdict"] == "undecided"
+    assert row["verdict"] == "inconclusive"
     assert row["questions to decide"] > 20
 
 
@@ -182,7 +182,7 @@ def test_planted_cells_get_the_verdicts_they_were_planted_with(tmp_path):
     planted = {
         "squad": (N, alone, "special"),
         "coqa": (N, alone | {"mlp_noise": 0.001}, "reproduced"),
-        "babiqa": (16, dict.fromkeys(alone, 0.8), "undecided"),
+        "babiqa": (16, dict.fromkeys(alone, 0.8), "inconclusive"),
     }
     paths = []
     for name, (n, noise, _) in planted.items():
@@ -209,7 +209,7 @@ def test_conditions_at_no_matched_effect_have_no_verdict(tmp_path):
     groups = load_run_groups([tmp_path / "heads", tmp_path / "mlp"])
     (gap,) = control_verdicts(groups)
     assert isinstance(gap, MissingItem)
-    assert "needs scales" in gap.reason
+    assert "needs perturbation scales" in gap.reason
     (item,) = controls(groups)
     assert item.table["condition"].tolist() == ["mlp, scale 0.8"] * 2
     (gap,) = controls(load_run_groups([tmp_path / "heads"]))

@@ -32,7 +32,7 @@ def group(dataset):
 
 @pytest.fixture
 def line(monkeypatch):
-    """What a line says where (setting, quantity) has a planted value and all else is undecided."""
+    """A line's outcome if (setting, quantity) has a planted value, all else inconclusive."""
 
     def said(start, planted, verdicts=()):
         groups = {name: group(name) for name in (OPEN, RECALL, BABI)}
@@ -92,7 +92,7 @@ READINGS = [
     ("The coupling sharpens", "sharpened", OPEN, "holds", "does not"),
     ("Criticality is spread", "excess 60%", OPEN, "holds", "does not"),
     ("With a context, fragility couples", "errors", OPEN, "holds", "does not"),
-    ("On recall it does not", "errors", RECALL, "does not", "undecided"),
+    ("On recall it does not", "errors", RECALL, "does not", "inconclusive"),
     ("The gap between", "widening", OPEN, "holds", "does not"),
     ("Where the model is confident", CONFIDENT, OPEN, "holds", "does not"),
     ("The signal does not", "Sem-ASMI minus MSP", RECALL, "does not", "holds"),
@@ -104,17 +104,17 @@ READINGS = [
 def test_a_line_reads_its_own_interval(line, start, what, own, above, below):
     context = "context" in start or start.startswith("The coupling")
     read = (OPEN, BABI) if context else (RECALL,) if own == RECALL else (OPEN, BABI, RECALL)
-    assert line(start, {}) == "undecided"
+    assert line(start, {}) == "inconclusive"
     for value, outcome in ((UP, above), (DOWN, below)):
         assert line(start, {(name, what): value for name in read}) == outcome
         others = {(name, what): value for name in {OPEN, BABI, RECALL} - {*read}}
-        assert line(start, others) == "undecided"
+        assert line(start, others) == "inconclusive"
     # One setting that says the opposite is told, and one that leaves it open.
     if len(read) > 1:
         mixed = {(name, what): UP for name in read} | {(own, what): DOWN}
         assert line(start, mixed) == below
         del mixed[own, what]
-        assert line(start, mixed) == "undecided"
+        assert line(start, mixed) == "inconclusive"
 
 
 def test_babi_is_underpowered_where_its_interval_holds_zero(line):
@@ -124,7 +124,11 @@ def test_babi_is_underpowered_where_its_interval_holds_zero(line):
 
 
 def test_concentration_is_compared_from_the_shallow_to_the_deep_layer(line):
-    for ends, outcome in (((UP, DOWN), "holds"), ((DOWN, UP), "does not"), ((UP, UP), "undecided")):
+    for ends, outcome in (
+        ((UP, DOWN), "holds"),
+        ((DOWN, UP), "does not"),
+        ((UP, UP), "inconclusive"),
+    ):
         planted = {
             (name, f"excess {depth}"): end
             for name in (OPEN, BABI) for depth, end in zip(("60%", "90%"), ends, strict=True)
@@ -155,21 +159,21 @@ def test_flips_on_recall_are_compared_from_two_heads_on(line):
     most = {recall: MANY, opened: FEW, babi: FEW}
     assert line("From k = 2", most | one) == "holds"
     assert line("From k = 2", {recall: FEW, opened: MANY, babi: MANY} | one) == "does not"
-    assert line("From k = 2", most | {babi: SOME}) == "undecided"
+    assert line("From k = 2", most | {babi: SOME}) == "inconclusive"
 
 
 def test_identifiable_heads_are_read_from_all_controls(line):
     every = {(name, pair): UP for name in (OPEN, BABI, RECALL) for pair in CONTROLS}
     assert line("Fragility is borne", every) == "holds"
     for pair in CONTROLS:
-        assert line("Fragility is borne", every | {(OPEN, pair): WIDE}) == "undecided", pair
+        assert line("Fragility is borne", every | {(OPEN, pair): WIDE}) == "inconclusive", pair
         assert line("Fragility is borne", every | {(OPEN, pair): DOWN}) == "does not", pair
 
 
 def test_matched_perturbations_are_the_verdict_s(line):
     start = "Matched perturbations"
     for outcome, said in (
-        ("special", "holds"), ("reproduced", "does not"), ("undecided", "undecided"),
+        ("special", "holds"), ("reproduced", "does not"), ("inconclusive", "inconclusive"),
     ):  # fmt: skip
         assert line(start, {}, [(OPEN, (outcome, None))]) == said
         assert line(start, {}, [(RECALL, (outcome, None))]) == "not measured here"

@@ -105,8 +105,8 @@ def test_concentration_stands_beside_that_of_noise(group, run, tokens, defined):
         kl = np.asarray(own["asmi_kl_d60"][answer], dtype=float)
         found = redrawn_null(kl, own["asmi_masks_d60"][answer], others)
         redrawn += found.null_effective_heads[group["position"]].tolist()
-    assert row["of redrawn masks†"] == pytest.approx(np.mean(redrawn))
-    assert row["of redrawn masks†"] != row["n_eff of noise†"]
+    assert row["n_eff of other masks†"] == pytest.approx(np.mean(redrawn))
+    assert row["n_eff of other masks†"] != row["n_eff of noise†"]
     excess = (high["heads"] - high["noise"]).mean()
     assert row["n_eff minus noise†"].value == pytest.approx(excess)
     assert row["n_eff minus noise†"].high < 0  # one strong head was planted
@@ -115,7 +115,7 @@ def test_concentration_stands_beside_that_of_noise(group, run, tokens, defined):
     assert row["without z"] == len(tokens) - len(defined) > 0
     assert row["unknown pairs"] == (tokens["row"] == 3).sum()
     assert item.table["depth"].tolist() == ["60%", "90%"]
-    assert "n_eff says nothing without that of noise" in item.notes[0]
+    assert "Compare n_eff with that of noise" in item.notes[0]
     assert "about ten for 32 heads" in item.notes[0]
 
 
@@ -223,7 +223,7 @@ def test_errors_are_found_by_answers(group, defined):
     beyond = np.column_stack([controls, group.lengths[means.index]])
     added = adds_information(means["mass"], beyond, wrong, clusters)
     assert [row["z of the test"], row["p"]] == pytest.approx([added.statistic, added.p_value])
-    assert "nothing here is to be held against a number of its" in item.notes[0]
+    assert "compare nothing here with its numbers" in item.notes[0]
 
 
 def test_a_run_without_enough_masks_is_a_gap(tmp_path):
@@ -433,7 +433,7 @@ def test_the_probe_has_its_rates_and_their_controls(group):
     assert (
         "on 2 of them the unmasked model's most likely token is not the answer's" in item.notes[2]
     )
-    assert "on 1 the passes without an ablation, from which flips are counted" in item.notes[2]
+    assert "on 1 the passes without an ablation, which flips are counted against" in item.notes[2]
 
 
 def test_critical_heads_are_held_against_random_ones(group):
@@ -452,7 +452,7 @@ def test_claims_have_a_line_each(group):
     (item,) = head_claims([group])
     said = item.table.set_index("claim")
     assert len(said) == 17
-    assert set(said["here"]) <= {"holds", "does not", "undecided", "not measured here"}
+    assert set(said["here"]) <= {"holds", "does not", "inconclusive", "not measured here"}
 
     def line(start):
         (row,) = said[said.index.str.startswith(start)].itertuples()
@@ -462,9 +462,9 @@ def test_claims_have_a_line_each(group):
     assert "tiny model, squad: holds (+0." in line("With a context, MI couples").where
     assert line("Criticality is spread").here == "does not"  # one head was planted
     assert line("One critical head").here == "holds"
-    assert line("The lowest-MI tokens").here == "undecided"  # none of 60 is not never
+    assert line("The lowest-MI tokens").here == "inconclusive"  # none of 60 is not never
     assert "at most 0.0 % [0.0, " in line("The lowest-MI tokens").where
-    assert line("The gap between").here == "undecided"  # the first head decides all
+    assert line("The gap between").here == "inconclusive"  # the first head decides all
     assert line("Fragility is borne").here == "holds"
     assert "k = 8" not in line("Fragility is borne").where  # there are no other heads
     assert line("Where the model is confident").here == "holds"
@@ -483,16 +483,16 @@ def test_claims_have_a_line_each(group):
 @pytest.mark.parametrize(
     ("spoilt", "outcome", "named"),
     [
-        ({"random": "critical"}, "undecided", "high MI undecided"),
-        ({"least": "critical"}, "undecided", "high MI, least critical undecided"),
+        ({"random": "critical"}, "inconclusive", "high MI inconclusive"),
+        ({"least": "critical"}, "inconclusive", "high MI, least critical inconclusive"),
         ({"least": "random", "critical": "least"}, "does not", "high MI, least critical does not"),
         ({"held_first": "least", "held_second": "least"}, "does not",
          "high MI, heads of other masks does not"),
-        ({"control_random": None}, "undecided", "high MI, another layer not measured here"),
-        ({"control_random": "critical"}, "undecided", "high MI, another layer undecided"),
+        ({"control_random": None}, "inconclusive", "high MI, another layer not measured here"),
+        ({"control_random": "critical"}, "inconclusive", "high MI, another layer inconclusive"),
         ({"own_flips": 0.9}, "does not", "high MI, run's own masks does not"),
-        ({"high_matched": None}, "undecided", "matched by entropy not measured here"),
-        ({"high_confident": None}, "undecided", "at .9 or more not measured here"),
+        ({"high_matched": None}, "inconclusive", "matched by entropy not measured here"),
+        ({"high_confident": None}, "inconclusive", "at .9 or more not measured here"),
     ],
 )  # fmt: skip
 def test_identifiable_heads_need_every_control(tmp_path, spoilt, outcome, named):
@@ -526,8 +526,8 @@ def test_claims_on_recall_are_read_from_closed_books(run, tmp_path):
     said = item.table.set_index("claim")["here"]
     for start in ("On recall ρ", "On recall it does not"):
         recall = said[said.index.str.startswith(start)].item()
-        assert recall in ("undecided", "does not")  # nothing was planted there
-    assert said[said.index.str.startswith("From k = 2")].item() == "undecided"  # the same probe
+        assert recall in ("inconclusive", "does not")  # nothing was planted there
+    assert said[said.index.str.startswith("From k = 2")].item() == "inconclusive"  # the same probe
     assert said[said.index.str.startswith("The signal does not")].item() != "not measured here"
 
 
@@ -548,7 +548,7 @@ def test_a_probe_is_read_as_it_was_written(tmp_path):
     assert found.flipped("random", "high").shape == (5, 4)
     assert np.isnan(found.flipped("held_first", "high")[1]).all()
     written.write_text("{}")
-    with pytest.raises(ValueError, match="no probe as"):
+    with pytest.raises(ValueError, match="is not a file of"):
         read_probe(manager)
     written.write_text("{")
     with pytest.raises(ValueError, match="damaged"):

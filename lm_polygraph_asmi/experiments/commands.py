@@ -79,7 +79,7 @@ def scale(
             continue
         # Without a plain chain of layers the size of a change is unknown, and so is its scale.
         effect, norm, size = (
-            "none flips" if scales[name] is None else f"{scales[name]:.4g}"
+            "none found" if scales[name] is None else f"{scales[name]:.4g}"
             for name in ("effect", "norm", "relative_change")
         )
         console.print(

@@ -306,12 +306,12 @@ class Evidence:
 
     @property
     def controls(self) -> np.ndarray:
-        """MSP, mean token entropy and length: what is free."""
+        """MSP, mean token entropy and length: the free baselines."""
         free = [self.baseline("MaximumSequenceProbability"), self.baseline("MeanTokenEntropy")]
         return np.column_stack([*free, self.length])
 
     def tested(self, scores: np.ndarray, correctness: str) -> AddedInformation | None:
-        """Do scores know more of errors than what is free? None: too few errors for the folds."""
+        """Do scores know more of errors than the free baselines? None: too few errors for the folds."""
         try:
             return adds_information(scores, self.controls, self.wrong(correctness), self.clusters)
         except ValueError:

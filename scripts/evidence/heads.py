@@ -110,7 +110,7 @@ def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-A
 
 
 def conditions_table(groups: list[Evidence], correctness: str) -> Table:
-    """PRR of every condition, beside what is free."""
+    """PRR of every condition, beside the free baselines."""
     rows = []
     for one in falsified(groups, correctness):
         for method in ("ASMI", "Sem-ASMI"):
@@ -127,7 +127,7 @@ def conditions_table(groups: list[Evidence], correctness: str) -> Table:
 
 
 def conditions_added_table(groups: list[Evidence], correctness: str) -> Table:
-    """Whether heads, and every condition, add to what is free."""
+    """Whether heads, and every condition, add to the free baselines."""
     rows = []
     for one in falsified(groups, correctness):
         for method in ("ASMI", "Sem-ASMI"):

@@ -71,7 +71,7 @@ class PlannedTests:
     Attributes:
         own, beside, difference: PRR of a score, of the one beside it, and of the first less it.
         p_own, p_difference: that these are zero.
-        statistic, p_added: of the score beyond what is free; NaN where errors are too few.
+        statistic, p_added: of the score beyond the free baselines; NaN where errors are too few.
     """
 
     evidence: Evidence
@@ -205,7 +205,7 @@ def worth_table(
     raw: tuple[str, ...] = ("ASMI",),
     ours: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
 ) -> Table:
-    """PRR of each signal, what ours have over what is free, and whether they add to it."""
+    """PRR of each signal, what ours have over the free baselines, and whether they add to it."""
     free = ("MSP", "Perplexity")
     pairs = [(own, other) for own in ours for other in free]
     rows = []
@@ -249,7 +249,7 @@ def trial_table(groups: list[Evidence], correctness: str) -> Table:
 
 
 def together_table(groups: list[Evidence], correctness: str) -> Table:
-    """Beyond what is free, over all settings that have a passage; and over those of each data set,
+    """Beyond the free baselines, over all settings that have a passage; and over those of each data set,
     without empty answers, and at other depths."""
 
     def tested(
@@ -339,7 +339,7 @@ def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
 def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in tested(groups, correctness):
-        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # does what is free do as much?
+        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # do the free baselines do as much?
             found = confident_but_fragile(
                 e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
             )
@@ -702,7 +702,7 @@ def deeper_groups(groups: list[Evidence]) -> list[Evidence]:
 
 
 def depths_free_table(groups: list[Evidence]) -> Table:
-    """Rank correlation of scores at each depth with what is free, and what empty answers get."""
+    """Rank correlation of scores at each depth with the free baselines, and what empty answers get."""
     rows = []
     for e in deeper_groups(groups):
         for depth in filter(e.has_depth, DEPTHS):

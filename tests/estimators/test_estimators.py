@@ -145,7 +145,7 @@ def test_adapt_asmi_without_samples():
 
 def test_never_nan():
     broken = stats() | {"asmi_mi_d60": [np.array([np.nan]), np.array([0.1])]}
-    with pytest.raises(ValueError, match="most confident answer"):
+    with pytest.raises(ValueError, match="NaN as most confident"):
         ASMI()(broken)
 
 

@@ -85,7 +85,7 @@ def test_tokens_that_overlap_the_place():
 def test_tokens_that_are_not_known():
     text = "The ferry"
     ids = tokenizer()(text)["input_ids"]
-    with pytest.raises(ValueError, match="other tokens than the prompt had"):
+    with pytest.raises(ValueError, match="other ids than the prompt"):
         token_spans(tokenizer(), text, [*ids, 5], [(0, 3)])
     with pytest.raises(ValueError, match="no token covers"):
         token_spans(tokenizer(), text, ids, [(3, 3)])

@@ -302,7 +302,7 @@ def test_half_precision(input_ids):
         ([], "needs to know the context"),
         ((3, 4, 5), "needs to know the context"),
         ((3.5, 5), "needs to know the context"),
-        ((5, 5), r"at least one of them, got \(5, 5\)"),
+        ((5, 5), r"at least one, got \(5, 5\)"),
         ((12, 18), r"within the 17 tokens.*got \(12, 18\)"),
         ([(3, 8), (7, 9)], "overlap"),
     ],

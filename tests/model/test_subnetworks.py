@@ -246,7 +246,7 @@ def test_masks_of_the_wrong_width(llama, input_ids):
 
 
 def test_masks_that_are_not_masks(llama, input_ids):
-    with pytest.raises(ValueError, match="1 \\(keep\\) and 0 \\(mask\\) only"):
+    with pytest.raises(ValueError, match="only 1 \\(keep\\) and 0 \\(mask\\)"):
         subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.full((3, 4), 0.5))
 
 

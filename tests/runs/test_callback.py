@@ -102,7 +102,7 @@ def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
 
 
 def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="stopped before the model was loaded"):
+    with pytest.raises(SystemExit, match="stopped before loading the model"):
         run("model.path=nowhere", "data.limit=1")
     assert "expected two rows or more, got 1" in capsys.readouterr().out
     assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()

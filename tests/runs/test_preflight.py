@@ -186,7 +186,7 @@ def test_a_dataset_named_directly(tmp_path):
     ("content", "messages"),
     [
         ("input,output\na,007\nb,c\n", ["'007' into 7"]),
-        ("input,output\na,007\n", ["'007' into 7", "a single row"]),
+        ("input,output\na,007\n", ["'007' into 7", "expected two rows or more, got 1"]),
         ("input,gold\na,x\nb,y\n", ["got ['input', 'gold']: set text_c"]),
         ("", ["No columns to parse"]),
     ],

@@ -304,9 +304,9 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, exp
         (["--out", "scored/", "--actors", "2"], "--actors: only for --engine ray"),
         (["--block-rows", "9"], "--block-rows: only for a folder of blocks"),
         (["--engine", "ray"], "--engine: only for a folder of blocks"),
-        (["--stream", "--scope", "response", "--source", "context"], "with source='all'"),
-        (["--stream", "--scope", "all"], "with scope='response'"),
-        (["--stream", "--seeded-by", "answer"], "with seeded_by='prompt'"),
+        (["--stream", "--scope", "response", "--source", "context"], "streaming needs source='all'"),
+        (["--stream", "--scope", "all"], "streaming needs scope='response'"),
+        (["--stream", "--seeded-by", "answer"], "streaming needs seeded_by='prompt'"),
     ],
 )
 def test_command_refuses_options_that_would_go_unheard(command, tmp_path, given, said):

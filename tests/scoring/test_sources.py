@@ -166,7 +166,7 @@ def test_journal(example, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "context"}, "is for scope 'response'"),
+        ({"source": "context"}, "needs scope 'response'"),
         ({"sources": ["all", "all"], "scope": "response"}, "expected each source once"),
         ({"sources": [], "scope": "response"}, "expected each source once"),
         ({"source": "passage", "scope": "response"}, "source must be one of"),
@@ -278,8 +278,8 @@ def test_passages_in_every_form():
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ("A barge", "stands nowhere in the prompt"),
-        ("built", "stands in several places"),
+        ("A barge", "found it nowhere"),
+        ("built", "in several places"),
         ((5, 5), r"the prompt; got \(5, 5\)"),
         ((0, 900), "0 <= start < end <= "),
         ([], "expected at least one passage"),

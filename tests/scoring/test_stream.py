@@ -91,7 +91,7 @@ def test_steps_of_every_kind(kind):
     model, ids = tiny_class(name, **overrides), sequence(20)
     with scoring_session(model):
         if name in UNSTEPPED:
-            with pytest.raises(RuntimeError, match="step by step"):
+            with pytest.raises(RuntimeError, match="cannot be scored while it writes"):
                 steps_of(model, ids[:11], layer, masks())
             return
         written = steps_of(model, ids[:11], layer, masks())
@@ -221,5 +221,5 @@ def test_wrong_steps_are_refused(monkeypatch):
 
     assert len(list(stream(whitebox(), PROMPT, **PLAIN, max_new_tokens=2))) == 2  # by rows
     monkeypatch.setattr(stepwise.RowsOfBatch, "__call__", shifted)
-    with pytest.raises(RuntimeError, match="step by step"):
+    with pytest.raises(RuntimeError, match="cannot be scored while it writes"):
         next(stream(whitebox(), PROMPT, **PLAIN))

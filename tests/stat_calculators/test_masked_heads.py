@@ -243,7 +243,7 @@ def test_missing_greedy_tokens(model):
 
 def test_prompt_that_was_tokenised_otherwise(model):
     stats = greedy(model, TEXTS[:1]) | {"input_tokens": [[4, 4, 4]]}
-    with pytest.raises(ValueError, match="other ids alone than in its batch"):
+    with pytest.raises(ValueError, match="other token ids alone than in its batch"):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
 
 

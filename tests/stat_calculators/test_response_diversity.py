@@ -59,7 +59,7 @@ def test_fewer_than_two_responses_shut_the_gate(model, samples, caplog):
     assert found["asmi_diversity"] == [NO_EVIDENCE]
     assert found["asmi_num_responses"] == [sum(bool(s) for s in samples)]
     assert adaptive_gate(NO_EVIDENCE) < 1e-3
-    assert "no pair to compare" in caplog.text
+    assert "no semantic discount" in caplog.text
 
 
 def test_missing_samples(model):

@@ -256,7 +256,7 @@ def test_scales_are_for_the_model_and_data_set_they_were_matched_on(tmp_path):
     for model, dataset in ((own, data), (moved, elsewhere), (None, None), ({"path": "tiny"}, {})):
         assert matched_scale(file, "mlp", model=model, dataset=dataset) == 0.8
     for model, dataset, said in (
-        (moved | {"revision": "sha256:2"}, data, r"found for model models/tiny \(sha256:1\), here"),
+        (moved | {"revision": "sha256:2"}, data, r"are for model models/tiny \(sha256:1\), here"),
         ({"path": "models/large", "revision": "unknown"}, data, "here it is models/large"),
         (own, {"source": "other.json"}, r"data\.source a/dev\.json, here it is other\.json"),
         (own, {"closed_book": True}, r"data\.closed_book False, here it is True"),

@@ -94,7 +94,7 @@ def test_tokens_that_are_not_known():
 def test_a_part_must_stand_once():
     assert place_of("a b c", "b") == 2
     for part, where in (("d", "nowhere"), ("", "nowhere"), (" ", "in several places")):
-        with pytest.raises(ValueError, match=f"stands {where}"):
+        with pytest.raises(ValueError, match=f"found it {where}"):
             place_of("a b c", part)
 
 

@@ -731,7 +731,7 @@ def test_where_a_report_cannot_be_written(tmp_path):
     assert result.exit_code == 1
     assert "Error: " in result.output
     command = ["plan", "--heads", "32", "--out", str(tmp_path / "missing/x.png")]
-    assert "cannot be written" in CliRunner().invoke(main, command).output
+    assert "cannot write" in CliRunner().invoke(main, command).output
     assert CliRunner().invoke(main, ["report", "x", "--out", "y", "--depth", "60"]).exit_code == 2
 
 

@@ -159,7 +159,9 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
 
 @pytest.mark.parametrize("option", ["depths", "num_masks", "stop"])
 def test_the_helper_takes_scores_from_the_estimators_alone(option):
-    with pytest.raises(ValueError, match=f"got {option}. Depths and other settings of a score belong to the"):
+    with pytest.raises(
+        ValueError, match=f"got {option}. Depths and other settings of a score belong to the"
+    ):
         available_stat_calculators([ASMI()], **{option: 1})
 
 

@@ -311,7 +311,8 @@ class Evidence:
         return np.column_stack([*free, self.length])
 
     def tested(self, scores: np.ndarray, correctness: str) -> AddedInformation | None:
-        """Do scores know more of errors than the free baselines? None: too few errors for the folds."""
+        """Do scores know more of errors than the free baselines? None: too few errors for the
+        folds."""
         try:
             return adds_information(scores, self.controls, self.wrong(correctness), self.clusters)
         except ValueError:

@@ -249,8 +249,8 @@ def trial_table(groups: list[Evidence], correctness: str) -> Table:
 
 
 def together_table(groups: list[Evidence], correctness: str) -> Table:
-    """Beyond the free baselines, over all settings that have a passage; and over those of each data set,
-    without empty answers, and at other depths."""
+    """Beyond the free baselines, over all settings that have a passage; and over those of each data
+    set, without empty answers, and at other depths."""
 
     def tested(
         chosen: Iterable[Evidence], method: str = "Sem-ASMI", **how: Any
@@ -339,7 +339,7 @@ def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
 def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in tested(groups, correctness):
-        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # do the free baselines do as much?
+        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # do free ones do as much?
             found = confident_but_fragile(
                 e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
             )
@@ -702,7 +702,8 @@ def deeper_groups(groups: list[Evidence]) -> list[Evidence]:
 
 
 def depths_free_table(groups: list[Evidence]) -> Table:
-    """Rank correlation of scores at each depth with the free baselines, and what empty answers get."""
+    """Rank correlation of scores at each depth with the free baselines, and what empty answers
+    get."""
     rows = []
     for e in deeper_groups(groups):
         for depth in filter(e.has_depth, DEPTHS):

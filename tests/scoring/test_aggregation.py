@@ -151,7 +151,9 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     assert "aggregation sum there, mean here" in of_sums.verdict(1.0, of_means.settings)[0]
     with pytest.raises(ValueError, match="expected a score with the settings aggregation='max'"):
         Calibration.read(path, aggregation="max")
-    with pytest.raises(ValueError, match="expected a score with the settings method='asmi', aggregation="):
+    with pytest.raises(
+        ValueError, match="expected a score with the settings method='asmi', aggregation="
+    ):
         Calibration.read(path, method="asmi", aggregation="sum")
     # A score with a calibration run of another aggregation stays silent, and says why.
     tested = replace(scored["sem", "sum"], calibration=of_means)

@@ -304,7 +304,10 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, exp
         (["--out", "scored/", "--actors", "2"], "--actors: only for --engine ray"),
         (["--block-rows", "9"], "--block-rows: only for a folder of blocks"),
         (["--engine", "ray"], "--engine: only for a folder of blocks"),
-        (["--stream", "--scope", "response", "--source", "context"], "streaming needs source='all'"),
+        (
+            ["--stream", "--scope", "response", "--source", "context"],
+            "streaming needs source='all'",
+        ),
         (["--stream", "--scope", "all"], "streaming needs scope='response'"),
         (["--stream", "--seeded-by", "answer"], "streaming needs seeded_by='prompt'"),
     ],

@@ -116,5 +116,7 @@ def test_a_reference_is_of_one_source(run):
     assert of_context.other_settings(used) == []
     (other,) = of_all.other_settings(used)
     assert other == "source all there, context here"
-    with pytest.raises(ValueError, match="expected a score with the settings method='asmi', source='con"):
+    with pytest.raises(
+        ValueError, match="expected a score with the settings method='asmi', source='con"
+    ):
         Calibration.from_run(run, method="asmi", source="context")

@@ -1,6 +1,6 @@
 """Settings (model x dataset x prompt), read from docs/evidence, and how their numbers are written.
 
-docs/evidence/MODEL/CELL.RUN.parquet has a row for each answer of a setting
+docs/evidence/MODEL/SETTING.RUN.parquet has a row for each answer of a setting
 (scripts/evidence/keep.py). scripts/evidence/pages.py makes the tables from them.
 """
 
@@ -46,7 +46,7 @@ MODELS = {
     "mistral_7b": Model("Mistral-7B", 7.24),
     "qwen3_8b_base": Model("Qwen3-8B-Base", 8.19),
 }
-CELLS = {
+SETTINGS = {
     "open": "XQuAD, zero-shot",
     "open-worked": "XQuAD, few-shot (4-shot)",
     "open-chat": "XQuAD, chat template",
@@ -123,12 +123,12 @@ class Evidence:
 
     @property
     def label(self) -> str:
-        return ", ".join(filter(None, (MODELS[self.model].name, CELLS[self.group], self.which)))
+        return ", ".join(filter(None, (MODELS[self.model].name, SETTINGS[self.group], self.which)))
 
     @property
     def data_set(self) -> str:
         """However it was asked."""
-        return CELLS[self.group].split(",")[0]
+        return SETTINGS[self.group].split(",")[0]
 
     @property
     def size(self) -> str:
@@ -327,7 +327,7 @@ class Evidence:
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
     """(model, setting, run, file) of what is complete, in the order of these."""
     named = [
-        (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in CELLS for r in RUNS
+        (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in SETTINGS for r in RUNS
     ]
     return [one for one in named if one[-1].exists()]
 
@@ -344,7 +344,7 @@ def load(folder: Path) -> list[Evidence]:
         raise ValueError(
             f"{unknown[0]} is named as no model, setting and run that this script knows: see "
             "MODELS, "
-            "CELLS and RUNS"
+            "SETTINGS and RUNS"
         )
     groups = []
     for model, group, run, file in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from groups import (
-    CELLS,
+    SETTINGS,
     CONDITIONS,
     MODELS,
     Evidence,
@@ -177,7 +177,7 @@ def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -
     """What the causal probe found, in percent of tokens, from the report's own tables.
 
     Args:
-        kept: which of them, kept beside the evidence as MODEL/CELL.KEPT.csv.
+        kept: which of them, kept beside the evidence as MODEL/SETTING.KEPT.csv.
         sign: "+" for differences.
     """
     rows, columns = [], [""]
@@ -185,7 +185,7 @@ def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -
         found = pd.read_csv(file).drop(columns="setting")
         numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
         named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
-        label = f"{MODELS[file.parent.name].name}, {CELLS[file.name.split('.')[0]]}"
+        label = f"{MODELS[file.parent.name].name}, {SETTINGS[file.name.split('.')[0]]}"
         columns = ["setting", *named, *numbers]
         for row in found.to_dict("records"):
             shown = (

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Measures real models, setting by setting and shard by shard, and keeps a small table of each shard.
 #
-#   scripts/evidence/measure.sh MODEL DATA OUT [CELL ...] [-- OVERRIDE ...]     # one model in a folder
+#   scripts/evidence/measure.sh MODEL DATA OUT [SETTING ...] [-- OVERRIDE ...]     # one model in a folder
 #   scripts/evidence/measure.sh --paper OUT [BACKBONE/BENCHMARK ...] [-- OVERRIDE ...]
 #
 # MODEL is a folder that transformers loads (with a single .gguf file in it, that file), or
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
-# OUT, runs/ is large and can be thrown away, shards/CELL/RUN/ has a table of each finished shard, and
-# CELL.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence/keep.py). A
+# OUT, runs/ is large and can be thrown away, shards/SETTING/RUN/ has a table of each finished shard, and
+# SETTING.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence/keep.py). A
 # finished shard is not run again, a cut off one goes on where its result_cache ends. ROWS=200 asks fewer
 # rows of every setting, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
 # its own, or as a part of the rows where hours are few.
@@ -16,11 +16,11 @@
 # `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
 # (masks that take every head as often), `heads` (300 masks, two depths), and the control conditions of the
 # perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
-# scales are found on other rows and kept in CELL.scales.json. Two answer anew: `deeper` (70 and 90 %,
+# scales are found on other rows and kept in SETTING.scales.json. Two answer anew: `deeper` (70 and 90 %,
 # docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
 # `sources` keeps that as well, but did not always). `tables` comes last: all shards joined, the
 # causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
-# CELL.tables/.
+# SETTING.tables/.
 #
 # --paper runs the shipped configs of the paper's 16 settings, or those named, on a machine with a GPU
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
@@ -47,7 +47,7 @@ while [ $# -gt 0 ]; do
   asked+=("$1") && shift
 done
 
-# One shard of one run of a setting: run SHARD CELL RUN OVERRIDE ...
+# One shard of one run of a setting: run SHARD SETTING RUN OVERRIDE ...
 run() {
   local shard=$1 name=$2 kind=$3 folder
   shift 3
@@ -60,7 +60,7 @@ run() {
   python "$here/keep.py" "$folder" "$kept" "${before[@]}"
 }
 
-# The shards of a run of a setting together: join CELL RUN
+# The shards of a run of a setting together: join SETTING RUN
 join() {
   python "$here/keep.py" "$out/shards/$1/$2" "$out/$1.$2.parquet"
 }
@@ -137,7 +137,7 @@ passages() {
     --change "$change" --prompt-style "$style" --except-limit 150
 }
 
-# Doses of a setting's control conditions, found once, on rows that no shard asks.
+# Scales of a setting's control conditions, found once, on rows that no shard asks.
 scales() {
   local spare=$out/runs/$1/held-out rest
   [ -e "$out/$1.scales.json" ] && return

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from groups import (
-    SETTINGS,
     CONDITIONS,
     MODELS,
+    SETTINGS,
     Evidence,
     Table,
     others,

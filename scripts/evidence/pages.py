@@ -3,9 +3,10 @@
     python scripts/evidence/pages.py          # writes docs/evidence/tables/*.csv and forest.png
     python scripts/evidence/pages.py --check  # changes nothing, reports what would change
 
-The text of the pages is written by hand. The files, docs/evidence/MODEL/SETTING.RUN.parquet, are made
-by measure.sh when a setting is complete; single shards are never read. `--check --quick` computes
-nothing: it compares what tables/made-from.json says the tables were made from with the files.
+The text of the pages is written by hand. The files, docs/evidence/MODEL/SETTING.RUN.parquet, are
+made by measure.sh when a setting is complete; single shards are never read. `--check --quick`
+computes nothing: it compares what tables/made-from.json says the tables were made from with the
+files.
 """
 
 from collections.abc import Callable

@@ -63,8 +63,9 @@ class _Recording(Engine):
         self.recorded: list[np.ndarray] = []
         self.tokens = unmasked.input_ids[unmasked.prompt_length :]
         found = super()._score_part(model, unmasked, used, *rest)
+        drawn = used.config
         _, masks = example_masks(
-            used.num_masks, used.num_heads, used.mask_rate, used.mask_sampler, used.seed,
+            drawn.num_masks, used.num_heads, drawn.mask_rate, drawn.mask_sampler, drawn.seed,
             used.layer, unmasked.input_ids.tolist(),
         )  # fmt: skip
         change = np.concatenate(self.recorded).sum(0)

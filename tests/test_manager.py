@@ -188,7 +188,7 @@ def test_samples_that_nobody_draws_are_refused():
     """LM-Polygraph's own calculator draws ten, whatever an estimator says."""
     with pytest.raises(ValueError, match="expected num_samples=10"):
         available_stat_calculators([AdaptASMI(num_samples=5)])
-    with pytest.raises(ValueError, match="one attention and one memory budget"):
+    with pytest.raises(ValueError, match="attention and memory budget"):
         available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
     found = available_stat_calculators([AdaptASMI(attention="eager")])
     asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}

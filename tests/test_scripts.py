@@ -263,13 +263,13 @@ def test_compare_masks_tables():
     reverse = compare.compare_scopes(other_seeds, "Sem-ASMI")
     assert float(reverse["PRR, scope all"].split()[0]) < -0.9
     shown = {
-        column.header: list(column.groups) for column in compare.scope_table(other_seeds).columns
+        column.header: list(column.cells) for column in compare.scope_table(other_seeds).columns
     }
     assert shown["ASMI"] == list(found.values())
     assert "same masks: 1.000" in compare.scope_table(other_seeds).caption
     samplers = compare.sampler_table(other_seeds)
-    assert list(samplers.columns[0].groups) == ["10", "20", "40", "80"]
-    first = [next(iter(column.groups)) for column in samplers.columns[1:]]
+    assert list(samplers.columns[0].cells) == ["10", "20", "40", "80"]
+    first = [next(iter(column.cells)) for column in samplers.columns[1:]]
     assert first[1] == "0.200"
     assert first[4:6] == ["+1.000 ± 0.000", "1.000"]
 

@@ -41,7 +41,7 @@ def test_the_screen_is_of_the_mean():
 
 @pytest.mark.parametrize("information", [[], [np.array([])]])
 def test_no_token_has_no_response(information):
-    with pytest.raises(ValueError, match="there is no token"):
+    with pytest.raises(ValueError, match="expected at least one token"):
         masking_response(information)
 
 

@@ -178,7 +178,7 @@ def test_one_row_has_no_prr():
 @pytest.mark.parametrize("found", [normalised_prr, prr_with_error])
 def test_nan_is_refused(found):
     """Sorted to the end, it would count as the most uncertain, or as the best answer."""
-    with pytest.raises(ValueError, match="uncertainty holds NaN"):
+    with pytest.raises(ValueError, match="uncertainty contains NaN"):
         found([1.0, np.nan, 3.0], [1.0, 0.5, 0.0])
     with pytest.raises(ValueError, match="quality has values that are not finite"):
         found([1.0, 2.0, 3.0], [1.0, np.nan, 0.0])

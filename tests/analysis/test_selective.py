@@ -279,7 +279,7 @@ def test_global_selector_needs_errors(data):
 
 @pytest.mark.parametrize("statistic", [aurc, risk_coverage, lambda u, w: retained_error(u, w, 0.5)])
 def test_nan_is_refused(statistic):
-    with pytest.raises(ValueError, match="uncertainty holds NaN"):
+    with pytest.raises(ValueError, match="uncertainty contains NaN"):
         statistic([0.1, np.nan, 0.2], [1, 0, 1])
     with pytest.raises(ValueError, match="wrong has values that are not finite"):
         statistic([0.1, 0.3, 0.2], [1, np.nan, 1])

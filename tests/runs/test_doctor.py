@@ -192,7 +192,7 @@ def test_a_load_script_of_ones_own(elsewhere, overrides):
     own = {"model__path_to_load_script": "/some/folder/my_gguf.py"}
     assert said("model", overrides, **missing, **own) == (
         "warning",
-        f"{text}. The config's own load script may load it otherwise: the two rows test this",
+        f"{text}. The config's load script may still load it: the two rows test this",
     )
 
 

@@ -218,7 +218,7 @@ def test_a_file_of_scales_is_of_this_model(tmp_path):
     )  # fmt: skip
     (finding,) = preflight._check_scales(config)
     assert finding.fatal
-    assert "found for model another/model" in finding.text
+    assert "are for model another/model" in finding.text
     config.model.path = "elsewhere/model"
     assert not list(preflight._check_scales(config))
     config.asmi.perturbation_scale = 0.8

@@ -46,7 +46,7 @@ MODELS = {
     "mistral_7b": Model("Mistral-7B", 7.24),
     "qwen3_8b_base": Model("Qwen3-8B-Base", 8.19),
 }
-SETTINGS = {
+GROUPS = {
     "open": "XQuAD, zero-shot",
     "open-worked": "XQuAD, few-shot (4-shot)",
     "open-chat": "XQuAD, chat template",
@@ -123,12 +123,12 @@ class Evidence:
 
     @property
     def label(self) -> str:
-        return ", ".join(filter(None, (MODELS[self.model].name, SETTINGS[self.group], self.which)))
+        return ", ".join(filter(None, (MODELS[self.model].name, GROUPS[self.group], self.which)))
 
     @property
     def data_set(self) -> str:
         """However it was asked."""
-        return SETTINGS[self.group].split(",")[0]
+        return GROUPS[self.group].split(",")[0]
 
     @property
     def size(self) -> str:
@@ -327,7 +327,7 @@ class Evidence:
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
     """(model, setting, run, file) of what is complete, in the order of these."""
     named = [
-        (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in SETTINGS for r in RUNS
+        (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in GROUPS for r in RUNS
     ]
     return [one for one in named if one[-1].exists()]
 
@@ -344,7 +344,7 @@ def load(folder: Path) -> list[Evidence]:
         raise ValueError(
             f"{unknown[0]} is named as no model, setting and run that this script knows: see "
             "MODELS, "
-            "SETTINGS and RUNS"
+            "GROUPS and RUNS"
         )
     groups = []
     for model, group, run, file in found:
@@ -380,7 +380,7 @@ def digest_of(files: Iterable[Path]) -> str:
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
 
-def tested(groups: Iterable[Evidence], correctness: str) -> list[Evidence]:
+def labelled(groups: Iterable[Evidence], correctness: str) -> list[Evidence]:
     """Settings that can be judged by their own answers."""
     return [e for e in groups if e.run in OWN_ANSWERS and e.ranked(correctness)]
 

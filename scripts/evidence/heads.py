@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 from groups import (
     CONDITIONS,
+    GROUPS,
     MODELS,
-    SETTINGS,
     Evidence,
     Table,
+    labelled,
     others,
     p_text,
     signed,
     table,
-    tested,
 )
 
 from lm_polygraph_asmi.analysis import cluster_interval
@@ -74,7 +74,7 @@ class Falsified:
 
 
 def falsified(groups: list[Evidence], correctness: str) -> list[Falsified]:
-    found = (Falsified.of(own, groups) for own in tested(groups, correctness))
+    found = (Falsified.of(own, groups) for own in labelled(groups, correctness))
     return [one for one in found if one is not None]
 
 
@@ -182,10 +182,10 @@ def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -
     """
     rows, columns = [], [""]
     for file in sorted(EVIDENCE.glob(f"*/*.{kept}.csv")):
-        found = pd.read_csv(file).drop(columns="setting")
+        found = pd.read_csv(file).iloc[:, 1:]  # all but the setting
         numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
         named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
-        label = f"{MODELS[file.parent.name].name}, {SETTINGS[file.name.split('.')[0]]}"
+        label = f"{MODELS[file.parent.name].name}, {GROUPS[file.name.split('.')[0]]}"
         columns = ["setting", *named, *numbers]
         for row in found.to_dict("records"):
             shown = (

@@ -23,13 +23,13 @@ from groups import (
     Table,
     added_text,
     correlation,
+    labelled,
     others,
     p_text,
     plain,
     share,
     signed,
     table,
-    tested,
     z_text,
 )
 from heads import (
@@ -110,7 +110,7 @@ PLANNED = {
 
 
 def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
-    planned = [c for c in tested(groups, correctness) if (c.model, c.group) in PLANNED]
+    planned = [c for c in labelled(groups, correctness) if (c.model, c.group) in PLANNED]
     sources = [[e.score(method, source) for source in ("context", "all")] for e in planned]
     tests = [PlannedTests.of(e, correctness, *own) for e, own in zip(planned, sources, strict=True)]
     primary = method == "Sem-ASMI"  # the plan adjusts nothing else
@@ -152,7 +152,7 @@ def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-AS
 def elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         if not e.has_source("elsewhere"):
             continue
         sources = ("all", "context", "elsewhere")
@@ -180,7 +180,7 @@ def elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
 def contenders_table(groups: list[Evidence], correctness: str) -> Table:
     """Other ways to ask how much an answer owes to its passage; as scores, higher = more."""
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         if "asmi_source_kl_d60_context" not in e.answers:
             continue
         alone, _ = prr_intervals(e.owed, e.quality(correctness), e.clusters, resamples=RESAMPLES)
@@ -209,7 +209,7 @@ def worth_table(
     free = ("MSP", "Perplexity")
     pairs = [(own, other) for own in ours for other in free]
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         scores = {name: e.signals[name] for name in (*free, *raw, *ours)}
         alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
         rows.append(
@@ -258,7 +258,7 @@ def together_table(groups: list[Evidence], correctness: str) -> Table:
         found = {e: e.tested(e.score(method, **how), correctness) for e in chosen}
         return {e: one for e, one in found.items() if one}
 
-    read = [e for e in tested(groups, correctness) if e.group not in CLOSED]
+    read = [e for e in labelled(groups, correctness) if e.group not in CLOSED]
     deeper = [e for e in deeper_groups(groups) if e.ranked(correctness)]
     sem = tested(read)
     asked = {
@@ -296,7 +296,7 @@ def together_table(groups: list[Evidence], correctness: str) -> Table:
 
 def measures_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         wrong = e.wrong(correctness)
         if wrong.all() or not wrong.any():
             continue
@@ -320,7 +320,7 @@ def measures_table(groups: list[Evidence], correctness: str) -> Table:
 
 def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
             scores = {strategy: e.score(method, aggregation=strategy) for strategy in WAYS}
             alone, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
@@ -338,7 +338,7 @@ def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
 
 def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # do free ones do as much?
             found = confident_but_fragile(
                 e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
@@ -357,7 +357,7 @@ def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
 def strata_table(groups: list[Evidence], correctness: str) -> Table:
     """Within thirds by length, and without empty answers."""
     rows, names = [], ()
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         part = strata(e.length)
         chosen = {}
         for number in range(part.max() + 1):
@@ -390,7 +390,7 @@ def answered_table(groups: list[Evidence], correctness: str) -> Table:
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     named = ("ASMI", *ours, "first", "passage")
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         if e.empty.sum() < FEWEST:
             continue
         one = e.among(~e.empty)
@@ -432,7 +432,7 @@ def sentences_table(groups: list[Evidence], correctness: str) -> Table:
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     pairs = [(own, "Perplexity") for own in ours]
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         if e.cut.sum() < FEWEST:
             continue
         for one in (e, e.first_sentences()):
@@ -509,7 +509,7 @@ class Coupling(NamedTuple):
 
 def couplings(groups: list[Evidence], correctness: str) -> list[Coupling]:
     found = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         scores = {strategy: e.score("ASMI", aggregation=strategy) for strategy in ("mean", "sum")}
         apart = error_separation(
             e.tokens("ASMI"), scores, e.wrong(correctness), e.clusters, RESAMPLES
@@ -550,7 +550,7 @@ PLACES: dict[str, Callable[[np.ndarray], float]] = {
 def places_table(groups: list[Evidence], correctness: str) -> Table:
     """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
     rows = []
-    for e in tested(groups, correctness):
+    for e in labelled(groups, correctness):
         for place, mean_of in PLACES.items():
             # An answer of two tokens has none between; one that was cut has no closing token.
             has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
@@ -590,7 +590,7 @@ def copying_table(groups: list[Evidence], correctness: str) -> Table:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
     names = ("MI", "the passage's", "entropy")
     rows = []
-    for group in tested(groups, correctness):
+    for group in labelled(groups, correctness):
         if "copied" not in group.answers:
             continue
         e = group.among(group.answers["closing"].to_numpy())
@@ -623,7 +623,7 @@ def settings_table(groups: list[Evidence], correctness: str) -> Table:
 
     Of settings that were measured under other settings, too.
     """
-    usual = {(e.model, e.group): e for e in tested(groups, correctness)}
+    usual = {(e.model, e.group): e for e in labelled(groups, correctness)}
     measured = [e for e in groups if e.run in SETTINGS and e.ranked(correctness)]
     varied = {(e.model, e.group) for e in measured if e.run not in OWN_ANSWERS}
     rows = []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import changed as evidence_changed
-import groups as evidence_cells
+import groups as evidence_groups
 import heads as evidence_heads
 import numpy as np
 import pandas as pd
@@ -110,7 +110,7 @@ def start(pages):
 @pytest.fixture(scope="module")
 def published(pages, docs):
     """Every table, made of other evidence."""
-    return pages.made(evidence_cells.load(docs / "evidence"))
+    return pages.made(evidence_groups.load(docs / "evidence"))
 
 
 def rows_of(tables, name: str) -> list[list[str]]:
@@ -157,7 +157,7 @@ def test_every_table_is_a_file_of_plain_numbers(start, published, docs):
 
 
 def test_shapes_of_cells():
-    made = evidence_cells.table(
+    made = evidence_groups.table(
         ["answers / clusters", "median, correct / wrong", "z", "n", "p", "share", "note"],
         [
             ["1 of 2 / 3", "1.2e−03 / 2", "−2.3 to +1.4", "1,022", "< .001", "7 %", "too few"],
@@ -364,7 +364,7 @@ def test_heads_against_conditions(pages, tmp_path):
     much."""
     mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
     own = put_conditions(tmp_path, mi)
-    text = pages.made(evidence_cells.load(tmp_path / "evidence"))
+    text = pages.made(evidence_groups.load(tmp_path / "evidence"))
     half = own.iloc[::2]
     heads = [np.mean(m) for m in half["asmi_mi_d60"]]
     value = normalised_prr(heads, half["ReferenceInAnswer"])
@@ -397,7 +397,7 @@ def test_concentration_is_beside_that_of_noise(pages, tmp_path):
     own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
     own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
     own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
-    tables = pages.made(evidence_cells.load(tmp_path / "evidence"))
+    tables = pages.made(evidence_groups.load(tmp_path / "evidence"))
     (row,) = rows_of(tables, "concentration")
     tokens = sum(map(len, own["z_d60"]))
     without = sum(len(z) > 1 for z in own["z_d60"])
@@ -434,7 +434,7 @@ def test_changed_passages(pages, tmp_path):
         if group != "changed":
             made = made.drop(columns="ReferenceBefore").iloc[:: -1 if group == "exchanged" else 1]
         pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
-    text = pages.made(evidence_cells.load(tmp_path / "evidence"))
+    text = pages.made(evidence_groups.load(tmp_path / "evidence"))
     assert len(rows_of(text, "worth stands")) == 1  # the setting as it was, alone
     (row,) = rows_of(text, "changed followed")
     # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
@@ -484,8 +484,8 @@ def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
 
 def test_depths_asked_again():
     """Of the answers that had been looked at, none is among those asked again."""
-    seen = evidence_cells.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:29])
-    again = evidence_cells.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
+    seen = evidence_groups.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:29])
+    again = evidence_groups.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
     rows = evidence_tables.depths_again_table([seen, again], "stands").rows
     assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"] * 2
     fresh = answers(0, "depths")[29:]
@@ -507,8 +507,10 @@ def test_depths_asked_again():
 def test_empty_answers_apart():
     """What a setting's tables say without them, where there are enough to matter."""
     own = answers(0)
-    few = evidence_cells.Evidence("gemma", "open", "sources", own.assign(words=1))
-    some = evidence_cells.Evidence("smollm2", "open", "sources", own.assign(words=np.arange(N) % 4))
+    few = evidence_groups.Evidence("gemma", "open", "sources", own.assign(words=1))
+    some = evidence_groups.Evidence(
+        "smollm2", "open", "sources", own.assign(words=np.arange(N) % 4)
+    )
     (row,) = evidence_tables.answered_table([few, some], "stands").rows
     left = own[np.arange(N) % 4 > 0]
     assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
@@ -528,8 +530,8 @@ def test_answers_cut_at_their_first_sentence():
     reach = np.minimum(own["asmi_entropy"].map(len), 3)
     kept = own.assign(first_sentence=reach)
     kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
-    group = evidence_cells.Evidence("smollm2", "open", "sources", kept)
-    whole = evidence_cells.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
+    group = evidence_groups.Evidence("smollm2", "open", "sources", kept)
+    whole = evidence_groups.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
     rows = evidence_tables.sentences_table([group, whole], "stands").rows
     assert [row[0] for row in rows] == [group.label, f"{group.label}, first sentences"]
     assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
@@ -547,7 +549,7 @@ def test_answers_cut_at_their_first_sentence():
 def test_questions_of_the_trial_apart():
     trial = pd.read_csv(evidence_tables.TRIAL)["id"]
     own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
-    group = evidence_cells.Evidence("qwen15", "open-worked", "sources", own)
+    group = evidence_groups.Evidence("qwen15", "open-worked", "sources", own)
     rows = evidence_tables.trial_table([group], "stands").rows
     assert [row[0].split(", ")[-1] for row in rows] == [
         "asked in the trial", "not asked in the trial",
@@ -562,7 +564,7 @@ def test_a_cell_without_the_passages_part():
     marks = answers(0, "copied")["copied"]
     whole = answers(0).assign(copied=marks)
     lean = whole.drop(columns=whole.filter(like="_context").columns)
-    groups = [evidence_cells.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
+    groups = [evidence_groups.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
     for make, missing in (
         (evidence_tables.copying_table, (5, 8)),
         (evidence_tables.places_table, (5, 7)),
@@ -594,8 +596,8 @@ def test_depths_elsewhere(monkeypatch):
                 deeper[f"asmi_{part}_d70"] = deeper[f"asmi_{part}_d60"]
         deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
         groups += [
-            evidence_cells.Evidence(model, "babi", "sources", usual, N),
-            evidence_cells.Evidence(model, "babi", "deeper", deeper[:50], 60),
+            evidence_groups.Evidence(model, "babi", "sources", usual, N),
+            evidence_groups.Evidence(model, "babi", "deeper", deeper[:50], 60),
         ]
     rows = evidence_tables.depths_elsewhere_table(groups, "stands").rows
     assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
@@ -634,8 +636,8 @@ def test_depths_elsewhere(monkeypatch):
 def test_scores_with_the_passage_and_without():
     """Question by question; and nothing is ranked where hardly any answer is right."""
     with_it, without = answers(0), answers(5)[10:].reset_index(drop=True)
-    own = evidence_cells.Evidence("smollm2", "open-worked", "sources", with_it)
-    shut = evidence_cells.Evidence("smollm2", "closed-worked", "sources", without)
+    own = evidence_groups.Evidence("smollm2", "open-worked", "sources", with_it)
+    shut = evidence_groups.Evidence("smollm2", "closed-worked", "sources", without)
     column = "score MaximumSequenceProbability"
     rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
     text = evidence_changed.closed_table([own, shut])
@@ -643,8 +645,8 @@ def test_scores_with_the_passage_and_without():
     assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
     assert row[6] == str(N - 10)
     assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)
-    assert evidence_cells.tested([own, shut], "rouge") == [own, shut]
+    assert evidence_groups.labelled([own, shut], "rouge") == [own, shut]
     low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
-    few = evidence_cells.Evidence("smollm2", "closed-worked", "sources", low)
-    assert evidence_cells.tested([own, few], "rouge") == [own]
+    few = evidence_groups.Evidence("smollm2", "closed-worked", "sources", low)
+    assert evidence_groups.labelled([own, few], "rouge") == [own]
     assert evidence_changed.closed_table([own, few]).rows[0].count("too few correct") == 2

@@ -19,8 +19,7 @@ from lm_polygraph_asmi.runs.rows import spread
 PROMPT = (
     "Imagine that you are only able to say a single word. Answer the question given a context. "
     "You must only output the full name of the location the same way it is mentioned in the text. "
-    "Do not try to be polite of helpful.\n\n"
-    "Example:\n\n"
+    "Do not try to be polite of helpful.\n\nExample:\n\n"
     "Context:\nMary moved to the bathroom. John went to the hallway. Daniel went back to the "
     "hallway. Sandra moved to the garden. John moved to the office. Sandra journeyed to the "
     "bathroom. Mary moved to the hallway. Daniel travelled to the office. John went back to the "

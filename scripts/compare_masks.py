@@ -238,12 +238,12 @@ def sampler_table(other_seeds: SeedScores) -> Table:
         shown.add_column(f"{sampler}\n{score}\nPRR ± sd", justify="right")
         shown.add_column("\nrank\ncorr.", justify="right")
     for num_masks in NUM_MASKS:
-        groups = []
+        values = []
         for sampler, score in product(MASK_SAMPLERS, SCORES):
             scores = other_seeds.scores(score, "response", sampler, num_masks)
             found = seed_stability(scores, other_seeds.quality)
-            groups += [f"{found.mean:+.3f} ± {found.sd:.3f}", f"{found.rank_correlation:.3f}"]
-        shown.add_row(str(num_masks), *groups)
+            values += [f"{found.mean:+.3f} ± {found.sd:.3f}", f"{found.rank_correlation:.3f}"]
+        shown.add_row(str(num_masks), *values)
     return shown
 
 

@@ -60,7 +60,7 @@ def table(page: str, head: str) -> list[list[str]]:
     """Settings of the table below a header row that begins so; no line of it spans two."""
     (file,) = [p for p in PAGES if p.name == page]
     rows = file.read_text().split(f"\n| {head} |")[1].split("\n\n")[0].splitlines()[2:]
-    return [[group.strip() for group in row.strip("|").split("|")] for row in rows]
+    return [[text.strip() for text in row.strip("|").split("|")] for row in rows]
 
 
 def inline(text: str) -> list[str]:

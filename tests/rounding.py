@@ -19,7 +19,7 @@ def allowed(model: PreTrainedModel, input_ids: Tensor) -> float:
     """
     ids = input_ids[None, :-1]
     with torch.no_grad():
-        strategies = [
+        variants = [
             model(input_ids=ids, use_cache=False).logits,
             model(input_ids=torch.cat([ids.flip(1), ids, ids]), use_cache=False).logits[1:2],
         ]
@@ -29,8 +29,8 @@ def allowed(model: PreTrainedModel, input_ids: Tensor) -> float:
             cache = out.get("past_key_values")
             steps.append(out.logits)
         if cache is not None:
-            strategies.append(torch.cat(steps, dim=1))
-    whole, *others = (logits.float().log_softmax(-1) for logits in strategies)
+            variants.append(torch.cat(steps, dim=1))
+    whole, *others = (logits.float().log_softmax(-1) for logits in variants)
     control = max((other - whole).abs().max().item() for other in others)
     assert control < MOST
     return TIMES * max(control, 2 * torch.finfo(torch.float32).eps * whole.abs().max().item())

@@ -47,8 +47,7 @@ SUBPACKAGES = {
     ),
     "results": Subpackage(
         "analysis model", "lm_polygraph datasets",
-        "what is on disk is read without the host that wrote it; settings offer statistics' "
-        "input",
+        "what is on disk is read without the host that wrote it; settings offer statistics' input",
     ),
     "report": Subpackage(
         "analysis results maths", "torch transformers lm_polygraph datasets",

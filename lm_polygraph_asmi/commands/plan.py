@@ -154,11 +154,11 @@ def _table(frame: Any, title: str, number: str = "{:.3f}", styles: Any = None) -
     for column in frame:
         shown.add_column(str(column), justify="right")
     for index, row in enumerate(frame.itertuples(index=False)):
-        groups = [
+        values = [
             number.format(v) if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
             for v in row
         ]
-        shown.add_row(*groups, style=styles[index] if styles else None)
+        shown.add_row(*values, style=styles[index] if styles else None)
     return shown
 
 

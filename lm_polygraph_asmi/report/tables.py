@@ -77,7 +77,7 @@ def prr_table(run: Run, metric: str) -> Table:
 
     for row in rows:
         undefined = row["prr"] is None
-        groups = [
+        values = [
             row["method"],
             shown(row["prr"], "+.2f", "undefined"),
             "" if undefined else shown(row["standard_error"], ".2f"),
@@ -85,12 +85,12 @@ def prr_table(run: Run, metric: str) -> Table:
             shown(row["augrc"], ".3f"),
         ]
         if paired and "minus_msp" not in row:
-            groups.append("")
+            values.append("")
         elif paired and row["low"] is None:
-            groups.append("undefined")
+            values.append("undefined")
         elif paired:
-            groups.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
-        table.add_row(*groups, style="bold" if row["method"] in run.methods else None)
+            values.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
+        table.add_row(*values, style="bold" if row["method"] in run.methods else None)
     return table
 
 

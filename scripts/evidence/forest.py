@@ -1,7 +1,8 @@
 """The forest plot of docs/should-i-use-it.md: each setting's PRR, and its gain beyond baselines."""
 
-import re
+import io
 
+import pandas as pd
 from groups import Table
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -17,33 +18,29 @@ SIGNIFICANT = 1.96
 """|z| of two-sided p = .05."""
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(n) for n in re.findall(r"[+-]?\d+\.\d+", text.replace("−", "-"))]
-
-
 def draw_forest(found: Table) -> Figure:
     """A row a setting: PRR with 95 % intervals, and z of the generalised covariance measure."""
-    (gain,) = [i for i, name in enumerate(found.columns) if name.endswith("Sem-ASMI: z (p)")]
-    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    rows = pd.read_csv(io.StringIO(found.csv()))
     heights = [-float(i) for i in range(len(rows))]
     with rc_context(figures.STYLE | {"font.size": 8, "axes.titlesize": 8}):
         figure = Figure(figsize=(7.2, 0.32 * len(rows) + 1.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2.4, 1))
         for place, (name, (colour, mark)) in enumerate(SCORES.items()):
             at = [height + 0.24 * (1 - place) for height in heights]
-            values = [_numbers(row[f"PRR of {name}"]) for row in rows]
-            reach = [[v[0] - v[1] for v in values], [v[2] - v[0] for v in values]]
-            left.errorbar([v[0] for v in values], at, xerr=reach, fmt=mark, color=colour,
+            prr = rows[f"PRR of {name}"]
+            reach = prr - rows[f"PRR of {name}, low"], rows[f"PRR of {name}, high"] - prr
+            left.errorbar(prr, at, xerr=reach, fmt=mark, color=colour,
                           markersize=4, linewidth=1.1, label=name)  # fmt: skip
         left.axvline(0, color=figures.GREY, linewidth=0.8)
         left.set_xlabel("PRR with 95 % intervals")
-        left.set_yticks(heights, [row["setting"] for row in rows])
+        left.set_yticks(heights, rows["setting"])
         left.tick_params(axis="y", length=0)
-        z = [(_numbers(row[gain]) or [float("nan")])[0] for row in found.rows]
+        # Text where there are too few errors.
+        z = pd.to_numeric(rows["gain beyond free baselines, Sem-ASMI, z"], errors="coerce")
         right.axvspan(-SIGNIFICANT, SIGNIFICANT, color=figures.GREY, alpha=0.2, linewidth=0)
         right.axvline(0, color=figures.GREY, linewidth=0.8)
         right.plot(z, heights, "o", color=figures.BLUE, markersize=5)
-        reach = max([4.0, *(abs(own) + 0.5 for own in z if own == own)])
+        reach = max(4.0, *(z.abs().dropna() + 0.5))
         right.set_xlim(-reach, reach)
         right.set_xticks([-2, 0, 2])
         right.set_xlabel("z (grey: p > .05)")

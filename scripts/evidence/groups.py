@@ -196,8 +196,7 @@ class Evidence:
                 return Evidence(self.model, self.group, self.run, mine)
         raise ValueError(
             f"{self.model}/{self.group}.{other.run}.parquet holds other answers than the run "
-            "beside "
-            "it"
+            "beside it"
         )
 
     def joined_with(self, other: "Evidence") -> "Evidence":
@@ -234,12 +233,12 @@ class Evidence:
         """The host's score, else the same of ASMI's own unmasked pass."""
         if f"score {name}" in self.answers:
             return self.answers[f"score {name}"].to_numpy(dtype=float)
-        of_tokens, strategy = {
+        of_tokens, aggregation = {
             "MaximumSequenceProbability": ("surprisal", "sum"),
             "Perplexity": ("surprisal", "mean"),
             "MeanTokenEntropy": ("entropy", "mean"),
         }[name]
-        return self.score(of_tokens, aggregation=strategy)
+        return self.score(of_tokens, aggregation=aggregation)
 
     def tokens(self, method: str, source: str = "all", depth: int = 60) -> list[np.ndarray]:
         """Per-token scores in nats; higher = more uncertain.
@@ -343,8 +342,7 @@ def load(folder: Path) -> list[Evidence]:
     if unknown:
         raise ValueError(
             f"{unknown[0]} is named as no model, setting and run that this script knows: see "
-            "MODELS, "
-            "GROUPS and RUNS"
+            "MODELS, GROUPS and RUNS"
         )
     groups = []
     for model, group, run, file in found:
@@ -415,31 +413,29 @@ _SHAPES = (
 )
 
 
-def _split(name: str, groups: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """A column as one or more of plain numbers, where its settings have a known shape."""
-    groups = [group.replace("−", "-") for group in groups]
+def _split(name: str, texts: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """A column as one or more of plain numbers, where its texts have a known shape."""
+    texts = [text.replace("−", "-") for text in texts]
     if " / " in name:
         before, comma, last = name.rpartition(", ")
         names = last.split(" / ")
-        pairs = [group.split(" / ") if group else [""] * len(names) for group in groups]
+        pairs = [text.split(" / ") if text else [""] * len(names) for text in texts]
         columns = zip(names, zip(*pairs, strict=True), strict=True)
         return [part for own, values in columns for part in _split(before + comma + own, values)]
-    if name == "answers" and any(" of " in group for group in groups):
-        pairs = [group.partition(" of ")[::2] for group in groups]
+    if name == "answers" and any(" of " in text for text in texts):
+        pairs = [text.partition(" of ")[::2] for text in texts]
         return [("answers", [n for n, _ in pairs]), ("planned answers", [n for _, n in pairs])]
-    for shape, stop_conditions in _SHAPES:
-        found = [shape.fullmatch(group) for group in groups]
+    for shape, endings in _SHAPES:
+        found = [shape.fullmatch(text) for text in texts]
         if any(found):
             columns = []
-            for i, ending in enumerate(stop_conditions):
-                own = [
-                    m[i + 1] if m else "" if i else c for m, c in zip(found, groups, strict=True)
-                ]
+            for i, ending in enumerate(endings):
+                own = [m[i + 1] if m else "" if i else c for m, c in zip(found, texts, strict=True)]
                 columns.append((name.removesuffix(": z (p)") + ending, [*map(_number, own)]))
             return columns
-    if all(re.fullmatch(r"\d+ ?%|", group) for group in groups):
-        return [(f"{name} (%)", [group.rstrip(" %") for group in groups])]
-    return [(name, [*map(_number, groups)])]
+    if all(re.fullmatch(r"\d+ ?%|", text) for text in texts):
+        return [(f"{name} (%)", [text.rstrip(" %") for text in texts])]
+    return [(name, [*map(_number, texts)])]
 
 
 def _number(text: str) -> str:

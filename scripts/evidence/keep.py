@@ -50,7 +50,7 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     rows = run.recorded("rows")
     texts, targets = run.stats["greedy_texts"], run.stats["target_texts"]
     kept: dict[str, Any] = {"id": rows["ids"], "cluster": rows["clusters"]}
-    kept |= _tested_value(texts, targets, CORRECTNESS_LABELS)
+    kept |= _labelled(texts, targets, CORRECTNESS_LABELS)
     if before is not None:
         was = {question.id: question.answer for question in read_squad(before)}
         asked = zip(texts, rows["ids"], strict=True)
@@ -84,7 +84,7 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     return pd.DataFrame(kept)
 
 
-def _tested_value(
+def _labelled(
     texts: Iterable[str], targets: Iterable[str | list[str]], correctness_labels: dict[str, Judge]
 ) -> dict[str, list[float]]:
     pairs = [
@@ -120,7 +120,7 @@ def _of_first_sentences(run: Run) -> dict[str, list[float]]:
     correctness_labels = {"ReferenceInAnswer": reference_in_answer}
     if "Rouge_rougeL" in run.quality:
         correctness_labels["quality Rouge_rougeL"] = _rouge
-    qualities = _tested_value(
+    qualities = _labelled(
         [text for text, _ in found], run.stats["target_texts"], correctness_labels
     )
     own = {f"{name}, first sentence": values for name, values in qualities.items()}

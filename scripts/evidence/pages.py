@@ -17,7 +17,7 @@ from changed import TABLES as OF_CHANGED
 from forest import draw_forest
 from groups import CHANGED, TABLES, Evidence, Table, digest, load, made_from, record, write_tables
 from PIL import Image
-from tables import TABLES as OF_CELLS
+from tables import TABLES as OF_GROUPS
 
 from lm_polygraph_asmi.report import figures
 
@@ -32,7 +32,7 @@ FIGURES: dict[str, tuple[str, Callable[[Table], figures.Figure]]] = {
 def made(groups: list[Evidence]) -> dict[str, Table]:
     """Every table by its name."""
     unchanged = [e for e in groups if e.group not in CHANGED]
-    tables = {name: make(unchanged) for name, make in OF_CELLS.items()}
+    tables = {name: make(unchanged) for name, make in OF_GROUPS.items()}
     return tables | {name: make(groups) for name, make in OF_CHANGED.items()}
 
 

@@ -322,15 +322,15 @@ def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in labelled(groups, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
-            scores = {strategy: e.score(method, aggregation=strategy) for strategy in WAYS}
+            scores = {aggregation: e.score(method, aggregation=aggregation) for aggregation in WAYS}
             alone, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
             along = " / ".join(correlation(own, e.length) for own in scores.values())
-            rows.append([e.label, method, *(signed(alone[strategy]) for strategy in WAYS), along])
+            rows.append([e.label, method, *(signed(alone[way]) for way in WAYS), along])
     by_length = f"rank correlation with length, {' / '.join(WAYS)}"
     columns = [
         "setting",
         "signal of a token",
-        *(f"PRR, {strategy}" for strategy in WAYS),
+        *(f"PRR, {aggregation}" for aggregation in WAYS),
         by_length,
     ]
     return table(columns, rows)
@@ -510,7 +510,9 @@ class Coupling(NamedTuple):
 def couplings(groups: list[Evidence], correctness: str) -> list[Coupling]:
     found = []
     for e in labelled(groups, correctness):
-        scores = {strategy: e.score("ASMI", aggregation=strategy) for strategy in ("mean", "sum")}
+        scores = {
+            aggregation: e.score("ASMI", aggregation=aggregation) for aggregation in ("mean", "sum")
+        }
         apart = error_separation(
             e.tokens("ASMI"), scores, e.wrong(correctness), e.clusters, RESAMPLES
         )
@@ -694,8 +696,7 @@ def deeper_groups(groups: list[Evidence]) -> list[Evidence]:
         if not usual:
             raise ValueError(
                 f"{e.model}/{e.group}.{e.run}.parquet has nothing at 60 % beside it: the setting's "
-                "own "
-                f"answers are missing ({e.group}.sources.parquet)"
+                f"own answers are missing ({e.group}.sources.parquet)"
             )
         found.append(usual[0].joined_with(e).among(~_looked_at(e, groups, "depths", AGAIN)))
     return found

@@ -241,9 +241,9 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     assert len(rows_of(text, "worth rouge")) == 2
     aggregated = rows_of(text, "aggregation stands")
     assert [row[1] for row in aggregated[:4]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
-    strategies = [np.mean, np.sum, np.max, lambda own: own[0]]
+    aggregations = [np.mean, np.sum, np.max, lambda own: own[0]]
     for row, tokens in ((aggregated[0], mi), (aggregated[2], -one["asmi_log_likelihood"])):
-        expected = [normalised_prr([how(own) for own in tokens], quality) for how in strategies]
+        expected = [normalised_prr([how(own) for own in tokens], quality) for how in aggregations]
         assert [number(group) for group in row[2:6]] == pytest.approx(expected, abs=0.0051)
     asmi = np.array([own.mean() for own in mi])
     coupled = rows_of(text, "coupling stands")[0]

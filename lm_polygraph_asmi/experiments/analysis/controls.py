@@ -197,16 +197,16 @@ def questions_to_decide(found: Mapping[str, ConditionComparison]) -> int | None:
     The fewest of: to beat all of `MUST_BEAT`; to show one condition better; to show one within the
     margin equivalent. None without a condition.
     """
-    strategies = []
+    sizes = []
     if all(condition in found and found[condition].difference.value > 0 for condition in MUST_BEAT):
-        strategies.append(max(found[condition].to_differ or 0 for condition in MUST_BEAT))
+        sizes.append(max(found[condition].to_differ or 0 for condition in MUST_BEAT))
     for one in found.values():
         gap = one.difference.value
         if gap < 0 and one.to_differ:
-            strategies.append(one.to_differ)
+            sizes.append(one.to_differ)
         if abs(gap) < MARGIN:
-            strategies.append(one.to_equal)
-    return min(strategies, default=None)
+            sizes.append(one.to_equal)
+    return min(sizes, default=None)
 
 
 def double_dissociation(

@@ -280,7 +280,7 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
         for side in ("heads", "condition"):
             adjusted = table.groupby(["score", "condition"])[f"p of {side}"].transform(holm)
             pairs = zip(adjusted, table.pop(f"way of {side}"), strict=True)
-            table[f"{side} add"] = [verdict(p, strategy) for p, strategy in pairs]
+            table[f"{side} add"] = [verdict(p, direction) for p, direction in pairs]
         return table
 
     notes = [
@@ -369,8 +369,7 @@ def dissociation(groups: Sequence[RunGroup]) -> Items:
     notes = [
         "PRR(heads) minus PRR(condition) with the passage, minus the same closed-book, on the "
         "questions of both runs; passages are resampled once for both. Above 0: the advantage of "
-        "heads over the condition depends on the context, as the paper's context routing "
-        "predicts.",
+        "heads over the condition depends on the context, as the paper's context routing predicts.",
     ]
     return frame(
         "double_dissociation", title, twins(groups), compute, notes, digits=3, resamples=10_000,

@@ -428,8 +428,8 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["signal", "depth"])["p"].transform(holm)
         said = [
-            None if np.isnan(p) else verdict(p, strategy)
-            for p, strategy in zip(adjusted, table["direction"], strict=True)
+            None if np.isnan(p) else verdict(p, direction)
+            for p, direction in zip(adjusted, table["direction"], strict=True)
         ]
         return table.assign(**{"p, Holm": adjusted, "adds": said}).drop(columns="direction")
 

@@ -66,7 +66,7 @@ def findings(groups: Sequence[RunGroup]) -> list[str]:
 
     Order: findings of experiments, counts, scores of negative PRR, limits of the settings.
     """
-    own = (_known, _wrong_strategy, _against_best, _added, _weak, _correctness_labels, _others)
+    own = (_known, _negative_prr, _against_best, _added, _weak, _correctness_labels, _others)
     parts = (*(module.findings for module in _more()), *own)
     return [line for part in parts for line in part(groups)]
 
@@ -173,7 +173,7 @@ def _in_brackets(names: Sequence[str]) -> str:
     return f" ({'; '.join(names)})" if names else ""
 
 
-def _wrong_strategy(groups: Sequence[RunGroup]) -> list[str]:
+def _negative_prr(groups: Sequence[RunGroup]) -> list[str]:
     return [
         f"**Negative PRR: {group.label}.** {method} ranks errors worse than chance: PRR = "
         f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to decide which of "

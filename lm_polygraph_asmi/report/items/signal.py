@@ -118,7 +118,7 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["signal", "controls"])["p"].transform(holm)
         pairs = zip(adjusted, table["direction"], strict=True)
-        said = [verdict(p, strategy) for p, strategy in pairs]
+        said = [verdict(p, direction) for p, direction in pairs]
         place = list(table).index("direction")
         table.insert(place, "p, Holm", adjusted)
         table.insert(place + 1, "adds", said)
@@ -184,10 +184,10 @@ def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     ):
         if mean is not None:
             tests.append((f"{name}, mean", over, mean, controls))
-        for strategy, aggregate in AGGREGATIONS.items():
-            if strategy != "mean" and tokens is not None:
+        for aggregation, aggregate in AGGREGATIONS.items():
+            if aggregation != "mean" and tokens is not None:
                 values = np.array([aggregate(answer) for answer in tokens])
-                tests.append((f"{name}, {strategy}", over, values, controls))
+                tests.append((f"{name}, {aggregation}", over, values, controls))
     operating = group.variants.values()
     for method, config in group.methods.items():
         if config.method == "sem" and method not in operating:

@@ -144,7 +144,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
     tiny, ids = tiny_model("llama").double(), sequence(14)
     other = torch.cat([ids[:-3], sequence(3, seed=8)])
     longer = torch.cat([ids, sequence(2, seed=8)])
-    remembered = {}
+    reused = {}
     for name, prefix_cache, asked, prompt, layers in (
         ("nobody has seen", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
         ("all of it", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
@@ -162,7 +162,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
         with scoring_session(tiny):
             found = run_unmasked(tiny, asked, prompt, layers, "response", prefix_cache)
             expected = run_unmasked(tiny, asked, prompt, layers, "response")
-        remembered[name] = found.remembered
+        reused[name] = found.remembered
         close(found.final_hidden, expected.final_hidden)
         assert (found.by_length, found.devices) == (expected.by_length, expected.devices)
         for layer in layers:
@@ -174,7 +174,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
         for layer, known in expected.known.items():
             for own, plain in zip(found.known[layer], known, strict=True):
                 close(own, plain)
-    assert remembered == dict.fromkeys(remembered, "keys") | {
+    assert reused == dict.fromkeys(reused, "keys") | {
         "all of it": "states", "a cut answer": "states", "behind a known start": "states",
         "another prompt": "nothing", "one token": "nothing",
     }  # fmt: skip

@@ -795,25 +795,23 @@ def baselines_table(groups: list[Evidence], correctness: str) -> Table:
 
 
 TABLES: dict[str, Callable[[list[Evidence]], Table]] = {
-    "correctness_labels": judges_table,
+    "correctness labels": judges_table,
     "depths free": depths_free_table,
     "concentration": concentration_table,
     "probe": probe_table,
     "probe differences": partial(probe_table, kept="causal_differences", sign="+"),
 }
-for _judge in CORRECTNESS_LABELS:
-    TABLES[f"source {_judge}"] = partial(source_table, correctness=_judge)
-    TABLES[f"source raw {_judge}"] = partial(source_table, correctness=_judge, method="ASMI")
-    TABLES[f"source elsewhere {_judge}"] = partial(elsewhere_table, correctness=_judge)
-    TABLES[f"trial {_judge}"] = partial(trial_table, correctness=_judge)
-    TABLES[f"conditions {_judge}"] = partial(conditions_table, correctness=_judge)
-    TABLES[f"conditions added {_judge}"] = partial(conditions_added_table, correctness=_judge)
-    TABLES[f"perturbation controls {_judge}"] = partial(verdict_table, correctness=_judge)
-    TABLES[f"perturbation controls raw {_judge}"] = partial(
-        verdict_table, correctness=_judge, method="ASMI"
-    )
-    TABLES[f"glance {_judge}"] = partial(
-        worth_table, correctness=_judge, raw=(), ours=("Sem-ASMI",)
+for _label in CORRECTNESS_LABELS:
+    TABLES[f"source {_label}"] = partial(source_table, correctness=_label)
+    TABLES[f"source raw {_label}"] = partial(source_table, correctness=_label, method="ASMI")
+    TABLES[f"source elsewhere {_label}"] = partial(elsewhere_table, correctness=_label)
+    TABLES[f"trial {_label}"] = partial(trial_table, correctness=_label)
+    TABLES[f"conditions {_label}"] = partial(conditions_table, correctness=_label)
+    TABLES[f"conditions added {_label}"] = partial(conditions_added_table, correctness=_label)
+    TABLES[f"controls {_label}"] = partial(verdict_table, correctness=_label)
+    TABLES[f"controls raw {_label}"] = partial(verdict_table, correctness=_label, method="ASMI")
+    TABLES[f"glance {_label}"] = partial(
+        worth_table, correctness=_label, raw=(), ours=("Sem-ASMI",)
     )
     for _name, _make in {
         "worth": worth_table, "together": together_table, "measures": measures_table,
@@ -823,4 +821,4 @@ for _judge in CORRECTNESS_LABELS:
         "baselines": baselines_table, "contenders": contenders_table,
         "depths again": depths_again_table, "depths elsewhere": depths_elsewhere_table,
     }.items():  # fmt: skip
-        TABLES[f"{_name} {_judge}"] = partial(_make, correctness=_judge)
+        TABLES[f"{_name} {_label}"] = partial(_make, correctness=_label)

@@ -274,7 +274,7 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     own = [row for row in within if row[0] == first[0]]
     assert sum(int(row[2]) for row in own if "tokens" in row[1]) == N
     assert int(own[-1][2]) == (one["words"] == 0).sum()
-    tested = [row for row in rows_of(text, "correctness_labels") if row[0] == first[0]]
+    tested = [row for row in rows_of(text, "correctness labels") if row[0] == first[0]]
     assert [row[2] for row in tested] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
     swept = rows_of(text, "settings stands")
     assert {row[0] for row in swept} == {first[0]}  # the others have no other settings
@@ -373,7 +373,7 @@ def test_heads_against_conditions(pages, tmp_path):
     assert [number(raw[place]) for place in (2, 6)] == pytest.approx([value, 1], abs=0.0051)
     assert number(raw[4]) < -0.5  # the wrong way round
     assert raw[3] == raw[5] == raw[7] == ""  # not run
-    (said,) = rows_of(text, "perturbation controls raw stands")
+    (said,) = rows_of(text, "controls raw stands")
     assert said[1:3] == ["40 / 40", str(int(wrong_first(half).sum()))]
     assert number(said[3]) == pytest.approx(value, abs=0.0051)
     assert number(said[7]) == pytest.approx(value - 1, abs=0.0051)

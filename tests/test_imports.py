@@ -242,8 +242,8 @@ COMMANDS = [
     ("--help", "score"),
     ("score --help", "--calibration"),
     ("doctor --config-name nosuch", "got 'nosuch'"),
-    ("score --model x --prompt-file LICENSE --depth 2", "depth must lie in (0, 1)"),
-    ("score --model x --prompt-file LICENSE --method raw", "'raw' is not one of"),
+    ("score --model x LICENSE --depth 2", "depth must lie in (0, 1)"),
+    ("score --model x LICENSE --method raw", "'raw' is not one of"),
     ("experiments --help", "scale"),
 ]
 WITH_PANDAS = [

@@ -38,9 +38,9 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
 )
 @click.option("--right-from", type=float, help="Lowest quality of a correct answer; default 0.5.")
 @click.option(
-    "--scored",
-    type=click.Path(dir_okay=False),
-    help="JSON lines file of scores. Its rows are reused: to resume, or for another --risk.",
+    "--result-cache",
+    type=click.Path(file_okay=False),
+    help="Folder that stores results: to resume, or for another --risk.",
 )
 @click.option("--figure", type=click.Path(dir_okay=False), help="Figure: coverage against risk.")
 @click.option(
@@ -55,7 +55,7 @@ def calibrate(
     confidence: float,
     signal: str,
     right_from: float | None,
-    scored: str | None,
+    result_cache: str | None,
     figure: str | None,
     reliability: str | None,
     out: str,
@@ -84,9 +84,11 @@ def calibrate(
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
     if run is None and metric is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    if run is not None and (scored or right_from is not None):
-        raise click.UsageError("--scored and --right-from need ROWS: a run has its own scores")
-    for file in filter(None, (out, scored, figure, reliability)):
+    if run is not None and (result_cache or right_from is not None):
+        raise click.UsageError(
+            "--result-cache and --right-from need ROWS: a run has its own scores"
+        )
+    for file in filter(None, (out, figure, reliability)):
         if not Path(file).absolute().parent.is_dir():
             raise click.BadParameter(f"cannot write {file}: its folder does not exist")
     try:
@@ -103,9 +105,9 @@ def calibrate(
         from lm_polygraph_asmi.scoring.loading import load
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
-        labelled = [] if rows is None else read_rows(rows)
+        labelled = [] if rows is None else list(read_rows(rows))
         if chat:
-            in_chat(labelled)
+            labelled = list(in_chat(labelled))
         limit = RIGHT if right_from is None else right_from
         labels_of(labelled, limit)  # before the model is loaded
         config = ASMIConfig()
@@ -113,13 +115,15 @@ def calibrate(
             config = Calibration.from_run(run, metric, **given_settings(settings)).config
         config = config.replace(**given_settings(settings))
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, config=config)
+            scorer = load(
+                model, gguf_file, dtype, device_map, config=config, result_cache=result_cache
+            )
         if run is None:
             with Progress(console=errors, transient=True) as bar:
                 scoring = bar.add_task("Scoring", total=None)
                 result = calibrate_rows(
                     labelled, scorer, risk, confidence, signal=signal, right_from=limit,
-                    name=Path(str(rows)).name, out=scored,
+                    name=Path(str(rows)).name,
                     progress=lambda done, all_: bar.update(scoring, completed=done, total=all_),
                 )  # fmt: skip
         else:

@@ -1,36 +1,37 @@
 """`polygraph_asmi score`: score answers from the shell."""
 
 import os
+import shutil
 import sys
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from lm_polygraph_asmi.commands.settings import given_settings, setting_options
 from lm_polygraph_asmi.config import ASMIConfig, check_streamed
 from lm_polygraph_asmi.validation import TOKENS
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.calibration import Calibration
     from lm_polygraph_asmi.scoring.result import Score
+
+DECISIONS = {True: "accepted", False: "abstained", None: "without a decision"}
+SHOWN = 100
+"""Rows whose field names are checked for spelling."""
 
 
 @click.command()
-@click.argument("rows_file", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.argument("rows_file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--model", required=True, help="Folder, hub ID, or smollm2 (the demo's model).")
 @click.option("--gguf-file", help="GGUF file in the folder with the weights.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ...")
 @click.option("--device-map", help="auto: use GPUs; default: CPU.")
-@click.option(
-    "--prompt-file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Text file with one prompt; or .jsonl or .parquet file with prompt and optional answer "
-    "and samples per row. Same as the argument.",
-)
 @click.option("--answer", help="Answer text to score; default: the model's greedy answer.")
 @click.option("--chat", is_flag=True, help="Apply the chat template to text prompts.")
 @click.option(
@@ -50,73 +51,58 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--out",
-    type=click.Path(),
-    help="JSON lines file, or folder (scored/) for blocks in the format of the input (Parquet or "
-    "JSON lines). Rows and blocks already there are kept, not scored again.",
+    type=click.Path(dir_okay=False),
+    help="File of scores to write: .jsonl, or .parquet for rows in Parquet.",
+)
+@click.option(
+    "--result-cache",
+    type=click.Path(file_okay=False),
+    help="Folder that stores results, so that a killed run resumes; it may be shared by runs. "
+    "Default: OUT.cache, deleted when all rows are scored.",
 )
 @click.option(
     "--tokens",
     type=click.Choice(TOKENS),
-    help="Detail per token in --out; default: full, in a folder compact.",
+    help="Detail per token in --out; default: full, in Parquet compact.",
 )
-@click.option("--id-column", help="Field with the ID of a row, shown in messages.")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where to score the blocks of a folder.",
-)
-@click.option("--actors", default=1, show_default=True, help="For ray: models in parallel.")
-@click.option("--gpus-per-actor", default=0.0, show_default=True, help="For ray: GPUs.")
-@click.option("--block-rows", default=256, show_default=True, help="For a folder: rows per block.")
 @click.option("--stream", is_flag=True, help="Show and score the answer during generation.")
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(
+    rows_file: str,
     model: str,
     gguf_file: str | None,
     dtype: str,
     device_map: str | None,
-    rows_file: str | None,
-    prompt_file: str | None,
     answer: str | None,
     chat: bool,
     context: tuple[str, ...],
     calibration: tuple[str, ...],
     out: str | None,
-    html: str | None,
+    result_cache: str | None,
     tokens: str | None,
-    id_column: str | None,
-    engine: str,
-    actors: int,
-    gpus_per_actor: float,
-    block_rows: int,
     stream: bool,
+    html: str | None,
     **settings: Any,
 ) -> None:
-    """Score one prompt or a file of prompts.
+    """Score the prompts of ROWS_FILE.
+
+    ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl) or Parquet with `prompt`, and
+    optionally `answer`, `samples`, `context`, `offsets` and `id`, per row.
 
     Exits with status 1 if any row fails.
     """
-    import time
-
     from rich.console import Console
     from rich.progress import track
 
-    if (rows_file is None) == (prompt_file is None):
-        raise click.UsageError(
-            "expected one file of prompts: as an argument, or with --prompt-file"
-        )
-    prompt_file = str(prompt_file or rows_file)
     from lm_polygraph_asmi.results.scales import with_scale
     from lm_polygraph_asmi.scoring.calibration import settled
     from lm_polygraph_asmi.scoring.page import render
     from lm_polygraph_asmi.scoring.rows import (
-        TABLES,
         in_chat,
         misspelt,
         read_rows,
-        rows_left,
+        row_count,
+        score_file,
         score_rows,
     )
 
@@ -125,158 +111,96 @@ def score(
         warnings.simplefilter("ignore")
     try:
         given = given_settings(settings)
-        config = ASMIConfig()
         if not calibration:  # else its settings are the defaults
-            config = with_scale(config.replace(**given))
-        if out and _is_folder(out):
-            settled(calibration, None, given)  # raises if they do not fit together
-            loading = {"model": model, "gguf_file": gguf_file, "dtype": dtype,
-                       "device_map": device_map, **given}  # fmt: skip
-            _refuse_given(
-                ("answer", "chat", "context", "html", "stream", "id_column"),
-                "not for a folder of blocks: set it in the rows, which keep all fields",
-            )
-            if engine == "local":
-                _refuse_given(("actors", "gpus_per_actor"), "only for --engine ray")
-            loading["calibration"] = list(calibration) or None
-            raise SystemExit(
-                _blocks(loading, prompt_file, Path(out), tokens or "compact",
-                        block_rows, engine, actors, gpus_per_actor)
-            )  # fmt: skip
-        _refuse_given(
-            ("engine", "actors", "gpus_per_actor", "block_rows"),
-            "only for a folder of blocks, such as --out scored/",
-        )
-        if out and Path(out).suffix.lower() in (".parquet", *TABLES):
-            raise ValueError(
-                f"expected a .jsonl file or a folder, got --out {out}. For Parquet, or the format "
-                "of the input, name a folder: --out scored/"
-            )
-        for file in filter(None, (out, html)):
-            if not Path(file).absolute().parent.is_dir():
-                raise ValueError(f"cannot write {file}: its folder does not exist")
-            if not os.access(
-                file if Path(file).exists() else Path(file).absolute().parent, os.W_OK
-            ):
-                raise ValueError(f"cannot write {file}: permission denied")
-            if Path(file).absolute() == Path(prompt_file).absolute():
-                raise ValueError(f"cannot write {file}: it is the --prompt-file")
-        if html and out and Path(html).absolute() == Path(out).absolute():
-            raise ValueError(f"--out and --html name the same file: {out}")
+            with_scale(ASMIConfig().replace(**given))  # raises if out of range
+        check_files(rows_file, out, html)
         if answer == "":
             raise ValueError(
                 "expected a text, got an empty --answer. Leave it out to score the model's greedy "
                 "answer"
             )
-        rows = read_rows(prompt_file)
-        if not rows:
-            raise ValueError(f"{prompt_file} has no rows")
-        if answer is not None and len(rows) > 1:
-            raise ValueError("--answer needs a single prompt: put answers into the .jsonl file")
-        if len(rows) > 1 and not (out or html):
-            raise ValueError(
-                f"{prompt_file} has {len(rows)} rows: name a file with --out or --html"
-            )
-        if context and len(rows) > 1:
-            raise ValueError("--context needs a single prompt: put context into the .jsonl file")
-        for field, close in misspelt({name for row in rows for name in row.content}).items():
+        number = row_count(rows_file)
+        if not number:
+            raise ValueError(f"{rows_file} has no rows")
+        alone = {"--answer": answer is not None, "--context": bool(context), "--stream": stream}
+        if number > 1 and any(alone.values()):
+            option = next(option for option, used in alone.items() if used)
+            raise ValueError(f"{option} needs a single prompt, got {number} rows")
+        if number > 1 and not (out or html):
+            raise ValueError(f"{rows_file} has {number} rows: name a file with --out or --html")
+        rows = read_rows(rows_file)
+        first = list(islice(rows, SHOWN))
+        for field, close in misspelt({name for row in first for name in row.content}).items():
             errors.print(f"Warning: ignoring the field {field!r}; did you mean {close!r}?",
                          style="yellow", highlight=False)  # fmt: skip
         if answer is not None:
-            rows[0].content["answer"] = answer
+            first[0].content["answer"] = answer
         if context:
-            rows[0].content["context"] = list(map(_passage, context))
+            first[0].content["context"] = list(map(_passage, context))
+        rows = chain(first, rows)
         if chat:
-            in_chat(rows)
+            rows = in_chat(rows)
         config, *loaded = settled(calibration, None, given)
         calibrations = [*filter(None, loaded)]
-        if stream and (len(rows) > 1 or answer is not None or context or out):
-            raise ValueError("--stream needs a single prompt, and no --answer, --context or --out")
+        if stream and (answer is not None or context or out):
+            raise ValueError("--stream needs a prompt without --answer, --context or --out")
         if stream:
             check_streamed({"source": config.source} | given)
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
+        cache = result_cache or (f"{out}.cache" if out else None)
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations, **given)
+            scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations,
+                          result_cache=cache, **given)  # fmt: skip
         if stream:
-            result = _streamed(scorer, rows[0].content, console)
+            result = _streamed(scorer, next(rows), console)
             if html:
                 Path(html).write_text(render([result], "Fragility of an answer"), encoding="utf-8")
             return
-        left = rows_left(scorer, rows, Path(out) if out else None)
-        if html and len(left) < len(rows):
-            raise ValueError(f"--html cannot show the rows already in {out}: leave one of them out")
+        changed = rows if chat or answer is not None or context else None
+        scored: Iterator[tuple[Any, Any]] = score_rows(scorer, rows)
+        if out:
+            scored = score_file(scorer, rows_file, out, tokens, changed)
+        summary, pages = Summary(scorer.calibration), []
+        shown = track(scored, "Scoring", total=number, console=errors, disable=number < 2)
+        for row, outcome in shown:
+            result = outcome.score
+            summary.add(result)
+            if result is None:
+                row_id = row.content.get("id")
+                named = f"row {row.number}" if row_id is None else f"row {row.number} ({row_id})"
+                errors.print(f"{named}: {outcome.error}", style="red", markup=False,
+                             highlight=False)  # fmt: skip
+                continue
+            if html:
+                pages.append(result)
+            if number == 1:
+                console.print(result, highlight=False)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
-    scores, failed, odd = [], 0, 0
-    start = time.perf_counter()
-    results = score_rows(scorer, rows, Path(out) if out else None, tokens or "full")
-    shown = track(results, "Scoring", total=len(left), console=errors, disable=len(left) < 2)
-    for row, result, problem in shown:
-        if result is None:
-            failed += 1
-            row_id = row.content.get(id_column) if id_column else None
-            named = f"row {row.number}" if row_id is None else f"row {row.number} ({row_id})"
-            errors.print(f"{named}: {problem}", style="red", markup=False, highlight=False)
-            continue
-        odd += bool(result.warnings)
-        if html:
-            scores.append(result)
-        if len(rows) == 1:
-            console.print(result, highlight=False)
     if html:
-        Path(html).write_text(render(scores, "Fragility of answers"), encoding="utf-8")
+        Path(html).write_text(render(pages, "Fragility of answers"), encoding="utf-8")
         console.print(f"Page: {html}", highlight=False)
-    if len(rows) > 1 or len(left) < len(rows):
-        counts = {"scored": len(left) - failed, "failed": failed}
-        summary = [f"{number} {what}" for what, number in counts.items() if number]
-        if len(left) < len(rows):
-            summary.append(f"{len(rows) - len(left)} already in {out}")
-        if odd:
-            summary.append(f"{odd} with warnings")
-        if left:
-            summary.append(f"{len(left) / (time.perf_counter() - start):.3g} rows per second")
-        console.print(f"{', '.join(summary)}.", highlight=False, soft_wrap=True)
-        active_calibration = scorer.calibration
-        if active_calibration is not None and active_calibration.decision is not None:
-            from lm_polygraph_asmi.scoring.rows import rows_done
-
-            seen: list[Any] = scores
-            if out:  # also of earlier starts, whose lines may lack tokens
-                seen = [SimpleNamespace(**line) for line in rows_done(Path(out)).values()]
-            console.print(decided(seen), highlight=False, soft_wrap=True)
-            for drift in active_calibration.drifts(seen):
-                errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
-    if failed:
+    if number > 1:
+        console.print(str(summary), highlight=False, soft_wrap=True)
+        for drift in summary.drifts():
+            errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
+    if summary.counts["failed"]:
         raise SystemExit(1)
+    if out and result_cache is None and Path(f"{out}.cache", "cache.db").exists():
+        shutil.rmtree(f"{out}.cache", ignore_errors=True)
 
 
-def _refuse_given(options: Sequence[str], why: str) -> None:
-    """Raise an error for options that would have no effect."""
-    context = click.get_current_context()
-    given = [
-        "--" + name.replace("_", "-")
-        for name in options
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    ]
-    if given:
-        raise ValueError(f"{', '.join(given)}: {why}")
-
-
-def _is_folder(out: str) -> bool:
-    return out.endswith(("/", os.sep)) or Path(out).is_dir()
-
-
-def _streamed(scorer: Any, content: Mapping[str, Any], console: Any) -> Any:
+def _streamed(scorer: Any, row: Any, console: Any) -> Any:
     """Print the answer, each token shaded as it appears, then its score."""
     from rich.text import Text
 
     from lm_polygraph_asmi.scoring.page import visible
     from lm_polygraph_asmi.scoring.terminal import ink
 
-    if "error" in content:
-        raise ValueError(content["error"])
-    with scorer.stream(content["prompt"]) as tokens:
+    if row.error is not None:
+        raise ValueError(row.error)
+    with scorer.stream(row.content["prompt"]) as tokens:
         for token in tokens:
             console.print(Text(visible(token.text), style=ink(token)), end="")
         console.print()
@@ -285,74 +209,73 @@ def _streamed(scorer: Any, content: Mapping[str, Any], console: Any) -> Any:
     return result
 
 
-def _blocks(
-    loading: dict[str, Any],
-    source: str,
-    folder: Path,
-    tokens: str,
-    block_rows: int,
-    engine: str,
-    actors: int,
-    gpus_per_actor: float,
-) -> int:
-    """Score a file into a folder of blocks and return the exit status."""
-    import time
+class Measured(NamedTuple):
+    """What a test of drift needs of a score."""
 
-    from rich.console import Console
-    from rich.progress import track
-
-    from lm_polygraph_asmi.scoring.blocks import (
-        blocks_left,
-        contents,
-        score_blocks,
-        score_on_ray,
-    )
-
-    console, errors = Console(), Console(stderr=True)
-    if engine == "ray" and gpus_per_actor and loading["device_map"] is None:
-        loading["device_map"] = "auto"
-    start = time.perf_counter()
-    settings = {name: value for name, value in loading.items() if name != "device_map"}
-    settings |= {
-        "tokens": tokens,
-        "contents": contents(loading["model"], *settings["calibration"] or ()),
-    }
-    left = blocks_left(source, folder, block_rows, settings)
-    if engine == "ray":
-        done = score_on_ray(loading, source, left, folder, tokens, actors, gpus_per_actor)
-    else:
-        from lm_polygraph_asmi.scoring.loading import load
-
-        done = score_blocks(load(**loading), source, left, folder, tokens) if left else iter(())
-    rows = failed = broken = 0
-    for block in track(done, "Blocks", total=len(left), console=errors, disable=len(left) < 2):
-        if block.error is not None:
-            broken += 1
-            errors.print(f"block {block.number}: {block.error}", style="red", markup=False,
-                         highlight=False)  # fmt: skip
-            continue
-        rows, failed = rows + block.rows, failed + block.failed
-    summary = [f"{rows - failed} scored"]
-    if failed:
-        summary.append(f"{failed} with asmi_error")
-    if broken:
-        summary.append(f"{broken} blocks not written: start again to retry them")
-    if rows:
-        summary.append(f"{rows / (time.perf_counter() - start):.3g} rows per second")
-    console.print(f"{', '.join(summary)}; in {folder}.", highlight=False, soft_wrap=True)
-    return 1 if broken or failed else 0
+    score: float
+    msp: float
+    prompt_tokens: int | None
 
 
-def decided(scores: "Sequence[Score]") -> str:
-    """Numbers of answers accepted, abstained from, and without a decision."""
-    counts = {
-        "accepted": sum(one.accept is True for one in scores),
-        "abstained": sum(one.accept is False for one in scores),
-        "without a decision": sum(one.accept is None for one in scores),
-    }
-    summary = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    reason = next((one.accept_reason for one in scores if one.accept is None), None)
-    return f"{summary}." if reason is None else f"{summary}. {reason}"
+class Summary:
+    """Counts over all rows; no score stays in memory."""
+
+    def __init__(self, calibration: "Calibration | None") -> None:
+        decides = calibration is not None and calibration.decision is not None
+        self.calibration = calibration if decides else None
+        self.counts: Counter[str] = Counter()
+        self.measured: list[Measured] = []
+        self.reason: str | None = None
+        self.start = time.perf_counter()
+
+    def add(self, score: "Score | None") -> None:
+        """Count a row; None: it failed."""
+        self.counts["failed" if score is None else "scored"] += 1
+        if score is None:
+            return
+        self.counts["with warnings"] += bool(score.warnings)
+        if self.calibration is not None:
+            accept = score.accept
+            self.counts[DECISIONS[accept]] += 1
+            self.measured.append(Measured(score.score, score.msp, score.prompt_tokens))
+            if accept is None:
+                self.reason = self.reason or score.accept_reason
+
+    def drifts(self) -> list[Any]:
+        """Quantities that differ from the calibration run's answers."""
+        return [] if self.calibration is None else self.calibration.drifts(self.measured)
+
+    def _listed(self, *names: str) -> str:
+        return ", ".join(f"{self.counts[name]} {name}" for name in names if self.counts[name])
+
+    def __str__(self) -> str:
+        rate = self.counts["scored"] / (time.perf_counter() - self.start)
+        lines = [
+            f"{self._listed('scored', 'failed', 'with warnings')}, {rate:.3g} rows per second."
+        ]
+        if decided := self._listed(*DECISIONS.values()):
+            lines.append(f"{decided}. {self.reason or ''}".rstrip())
+        return "\n".join(lines)
+
+
+def check_files(rows_file: str, out: str | None, html: str | None) -> None:
+    """Raise ValueError unless the outputs can be written without overwriting an input or scores."""
+    from lm_polygraph_asmi.scoring.rows import check_out
+
+    for file in map(Path, filter(None, (out, html))):
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise ValueError(f"cannot write {file}: its folder does not exist")
+        if not os.access(file if file.exists() else folder, os.W_OK):
+            raise ValueError(f"cannot write {file}: permission denied")
+        if file.absolute() == Path(rows_file).absolute():
+            raise ValueError(f"cannot write {file}: it is the file of prompts")
+    if out:
+        if html and Path(html).absolute() == Path(out).absolute():
+            raise ValueError(f"--out and --html name the same file: {out}")
+        check_out(rows_file, out)
+        if Path(out).exists():
+            raise ValueError(f"{out} exists: name another file, or remove it")
 
 
 def _passage(text: str) -> str:

@@ -156,7 +156,8 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
                 except (RuntimeError, NotImplementedError, KeyError) as error:
                     raise TypeError(
                         f"the result cache cannot read the bits of weights {full_name} "
-                        f"({type(tensor).__name__}, {tensor.dtype}): set asmi.result_cache to null"
+                        f"({type(tensor).__name__}, {tensor.dtype}); in a benchmark, set "
+                        "asmi.result_cache to null"
                     ) from error
                 digest.update(
                     f"{full_name} {tuple(tensor.shape)} {tensor.dtype} {content} ".encode()

@@ -4,6 +4,7 @@ from .calibration import Calibration as Calibration
 from .call import score as score
 from .call import stream as stream
 from .decision import Decision as Decision
+from .loading import BatchScorer as BatchScorer
 from .many import Outcome as Outcome
 from .many import score_batch as score_batch
 from .result import Score as Score

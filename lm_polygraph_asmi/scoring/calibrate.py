@@ -28,7 +28,7 @@ from lm_polygraph_asmi.results.runs import RIGHT
 from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.rows import RESERVED, Row, rows_done, rows_left, score_rows
+from lm_polygraph_asmi.scoring.rows import RESERVED, Row, score_rows
 from lm_polygraph_asmi.validation import check_number, describe_fields
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ def calibrate_rows(
     signal: str = "best",
     right_from: float = RIGHT,
     name: str = "labelled answers",
-    out: str | Path | None = None,
     resamples: int = RESAMPLES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
@@ -115,7 +114,8 @@ def calibrate_rows(
             `correct` or `quality`; `cluster` (all rows or none; default: `context_clusters`) if
             different prompts are not independent. Labelled lines of `score --out` keep their
             scores, if the scorer reproduces some of them.
-        scorer: model and settings; scores with others get no verdict.
+        scorer: model and settings; scores with others get no verdict. With a `result_cache`, a
+            killed call resumes.
         risk: largest error rate among accepted answers, in (0, 1).
         confidence: probability that the guarantee holds, over calibration samples.
         signal: a key of `SIGNALS`; "score": the scorer's method; "best": the signal with the
@@ -123,7 +123,6 @@ def calibrate_rows(
             guarantee valid. Choosing after looking at the results does not.
         right_from: lowest quality of a right answer.
         name: of the calibration run.
-        out: JSON lines of the scores; a killed call resumes from them.
         progress: called after each scored row, with the numbers of scored and of all rows.
 
     Empty and blank answers are left out: `Score.accept` never accepts them.
@@ -151,14 +150,14 @@ def calibrate_rows(
         for number, row in enumerate(rows, start=1)
     ]
     given = [
-        Row(row.number, {name: row.content[name] for name in row.content if name not in RESERVED})
+        Row(row.number, {n: row.content[n] for n in row.content if n not in RESERVED}, row.error)
         for row in numbered
     ]
     if not given:
         raise ValueError("expected at least two labelled answers, got no row")
     labels = labels_of(given, right_from)
     brought = _brought(numbered, scorer)
-    by_row = _scored(given, scorer, None if out is None else Path(out), progress, brought)
+    by_row = _scored(given, scorer, progress, brought)
     prompts = [row.content.get("context") or row.content["prompt"] for row in given]
     keys: Sequence[Any] = [row.content.get("cluster") for row in given]
     if any(key is None for key in keys):
@@ -189,8 +188,8 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     labels = {}
     for row in rows:
         try:
-            if "error" in row.content:
-                raise ValueError(row.content["error"])
+            if row.error is not None:
+                raise ValueError(row.error)
             if row.content.get("answer") == "":
                 raise ValueError(
                     "the answer is empty; empty answers are never accepted. Remove the row"
@@ -245,25 +244,22 @@ def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
 def _scored(
     rows: list[Row],
     scorer: "Scorer",
-    out: Path | None,
     progress: Callable[[int, int], None] | None,
-    found: dict[int, Score],
+    known: dict[int, Score],
 ) -> dict[int, Score]:
-    """Row number -> score, from `found`, from `out`, or computed and appended to `out`."""
-    rows_left(scorer, rows, out)  # raises if the file holds something else
-    done = {} if out is None else rows_done(out)
-    left = [row for row in rows if row.number in done or row.number not in found]
-    found = found | {number: Score.from_dict(line) for number, line in done.items()}
-    for row, score, problem in score_rows(scorer, left, out):
-        if score is None:
+    """Row number -> score, known or computed."""
+    scores = dict(known)
+    missing = [row for row in rows if row.number not in known]
+    for row, outcome in score_rows(scorer, missing):
+        if outcome.score is None:
             raise ValueError(
-                f"row {row.number} cannot be scored: {problem}. Correct or remove it; the risk "
-                "guarantee does not cover rows left out"
+                f"row {row.number} cannot be scored: {outcome.error}. Correct or remove it; the "
+                "risk guarantee does not cover rows left out"
             )
-        found[row.number] = score
+        scores[row.number] = outcome.score
         if progress is not None:
-            progress(len(found), len(rows))
-    return found
+            progress(len(scores), len(rows))
+    return scores
 
 
 def _calibration(

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from lm_polygraph_asmi.scoring.result import Score
 
 FORMAT = 3
 ANEW = (
@@ -470,8 +469,12 @@ class Calibration:
                 )
         return warnings
 
-    def drifts(self, scores: "Sequence[Score]") -> list[Drift]:
-        """Tests whether the distributions of these answers differ from the calibration run's."""
+    def drifts(self, scores: Sequence[Any]) -> list[Drift]:
+        """Tests whether the distributions of these answers differ from the calibration run's.
+
+        Args:
+            scores: with `score`, `msp` and `prompt_tokens`, as a `Score`.
+        """
         now: dict[str, list[float]] = {"score": [one.score for one in scores]}
         now["msp"] = [one.msp for one in scores]
         now["prompt_tokens"] = [one.prompt_tokens for one in scores if one.prompt_tokens]

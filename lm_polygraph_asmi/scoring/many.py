@@ -1,7 +1,7 @@
-"""Many answers: rows to outcomes, one by one, or columns to columns."""
+"""Many answers: rows to outcomes one by one, and tables of rows to tables with scores."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,9 @@ from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.validation import TOKENS, check_one_of, describe_fields
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lm_polygraph_asmi.model import PrefixCache
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
@@ -44,10 +47,14 @@ class Outcome(NamedTuple):
     error: str | None
 
 
-def outcome(
-    scorer: "Scorer", index: int, row: Any, prefix_cache: Any, on_error: str, id_field: str
-) -> Outcome:
-    """Score one row; `prefix_cache` holds keys and values of the row before."""
+def attempt(
+    scorer: "Scorer", index: int, row: Any, prefix_cache: "PrefixCache", id_field: str = "id"
+) -> tuple[Outcome, Exception | None]:
+    """Score one row: the outcome, and its exception if it failed.
+
+    Args:
+        prefix_cache: keys and values of the row before.
+    """
     row_id = row.get(id_field) if isinstance(row, Mapping) else None
     try:
         content: Any = {"prompt": row} if isinstance(row, str) else row
@@ -59,11 +66,32 @@ def outcome(
         score = scorer._score(content["prompt"], answer, samples, context, prefix_cache)
         if content.get("offsets") is not None:
             score = score.with_spans(content["offsets"])
-        return Outcome(index, row_id, score, None)
+        return Outcome(index, row_id, score, None), None
     except FAILURES as failure:
-        if on_error == "raise":
-            raise
-        return Outcome(index, row_id, None, str(failure) or repr(failure))
+        return Outcome(index, row_id, None, str(failure) or repr(failure)), failure
+
+
+def score_together(scorer: "Scorer", rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
+    """Outcomes of a batch of rows, from the scorer's result cache if it has the batch.
+
+    The batch is one entry, because the reuse of prefixes makes a row's last digits depend on the
+    rows before it. Not stored after a RuntimeError, such as too little memory.
+    """
+    from lm_polygraph_asmi.model import PrefixCache  # imports torch
+
+    key = scorer.batch_key([{name: row.get(name) for name in FIELDS} for row in rows])
+    stored = scorer.result_cache.get(key)
+    if stored is not None:
+        yield from stored
+        return
+    prefix_cache, outcomes, final = PrefixCache(), [], True
+    for index, row in enumerate(rows):
+        outcome, failure = attempt(scorer, index, row, prefix_cache)
+        final = final and not isinstance(failure, RuntimeError)
+        outcomes.append(outcome)
+        yield outcome
+    if final:
+        scorer.result_cache.put(key, outcomes)
 
 
 def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
@@ -113,8 +141,8 @@ def score_batch(
 ) -> dict[str, np.ndarray]:
     """Score a batch of rows passed as columns, as data engines do.
 
-    Without global state, and no row depends on another: batches may be scored on any machine, in
-    any order, and repeatedly.
+    Without global state: batches may be scored on any machine, in any order, and repeatedly. A
+    batch that the scorer's `result_cache` holds is not scored again.
 
     Args:
         columns: name -> array or list, all of one length: `prompt`, optionally `answer`, `samples`,
@@ -148,28 +176,39 @@ def score_batch(
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"expected columns of one length, got {lengths}")
-    made: dict[str, list[Any]] = {name: [] for name in OUTPUT}
     names = [name for name in FIELDS if name in columns]
     given = zip(*(columns[name] for name in names), strict=True)
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in given]
-    for row, found in zip(rows, scorer.score_many(rows), strict=True):
-        for name, value in _groups(found, tokens, row.get("answer") is None).items():
-            made[name].append(value)
+    scored = [
+        output_of(outcome, row, tokens)
+        for row, outcome in zip(rows, score_together(scorer, rows), strict=True)
+    ]
     return {name: np.asarray(column) for name, column in columns.items()} | {
-        name: _objects(values) for name, values in made.items()
+        name: _objects([row[name] for row in scored]) for name in OUTPUT
     }
 
 
-def _groups(found: Outcome, tokens: str, own: bool) -> dict[str, Any]:
-    score = found.score
+def with_output(table: "pa.Table", scored: Sequence[Mapping[str, Any]]) -> "pa.Table":
+    """The table with the columns of `OUTPUT` in the types of Arrow; its own stay unchanged."""
+    import pyarrow as pa
+
+    types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
+    for name, kind in OUTPUT.items():
+        table = table.append_column(name, pa.array([row[name] for row in scored], types[kind]))
+    return table
+
+
+def output_of(outcome: Outcome, row: Mapping[str, Any], tokens: str) -> dict[str, Any]:
+    """Values of the columns of `OUTPUT` for one row."""
+    score = outcome.score
     if score is None:
-        return dict.fromkeys(OUTPUT) | {"asmi_error": found.error}
+        return dict.fromkeys(OUTPUT) | {"asmi_error": outcome.error}
     return {
         "asmi_score": score.score,
         "asmi_msp": score.msp,
         "asmi_counted": score.counted,
         "asmi_answered": score.answered,
-        "asmi_answer": score.answer if own else None,
+        "asmi_answer": score.answer if row.get("answer") is None else None,
         "asmi_text": score.scored_text,
         "asmi_percentile": score.percentile,
         "asmi_error_probability": score.error_probability,

@@ -1,31 +1,44 @@
-"""Many answers from a file: JSON lines in, JSON lines out; a killed run resumes."""
+"""Many answers from a file: JSON lines or Parquet in, the same out.
 
-import hashlib
+Rows are read, scored and written in batches of `BATCH`, each an entry of the scorer's result cache.
+So a killed run, started again, writes the same file.
+"""
+
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_polygraph_asmi.scoring.calibration import ROWS
-from lm_polygraph_asmi.scoring.many import FIELDS
+from lm_polygraph_asmi.scoring.many import (
+    FIELDS,
+    OUTPUT,
+    Outcome,
+    output_of,
+    score_together,
+    token_records,
+    with_output,
+)
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
-from lm_polygraph_asmi.validation import describe_fields
+from lm_polygraph_asmi.validation import TOKENS, check_one_of, describe_fields
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
-ROW_START = b'{"row": '
-"""Start of each output line; identifies a cut-off last line."""
-
-
+BATCH = 16
+"""Rows scored together: few, since a kill loses up to one batch."""
+ROW_GROUP = 4096
+"""Rows of a row group of an output in Parquet."""
 GIVEN = {"prompt", "answer", "offsets", "context"}
 """Fields of an output line that an input may have; they are copied unchanged."""
-RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "key"}) - GIVEN
+RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "error"}) - GIVEN
 """Fields of an output line that an input must not have."""
-
-
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 """Tables that are not read: they would be taken for one prompt."""
 
@@ -36,25 +49,32 @@ class Row(NamedTuple):
     Attributes:
         number: line number from 1, blank lines counted, as an editor shows it.
         content: `prompt`, optionally `answer`, `samples`, `context` (as for `score`), `offsets`
-            (see `Score.with_spans`); other fields are passed through. If the line cannot be read,
-            only `error`.
+            (see `Score.with_spans`); other fields are passed through.
+        error: why the line cannot be read; None if it can.
     """
 
     number: int
     content: dict[str, Any]
+    error: str | None = None
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """Read the rows of a JSON-lines (.jsonl, .ndjson) or Parquet file, or one prompt from text.
+def row_count(path: str | Path) -> int:
+    """Number of rows that `read_rows` yields; raises its errors."""
+    if _is_parquet(path):
+        return _parquet(path).metadata.num_rows
+    return sum(1 for _ in read_rows(path))
 
-    Blank lines are skipped. A text file's final line break and byte order mark are removed.
+
+def read_rows(path: str | Path) -> Iterator[Row]:
+    """Rows of a JSON-lines (.jsonl, .ndjson) or Parquet file, or one prompt from text.
+
+    One by one. Blank lines are skipped. A text file's final line break and byte order mark are
+    removed.
 
     Raises:
         ValueError: a .json file, another kind of table, or a file that is not UTF-8.
     """
     suffix = Path(path).suffix.lower()
-    if suffix == ".parquet":
-        return _of_parquet(path)
     if suffix == ".json":
         raise ValueError(
             f"{path}: expected .jsonl (one object per line), .parquet or .txt (one prompt), got "
@@ -65,25 +85,54 @@ def read_rows(path: str | Path) -> list[Row]:
             f"{path}: expected .parquet, .jsonl (one object per line; pandas: to_json(FILE, "
             f"orient='records', lines=True)) or .txt (one prompt), got {suffix}"
         )
+    if _is_parquet(path):
+        contents = (row for table in _tables(path) for row in table.to_pylist())
+        yield from (Row(number, content) for number, content in enumerate(contents, start=1))
+        return
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        if suffix not in ROWS:
+            text = Path(path).read_text(encoding="utf-8-sig")
+            yield Row(1, {"prompt": text.removesuffix("\n")})
+            return
+        with Path(path).open(encoding="utf-8-sig", newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parsed(number, line)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8: {error}") from error
-    if suffix not in ROWS:
-        return [Row(1, {"prompt": text.removesuffix("\n")})]
-    lines = enumerate(text.split("\n"), start=1)
-    return [Row(number, _parsed(line)) for number, line in lines if line.strip()]
 
 
-def _of_parquet(path: str | Path) -> list[Row]:
+def _is_parquet(path: str | Path) -> bool:
+    return Path(path).suffix.lower() == ".parquet"
+
+
+def _parquet(path: str | Path) -> "pq.ParquetFile":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path).to_pylist()
+        return pq.ParquetFile(path, memory_map=True)
     except pa.ArrowException as error:
         raise ValueError(f"{path}: expected a Parquet file: {error}") from error
-    return [Row(number, row) for number, row in enumerate(rows, start=1)]
+
+
+def _tables(path: str | Path) -> "Iterator[pa.Table]":
+    """A Parquet file in tables of at most `BATCH` rows."""
+    import pyarrow as pa
+
+    return (pa.Table.from_batches([batch]) for batch in _parquet(path).iter_batches(BATCH))
+
+
+def _parsed(number: int, line: str) -> Row:
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError as error:
+        return Row(number, {"line": line.rstrip("\r\n")}, f"not JSON: {error}")
+    if not isinstance(content, dict) or "prompt" not in content:
+        missing = f'expected an object with a "prompt", got {describe_fields(content)}'
+        kept = content if isinstance(content, dict) else {"line": line.strip()}
+        return Row(number, kept, missing)
+    return Row(number, content)
 
 
 def misspelt(names: Iterable[str]) -> dict[str, str]:
@@ -96,107 +145,135 @@ def misspelt(names: Iterable[str]) -> dict[str, str]:
     return {name: close[0] for name, close in meant.items() if close}
 
 
-def in_chat(rows: list[Row]) -> None:
-    """Turn text prompts into chat messages, in place."""
+def in_chat(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows with text prompts as chat messages."""
     for row in rows:
         if isinstance(row.content.get("prompt"), str):
-            row.content["prompt"] = [{"role": "user", "content": row.content["prompt"]}]
+            messages = [{"role": "user", "content": row.content["prompt"]}]
+            row = row._replace(content=row.content | {"prompt": messages})
+        yield row
 
 
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        content = json.loads(line)
-    except json.JSONDecodeError as error:
-        return {"error": f"not JSON: {error}"}
-    if not isinstance(content, dict) or "prompt" not in content:
-        return {"error": f'expected an object with a "prompt", got {describe_fields(content)}'}
-    return content
-
-
-def rows_done(path: Path) -> dict[int, dict[str, Any]]:
-    """Row number -> line of an output file; a cut-off last line is removed from the file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    cut_off = content[len(whole) :]  # the process was killed while writing
-    try:
-        lines = map(json.loads, whole.decode("utf-8").splitlines())
-        done = {int(line["row"]): line for line in lines}
-        if cut_off and not cut_off.startswith(ROW_START[: len(cut_off)]):
-            raise ValueError("the last line is not a row")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} exists and holds no scored rows ({error!r}): name another file"
-        ) from error
-    if cut_off:
-        path.write_bytes(whole)
-    return done
-
-
-def key_of(scorer: "Scorer", row: Row) -> str:
-    """Hash of everything that a row's score depends on, 16 hexadecimal digits."""
-    described = json.dumps([row.content, scorer.identity], sort_keys=True, default=str)
-    return hashlib.sha256(described.encode()).hexdigest()[:16]
-
-
-def rows_left(scorer: "Scorer", rows: list[Row], out: Path | None) -> list[Row]:
-    """Rows that are not in `out` yet.
-
-    Raises:
-        ValueError: `out` holds something else, or rows of another input, model or settings.
-    """
-    done = rows_done(out) if out else {}
-    keys = {row.number: key_of(scorer, row) for row in rows}
-    for number, line in done.items():
-        if line.get("key") != keys.get(number):
-            raise ValueError(
-                f"{out}: row {number} is of another input, model or settings: name another file"
-            )
-    return [row for row in rows if row.number not in done]
-
-
-def score_rows(
-    scorer: "Scorer", rows: list[Row], out: Path | None = None, tokens: str = "full"
-) -> Iterator[tuple[Row, Score | None, str | None]]:
-    """Score rows one by one; each is written to `out` at once.
+def score_rows(scorer: "Scorer", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
+    """Rows with their outcomes, in order; `rows` are taken `BATCH` at a time.
 
     Args:
-        scorer: model and settings.
-        rows: those already in `out` are skipped.
-        out: JSON lines: the input's fields, `row`, and `Score.to_dict` (nats, higher = more
-            fragile).
-        tokens: fields of each token to write: "none", "compact" or "full".
+        scorer: model, settings, and the result cache.
+    """
+    remaining = iter(rows)
+    while batch := list(islice(remaining, BATCH)):
+        errors = {row.number: row.error or _clashing(row.content) for row in batch}
+        scored = score_together(
+            scorer, [row.content for row in batch if errors[row.number] is None]
+        )
+        for row in batch:
+            error = errors[row.number]
+            yield row, next(scored) if error is None else Outcome(0, None, None, error)
+        next(scored, None)  # after its last row, the batch is stored
+
+
+def _clashing(content: Mapping[str, Any]) -> str | None:
+    clashing = sorted(RESERVED & set(content))
+    if not clashing:
+        return None
+    return f"expected no fields {clashing}, which the output uses: rename or remove them"
+
+
+def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
+    """A line of an output in JSON lines, without its line break.
+
+    Args:
+        tokens: fields of each token: "none", "compact" or "full".
+
+    Returns:
+        `row`, then `Score.to_dict` (nats, higher = more fragile) or `error`, and the input's
+        fields, which stay unchanged.
+    """
+    made: dict[str, Any] = {"row": row.number}
+    if outcome.score is None:
+        kept = {name: row.content[name] for name in row.content if name not in RESERVED}
+        return json.dumps(made | {"error": outcome.error} | kept, default=str)
+    made |= outcome.score.to_dict()
+    if tokens != "full":
+        made["tokens"] = token_records(outcome.score, tokens)
+    return json.dumps(made | row.content, default=str)
+
+
+def score_file(
+    scorer: "Scorer",
+    source: str | Path,
+    out: str | Path,
+    tokens: str | None = None,
+    rows: Iterable[Row] | None = None,
+) -> Iterator[tuple[Row, Outcome]]:
+    """Score the rows of a file into another one.
+
+    Written as OUT.partial, and renamed when complete.
+
+    Args:
+        scorer: model, settings, and the result cache, with which a killed run resumes.
+        source: as for `read_rows`.
+        out: .jsonl, with lines as of `line_of`; or .parquet, if the source is, with its columns
+            and `OUTPUT`.
+        tokens: fields of each token: "none", "compact" or "full"; None: full in JSON lines,
+            compact in Parquet.
+        rows: for .jsonl, rows to score instead of the source's.
 
     Yields:
-        The row, its score, and its error (one of the two is None). A bad row is not written; the
-        next call tries it again.
+        Each row and its outcome.
 
     Raises:
-        ValueError: as `rows_left`.
+        ValueError: another kind of `out`, or columns that the scores would overwrite.
     """
-    from lm_polygraph_asmi.model import PrefixCache  # imports torch
-    from lm_polygraph_asmi.scoring.many import outcome, token_records
+    check_out(source, out)
+    tokens = tokens or ("compact" if _is_parquet(out) else "full")
+    check_one_of("tokens", tokens, TOKENS)
+    partial = Path(out).with_name(f"{Path(out).name}.partial")
+    if _is_parquet(out):
+        yield from _score_tables(scorer, source, partial, tokens)
+    else:
+        with partial.open("w", encoding="utf-8") as file:
+            for row, outcome in score_rows(scorer, read_rows(source) if rows is None else rows):
+                file.write(line_of(row, outcome, tokens) + "\n")
+                file.flush()
+                yield row, outcome
+    partial.replace(out)
 
-    prefix_cache = PrefixCache()
-    for row in rows_left(scorer, rows, out):
-        score, error = None, row.content.get("error")
-        clashing = sorted(RESERVED & set(row.content))
-        if error is None and clashing:
-            error = f"expected no fields {clashing}, which the output uses: rename them"
-        if error is None:
-            result = outcome(scorer, row.number, row.content, prefix_cache, "return", "id")
-            score, error = result.score, result.error
-        if score is not None and out is not None:
-            start = {"row": row.number, "key": key_of(scorer, row)}
-            content = score.to_dict()
-            if tokens != "full":
-                content["tokens"] = token_records(score, tokens)
-            line = json.dumps(start | content | row.content, default=str)  # the input's fields win
-            with out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        yield row, score, error
+
+def check_out(source: str | Path, out: str | Path) -> None:
+    """Raise ValueError unless the rows of `source` can be written to `out`."""
+    if _is_parquet(out) and _is_parquet(source):
+        names = _parquet(source).schema_arrow.names
+        if "prompt" not in names:
+            raise ValueError(
+                f"{source}: expected a column 'prompt', got {', '.join(map(repr, names)) or 'none'}"
+            )
+        if taken := sorted(OUTPUT.keys() & set(names)):
+            raise ValueError(
+                f"{source}: columns {taken} would be overwritten by the scores: rename them"
+            )
+    elif Path(out).suffix.lower() not in ROWS:
+        raise ValueError(f"expected a .jsonl file, or .parquet for rows in Parquet; got {out}")
+
+
+def _score_tables(
+    scorer: "Scorer", source: str | Path, out: Path, tokens: str
+) -> Iterator[tuple[Row, Outcome]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = with_output(_parquet(source).schema_arrow.empty_table(), []).schema
+    number, held = 0, []
+    with pq.ParquetWriter(out, schema) as writer:
+        for table in _tables(source):
+            rows, scored = table.to_pylist(), []
+            for content, outcome in zip(rows, score_together(scorer, rows), strict=True):
+                number += 1
+                scored.append(output_of(outcome, content, tokens))
+                yield Row(number, content), outcome
+            held.append(with_output(table, scored))
+            if len(held) * BATCH >= ROW_GROUP:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        if held:
+            writer.write_table(pa.concat_tables(held))

@@ -1,6 +1,8 @@
 """`Scorer`: a model prepared to score many answers."""
 
 import hashlib
+import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,19 +23,24 @@ from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.model import (
     PrefixCache,
+    attention_of,
     model_state,
     plain_model,
     structure_of,
 )
 from lm_polygraph_asmi.results.aggregation import aggregate
-from lm_polygraph_asmi.results.cache import ModelKeys, tokenizer_key
+from lm_polygraph_asmi.results.cache import (
+    ModelKeys,
+    ResultCache,
+    tokenizer_key,
+)
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.calibration import Given, settled
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, undisturbed
-from lm_polygraph_asmi.scoring.many import Outcome, outcome
+from lm_polygraph_asmi.scoring.many import Outcome, attempt
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score, sources_from, tokens_of, with_context
 from lm_polygraph_asmi.scoring.streaming import Stream
@@ -57,11 +64,17 @@ from lm_polygraph_asmi.validation import check_one_of
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
+log = logging.getLogger("lm_polygraph")
+
 
 class Scorer:
     """A model prepared to score many answers; arguments as for `score`.
 
     The self-check (masked passes against full forward passes) runs once.
+
+    Args:
+        result_cache: folder in which `score_batch` and files of rows store each finished batch, so
+            that a killed run resumes with the same scores; None: no cache.
 
     Raises:
         OSError, TypeError, ValueError: as `score`, except errors of an answer.
@@ -80,8 +93,10 @@ class Scorer:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         calibration: Given = None,
+        result_cache: str | Path | None = None,
         **settings: Any,
     ) -> None:
+        self.result_cache = ResultCache(result_cache)
         self._asked, self.calibration, self.span_calibration = settled(
             calibration, config, settings
         )
@@ -122,7 +137,6 @@ class Scorer:
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
         self._keys = ModelKeys()
-        self._tokenizer_key: str | None = None
         self.notes = check_tokenizer(model, tokenizer)
         self.stop_conditions = StopConditions(model, tokenizer, self.stop)
         self.generation = Generation(model, tokenizer, self.stop_conditions)
@@ -232,7 +246,29 @@ class Scorer:
     def _outcomes(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
         prefix_cache = PrefixCache()
         for index, row in enumerate(rows):
-            yield outcome(self, index, row, prefix_cache, on_error, id_field)
+            outcome, failure = attempt(self, index, row, prefix_cache, id_field)
+            if failure is not None and on_error == "raise":
+                raise failure
+            yield outcome
+
+    def batch_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Key of a batch of rows in the result cache; empty without one.
+
+        Weights that cannot be read switch the cache off, with a warning.
+        """
+        if not self.result_cache.kept:
+            return {}
+        try:
+            model_key = self._keys.of(self.model, model_state(self.model))
+        except TypeError as error:
+            log.warning("Scoring without a result cache: %s", error)
+            self.result_cache = ResultCache(None)
+            return {}
+        described = [self.identity, self.config.attention or attention_of(self.model), rows]
+        return model_key | {
+            "tokenizer": self._tokenizer_fingerprint,
+            "batch": json.dumps(described, default=str),
+        }
 
     def _result(
         self,
@@ -331,11 +367,13 @@ class Scorer:
                 "the model has forward hooks or a replaced forward method, so a calibration run "
                 "cannot identify it. Remove them"
             )
-        if self._tokenizer_key is None:
-            template = str(getattr(self.tokenizer, "chat_template", None))
-            described = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
-            self._tokenizer_key = hashlib.sha256(described.encode()).hexdigest()[:16]
-        return {"weights": weights[:16], "tokenizer": self._tokenizer_key}
+        return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}
+
+    @cached_property
+    def _tokenizer_fingerprint(self) -> str:
+        template = str(getattr(self.tokenizer, "chat_template", None))
+        described = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def _stats(
         self,

@@ -21,11 +21,12 @@ from lm_polygraph_asmi.analysis import (
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.information import NO_INFORMATION
-from lm_polygraph_asmi.scoring import Calibration, Score, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.scoring import Calibration, Score, calibrate, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.scoring.calibrate import RISKS, context_clusters, is_wrong
 from lm_polygraph_asmi.scoring.calibration import FORMAT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.page import render, standing
+from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.report import runs
@@ -61,14 +62,15 @@ def scorer(model, tokenizer):
 def scored(scorer, tmp_path_factory):
     """A file of scored rows: scored once for all tests."""
     out = tmp_path_factory.mktemp("scored") / "scored.jsonl"
-    calibrate_rows(labelled(), scorer, 0.4, 0.8, out=out, resamples=20)
+    rows = [Row(number, row) for number, row in enumerate(labelled(), start=1)]
+    lines = [line_of(row, outcome) for row, outcome in score_rows(scorer, rows)]
+    out.write_text("\n".join(lines) + "\n")
     return out
 
 
 @pytest.fixture(scope="module")
-def calibration(scorer, scored):
-    return calibrate_rows(labelled(), scorer, 0.4, 0.8, signal="perplexity", out=scored,
-                          resamples=50)  # fmt: skip
+def calibration(scorer):
+    return calibrate_rows(labelled(), scorer, 0.4, 0.8, signal="perplexity", resamples=50)
 
 
 @pytest.fixture(scope="module")
@@ -299,19 +301,24 @@ def test_labels_that_are_none(content, message):
         is_wrong(content)
 
 
-def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, tmp_path):
+def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, monkeypatch):
     lines = [json.loads(line) for line in scored.read_text().splitlines()][:12]
+    missing = []
 
-    def calibrated(rows, name):
+    def counted(scorer, rows):
+        missing.extend(rows)
+        return score_rows(scorer, rows)
+
+    monkeypatch.setattr(calibrate, "score_rows", counted)
+
+    def calibrated(rows):
         """The calibration run, and how many rows were scored anew."""
-        out = tmp_path / f"{name}.jsonl"
-        found = calibrate_rows(rows, scorer, 0.4, 0.8, out=out, resamples=20)
-        again = calibrate_rows(rows, scorer, 0.4, 0.8, out=out, resamples=20)  # takes it up
-        assert (again.scores, again.decision) == (found.scores, found.decision)
+        missing.clear()
+        found = calibrate_rows(rows, scorer, 0.4, 0.8, resamples=20)
         assert found.n == 12
-        return found, len(out.read_text().splitlines()) if out.exists() else 0
+        return found, len(missing)
 
-    whole, anew = calibrated(lines, "whole")
+    whole, anew = calibrated(lines)
     assert (set(whole.scores) <= set(calibration.scores), anew) == (True, 0)
     plain = {"prompt", "answer", "correct", "cluster", "id"}
     for name, change, expected in (
@@ -323,7 +330,7 @@ def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, t
         ("some", lambda i, line: {k: line[k] for k in plain} if i > 8 else line, 3),
         ("model", lambda _, line: line | {"model": "other"}, 12),
     ):  # fmt: skip
-        found, anew = calibrated([change(i, line) for i, line in enumerate(lines)], name)
+        found, anew = calibrated([change(i, line) for i, line in enumerate(lines)])
         assert anew == expected, name
         if name != "edited":
             assert found.scores == pytest.approx(whole.scores, abs=NO_INFORMATION), name
@@ -503,7 +510,7 @@ def test_from_rows_to_decisions_by_command(folder):
     assert (folder / "other_thresholds.svg").stat().st_size > 1000
     assert (folder / "reliability.svg").stat().st_size > 1000
     files = ("--calibration", folder / "calibration.json", "--out", folder / "out.jsonl")
-    given = ("--model", model, "--prompt-file", folder / "rows.jsonl")
+    given = ("--model", model, folder / "rows.jsonl")
     code, said = run("score", *given, *OPTIONS, *files)
     assert code == 0, said
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
@@ -511,11 +518,6 @@ def test_from_rows_to_decisions_by_command(folder):
     for answer, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
         number = accepted.count(answer)
         assert (f"{number} {name}" in said) == bool(number)
-    bare = folder / "bare.jsonl"  # the same, where nothing was wanted of tokens
-    bare.write_text("".join(json.dumps(line | {"tokens": None}) + "\n" for line in lines))
-    code, again = run("score", *given, *OPTIONS, *files[:3], bare, "--tokens", "none")
-    assert code == 0, again
-    assert f"{accepted.count(True)} accepted" in again or not any(accepted)
     limit = found.decision.found.threshold
     if limit is not None:
         values = [line["signals"][found.decision.signal] for line in lines]
@@ -533,7 +535,7 @@ def test_from_rows_to_decisions_by_command(folder):
     assert "Left out 1 empty answers: `score` never accepts one." in said
     for own, message in (
         ((folder / "rows.jsonl", "--metric", "TokenF1"), "--metric needs --run"),
-        (("--run", folder, "--right-from", 0.3), "--scored and --right-from need ROWS"),
+        (("--run", folder, "--right-from", 0.3), "--result-cache and --right-from need ROWS"),
     ):
         code, said = run("calibrate", *own, *given)
         assert code == 2

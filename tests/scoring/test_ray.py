@@ -1,92 +1,78 @@
-"""Blocks on a local Ray cluster of two actors: what is killed goes on, and nothing differs."""
+"""`BatchScorer` on a local Ray cluster of two actors."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 psutil = pytest.importorskip("psutil")
 
 from tests import tiny_lm  # noqa: E402
 
 pytestmark = pytest.mark.slow
-ROWS = 240
-BLOCK = 10
+ROWS, BATCH = 120, 10
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A tiny model, rows of which one is broken, and the blocks that one process makes of them."""
-    place = tmp_path_factory.mktemp("ray")
-    tiny_lm.save(place / "model")
-    rows = [
-        {"id": i, "prompt": f"Who built mill number {i}?", "answer": f" the miller of {i % 7}"}
-        for i in range(ROWS)
-    ]
-    rows[-7]["answer"] = ""  # in the last block, which a run killed early has not got
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (place / "rows.jsonl").write_text(text, encoding="utf-8")
-    assert start(place, "alone", "local").wait() == 1  # of the broken row
-    assert len(blocks(place / "alone")) == ROWS / BLOCK
-    return place
+@pytest.fixture
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False)
+    yield
+    ray.shutdown()
 
 
-def start(place: Path, out: str, engine: str) -> subprocess.Popen:
-    command = [
-        "polygraph_asmi", "score", "rows.jsonl", "--model", "model", "--scope", "response",
-        "--out", f"{out}/", "--block-rows", str(BLOCK), "--engine", engine,
-        *(["--actors", "2"] if engine == "ray" else []),
-    ]  # fmt: skip
-    script = Path(sys.executable).with_name(command[0])
-    with (place / f"{out}.log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, str(script), *command[1:]], cwd=place, stdout=log, stderr=log
-        )
+class KilledOnce:
+    """A `BatchScorer` whose process is killed in the middle of the work, once."""
+
+    def __init__(self, marker: str, *args, **settings) -> None:
+        from lm_polygraph_asmi.scoring import BatchScorer
+
+        self.marker, self.scorer = Path(marker), BatchScorer(*args, **settings)
+        self.tables = 0
+
+    def __call__(self, table):
+        self.tables += 1
+        if self.tables == 3 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.scorer(table)
 
 
-def blocks(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.glob("block-*")}
+@pytest.mark.usefixtures("cluster")
+def test_a_lost_actor_loses_nothing(tmp_path):
+    import ray.data
 
+    from lm_polygraph_asmi.scoring import BatchScorer
 
-def made_at(folder: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_mtime_ns for file in folder.glob("block-*")}
+    model = str(tiny_lm.save(tmp_path / "tiny"))
+    rows = pd.DataFrame(
+        {
+            "id": range(ROWS),
+            "prompt": [f"Who built mill number {i}?" for i in range(ROWS)],
+            "answer": [f" the miller of {i % 7}" if i != 113 else "" for i in range(ROWS)],
+        }
+    )
+    settings = {"scope": "response", "result_cache": str(tmp_path / "cache")}
+    table = ray.data.from_pandas(rows).repartition(ROWS // BATCH)
+    scored = table.map_batches(
+        KilledOnce,
+        batch_format="pyarrow",
+        batch_size=None,  # a block is a batch
+        fn_constructor_args=(str(tmp_path / "killed"), model),
+        fn_constructor_kwargs=settings,
+        compute=ray.data.ActorPoolStrategy(size=2),
+    ).to_pandas()
+    assert (tmp_path / "killed").exists()
+    alone = BatchScorer(model, scope="response")
+    import pyarrow as pa
 
-
-def until(process: subprocess.Popen, folder: Path, number: int) -> None:
-    while len(blocks(folder)) < number:
-        assert process.poll() is None, folder.with_suffix(".log").read_text()
-        time.sleep(0.05)
-
-
-def test_a_killed_run_goes_on(place):
-    folder = place / "killed"
-    driver = start(place, folder.name, "ray")
-    until(driver, folder, 3)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    held = made_at(folder)
-    assert 3 <= len(held) < ROWS / BLOCK
-    assert start(place, folder.name, "ray").wait() == 1
-    assert held.items() <= made_at(folder).items()  # none is made twice
-    assert blocks(folder) == blocks(place / "alone")
-
-
-def test_a_lost_actor_loses_nothing(place):
-    folder = place / "lost"
-    driver = start(place, folder.name, "ray")
-    until(driver, folder, 3)
-    actors = [
-        process.pid
-        for process in psutil.Process(driver.pid).children(recursive=True)
-        if "MapWorker" in " ".join(process.cmdline())
-    ]
-    assert len(actors) == 2
-    os.kill(actors[0], signal.SIGKILL)
-    assert driver.wait() == 1
-    assert blocks(folder) == blocks(place / "alone")
+    expected = pd.concat(
+        alone(pa.Table.from_pandas(rows[start : start + BATCH], preserve_index=False)).to_pandas()
+        for start in range(0, ROWS, BATCH)
+    )
+    pd.testing.assert_frame_equal(
+        scored.sort_values("id", ignore_index=True), expected.reset_index(drop=True)
+    )
+    assert scored["asmi_error"].notna().sum() == 1

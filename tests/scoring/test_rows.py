@@ -4,25 +4,29 @@ import json
 import re
 from dataclasses import fields
 
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
+from datasets import load_dataset
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.loading import load
-from lm_polygraph_asmi.scoring.many import COMPACT
+from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
 from lm_polygraph_asmi.scoring.result import Token
 from lm_polygraph_asmi.scoring.rows import (
+    BATCH,
     GIVEN,
     RESERVED,
     Row,
+    check_out,
+    line_of,
     misspelt,
     read_rows,
-    rows_done,
-    rows_left,
+    score_file,
     score_rows,
 )
 from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -69,18 +73,17 @@ def calls(monkeypatch):
 
 def test_rows_of_a_file(tmp_path):
     lines = [ROWS[0], "", "  ", "{not json", '["a list"]', {"answer": "no prompt"}, ROWS[1]]
-    found = read_rows(write(tmp_path / "in.jsonl", lines))
+    found = list(read_rows(write(tmp_path / "in.jsonl", lines)))
     assert [row.number for row in found] == [1, 4, 5, 6, 7]  # as an editor counts
     assert found[0].content == ROWS[0]
     assert found[4].content == ROWS[1]
-    assert "not JSON" in found[1].content["error"]
-    wanted = 'expected an object with a "prompt", got '
-    assert found[2].content == {"error": wanted + "a list"}
-    assert found[3].content == {"error": wanted + "the fields answer"}
+    assert "not JSON" in found[1].error
+    expected = 'expected an object with a "prompt", got '
+    assert found[2] == Row(5, {"line": '["a list"]'}, expected + "a list")
+    assert found[3] == Row(6, {"answer": "no prompt"}, expected + "the fields answer")
     odd = {"prompt": "a\u2028b\x85c\n"}  # line breaks to Python, not to JSON lines
-    assert read_rows(write(tmp_path / "odd.jsonl", [json.dumps(odd, ensure_ascii=False)])) == [
-        Row(1, odd)
-    ]
+    source = write(tmp_path / "odd.jsonl", [json.dumps(odd, ensure_ascii=False)])
+    assert list(read_rows(source)) == [Row(1, odd)]
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.JSONL", "in.ndjson"])
@@ -92,42 +95,40 @@ def test_names_of_json_lines(tmp_path, name):
 def test_a_table_is_no_prompt(tmp_path, name):
     (tmp_path / name).write_text("prompt,answer\nWho?, Edda\n")
     with pytest.raises(ValueError, match=r"expected \.parquet, \.jsonl \(one object per line"):
-        read_rows(tmp_path / name)
+        list(read_rows(tmp_path / name))
 
 
 def test_a_prompt_as_text(tmp_path):
     (tmp_path / "prompt.txt").write_text("Passage\n\nWho?\n\n")
-    assert read_rows(tmp_path / "prompt.txt") == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
+    assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
 
 
 def test_files_of_other_programs(tmp_path):
     """Editors of Windows begin a file with a mark, which would be a token of the prompt."""
     for name, text in (("prompt.txt", "Who?\n"), ("in.jsonl", json.dumps({"prompt": "Who?"}))):
         (tmp_path / name).write_text(text, encoding="utf-8-sig")
-        assert read_rows(tmp_path / name) == [Row(1, {"prompt": "Who?"})]
+        assert list(read_rows(tmp_path / name)) == [Row(1, {"prompt": "Who?"})]
     (tmp_path / "prompt.txt").write_bytes("né".encode("latin-1"))
     with pytest.raises(ValueError, match=r"prompt\.txt: expected UTF-8"):
-        read_rows(tmp_path / "prompt.txt")
+        list(read_rows(tmp_path / "prompt.txt"))
     (tmp_path / "in.json").write_text("[]")
     with pytest.raises(ValueError, match=r"in\.json: expected \.jsonl .* got \.json"):
-        read_rows(tmp_path / "in.json")
+        list(read_rows(tmp_path / "in.json"))
 
 
 def test_what_is_written(scorer, model, tokenizer, tmp_path):
-    rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
     out = tmp_path / "out.jsonl"
-    found = list(score_rows(scorer, rows, out))
-    assert [row.number for row, _, _ in found] == [0, 1, 2]
-    assert [problem for _, _, problem in found] == [None] * 3
+    found = list(score_file(scorer, write(tmp_path / "in.jsonl", ROWS), out))
+    assert [(row.number, outcome.error) for row, outcome in found] == [(n, None) for n in (1, 2, 3)]
     lines = written(out)
-    for number, (line, (_, one, _)) in enumerate(zip(lines, found, strict=True)):
+    for number, (line, (_, outcome)) in enumerate(zip(lines, found, strict=True)):
         row = ROWS[number]
         alone = score(
             model, row["prompt"], row.get("answer"), tokenizer=tokenizer, max_new_tokens=3
         )
-        assert line.items() >= json.loads(json.dumps(one.to_dict())).items()
+        assert line.items() >= json.loads(json.dumps(outcome.score.to_dict())).items()
         assert float(alone) == line["score"]
-        assert (line["row"], line["prompt"]) == (number, row["prompt"])
+        assert (line["row"], line["prompt"]) == (number + 1, row["prompt"])
     assert (lines[0]["id"], lines[0]["gold"]) == ("q1", ["Brask"])
     assert (lines[0]["answer"], lines[0]["scored_text"]) == (" Brask", " Brask</s>")
     assert lines[2]["answer"] == [7, 8]
@@ -137,14 +138,13 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
 def test_every_field_of_a_line_is_the_inputs_or_the_scores(scorer):
     found = scorer.score(PROMPT, " Brask").to_dict()
     assert set(found) - GIVEN <= RESERVED
-    assert {"row", "key"} <= RESERVED
+    assert {"row", "error"} <= RESERVED
 
 
-def test_parts_of_a_row(scorer, tmp_path):
+def test_parts_of_a_row(scorer):
     row = {"prompt": PROMPT, "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]]}
-    out = tmp_path / "out.jsonl"
-    list(score_rows(scorer, [Row(1, row)], out))
-    (line,) = written(out)
+    ((numbered, outcome),) = score_rows(scorer, [Row(1, row)])
+    line = json.loads(line_of(numbered, outcome))
     assert [part["text"] for part in line["spans"]] == ["In", "Brask"]
     assert line["offsets"] == row["offsets"]
 
@@ -152,45 +152,103 @@ def test_parts_of_a_row(scorer, tmp_path):
 def test_samples_of_a_row(model, tokenizer):
     scorer = Scorer(model, tokenizer=tokenizer, method="adapt")
     row = Row(0, {"prompt": PROMPT, "answer": [5], "samples": [" a", " Brask"]})
-    ((_, found, _),) = score_rows(scorer, [row])
+    ((_, outcome),) = score_rows(scorer, [row])
     expected = score(
         model, PROMPT, [5], tokenizer=tokenizer, samples=[" a", " Brask"], method="adapt"
     )
-    assert float(found) == float(expected)
+    assert float(outcome.score) == float(expected)
 
 
-def test_taken_up_again(scorer, calls, tmp_path):
-    rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
-    out = tmp_path / "out.jsonl"
-    next(score_rows(scorer, rows, out))  # stopped after the first
-    assert set(rows_done(out)) == {0}
-    assert [row.number for row, _, _ in score_rows(scorer, rows, out)] == [1, 2]
-    assert calls == [row["prompt"] for row in ROWS]
-    whole = out.read_text()
-    # Killed while it wrote the last line: at its very start, or later.
-    start = whole.rindex("\n", 0, -1) + 1
-    for end in (start + 1, start + 5, start + 9, start + 200, len(whole) - 1):
-        out.write_text(whole[:end])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("scope", ["all", "response"])
+def test_a_killed_run_writes_the_same_file(model, tokenizer, calls, tmp_path, suffix, scope):
+    """The rows of whole batches are not scored again; of the batch that was being scored, all."""
+    rows = [{"prompt": f"{PROMPT} {i % 7}", "answer": " Brask"} for i in range(2 * BATCH + 3)]
+    rows[5]["answer"] = ""
+    source = tmp_path / f"in{suffix}"
+    write(source, rows) if suffix == ".jsonl" else pd.DataFrame(rows).to_parquet(source)
+
+    def run(out, cache):
+        scorer = Scorer(model, tokenizer=tokenizer, scope=scope, result_cache=tmp_path / cache)
         calls.clear()
-        list(score_rows(scorer, rows, out))
-        assert calls == [ROWS[2]["prompt"]]
-        assert [line["row"] for line in written(out)] == [0, 1, 2]
-    list(score_rows(scorer, rows, out))
-    assert len(calls) == 1
+        return score_file(scorer, source, tmp_path / out)
 
-
-@pytest.mark.parametrize(
-    "content",
-    ["my notes", "my notes\n", '{"a": 1}', '{"a": 1}\n', "[1]\n", '{"row": 0}\nmy notes',
-     '{\n "row": 1\n}', "\xff"],
-)  # fmt: skip
-def test_another_file_is_not_touched(scorer, calls, tmp_path, content):
-    out = tmp_path / "precious"
-    out.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"holds no scored rows .*: name another file"):
-        list(score_rows(scorer, [Row(0, dict(ROWS[0]))], out))
-    assert out.read_bytes() == content.encode("latin-1")
+    killed = run(f"killed{suffix}", "cache")
+    for _ in range(BATCH + 4):
+        next(killed)
+    killed.close()
+    assert not (tmp_path / f"killed{suffix}").exists()
+    assert len(list(run(f"killed{suffix}", "cache"))) == len(rows)
+    assert len(calls) == BATCH + 3
+    list(run(f"again{suffix}", "cache"))
     assert calls == []
+    list(run(f"whole{suffix}", "elsewhere"))
+    assert len(calls) == len(rows)
+    killed, again, whole = (tmp_path / f"{name}{suffix}" for name in ("killed", "again", "whole"))
+    assert killed.read_bytes() == again.read_bytes()
+    if suffix == ".parquet":
+        assert killed.read_bytes() == whole.read_bytes()
+        return
+    for one, other in zip(written(killed), written(whole), strict=True):
+        for line in (one, other):
+            line.pop("seconds", None)  # measured
+        assert one == other
+
+
+def test_a_result_cache_knows_what_a_score_depends_on(model, tokenizer, calls, tmp_path):
+    def scored(rows=({"prompt": PROMPT, "answer": " Brask", "note": 1},), **settings):
+        scorer = Scorer(
+            model, tokenizer=tokenizer, result_cache=tmp_path, **{"max_new_tokens": 3} | settings
+        )
+        calls.clear()
+        list(score_rows(scorer, [Row(number, row) for number, row in enumerate(rows)]))
+        return len(calls)
+
+    assert (scored(), scored()) == (1, 0)
+    assert (
+        scored([{"prompt": PROMPT, "answer": " Brask", "note": 2}]) == 0
+    )  # no score depends on it
+    assert scored([{"prompt": PROMPT, "answer": " 1931"}]) == 1
+    for settings in ({"stop": "\n"}, {"seed": 1}, {"method": "asmi"}, {"attention": "eager"}):
+        assert (scored(**settings), scored(**settings)) == (1, 0)
+    weight = next(model.parameters())
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight[0, 0] += 1
+    try:
+        assert scored() == 1
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+    hook = model.register_forward_hook(lambda *_: None)  # cannot be identified
+    try:
+        assert (scored(), scored()) == (1, 1)
+    finally:
+        hook.remove()
+    assert scored() == 0
+
+
+def test_a_failure_that_may_pass_is_not_kept(model, tokenizer, tmp_path, monkeypatch):
+    scorer = Scorer(model, tokenizer=tokenizer, result_cache=tmp_path)
+    rows = [Row(1, {"prompt": PROMPT, "answer": " Brask"})]
+    with monkeypatch.context() as full:
+        full.setattr(Scorer, "_stats", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        assert next(score_rows(scorer, rows))[1].error == "no memory"
+        list(score_rows(scorer, rows))
+    ((_, outcome),) = score_rows(scorer, rows)
+    assert outcome.error is None
+
+
+def test_a_full_disk_leaves_no_file(scorer, tmp_path, monkeypatch):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lm_polygraph_asmi.scoring.rows.line_of", full)
+    with pytest.raises(OSError, match="No space left"):
+        list(score_file(scorer, source, out))
+    assert not out.exists()
 
 
 BAD = [
@@ -207,17 +265,49 @@ BAD = [
 ]
 
 
-def test_bad_rows_stop_nothing(scorer, calls, tmp_path):
-    rows = read_rows(write(tmp_path / "in.jsonl", [*BAD, ROWS[0]]))
-    out = tmp_path / "out.jsonl"
-    found = list(score_rows(scorer, rows, out))
-    assert [one is None for _, one, _ in found] == [True] * len(BAD) + [False]
-    assert all(problem for _, _, problem in found[:-1])
-    assert [line["row"] for line in written(out)] == [len(BAD) + 1]
-    # They are tried again, since somebody may have mended them.
-    calls.clear()
-    assert len(list(score_rows(scorer, rows, out))) == len(BAD)
-    assert len(calls) == len(BAD) - 2  # the first two have nothing to score
+def test_bad_rows_stop_nothing(scorer, tmp_path):
+    source = write(tmp_path / "in.jsonl", [*BAD, ROWS[0]])
+    found = list(score_file(scorer, source, tmp_path / "out.jsonl"))
+    assert [outcome.score is None for _, outcome in found] == [True] * len(BAD) + [False]
+    lines = written(tmp_path / "out.jsonl")
+    assert [line["row"] for line in lines] == list(range(1, len(BAD) + 2))
+    assert all(line["error"] for line in lines[:-1])
+    assert lines[0]["line"] == "{not json"
+    assert lines[2]["prompt"] == PROMPT  # fields of the input stay
+    assert "error" not in lines[-1]
+
+
+def test_rows_in_parquet(scorer, tmp_path):
+    rows = pd.DataFrame(
+        [{"prompt": PROMPT, "answer": " Brask", "at": pd.Timestamp(0)}, {"prompt": None}] * BATCH
+    )
+    rows.to_parquet(tmp_path / "in.parquet", row_group_size=5)
+    out = tmp_path / "out.parquet"
+    list(score_file(scorer, tmp_path / "in.parquet", out))
+    scored = pd.read_parquet(out)
+    assert list(scored) == [*rows, *OUTPUT]
+    pd.testing.assert_frame_equal(scored[list(rows)], rows)
+    assert (scored["asmi_error"].isna() == (scored["asmi_score"] >= 0)).all()
+    assert scored["asmi_error"].isna().sum() == BATCH
+    assert set(json.loads(scored["asmi_tokens"][0])[0]) == set(COMPACT)
+    assert len(load_dataset("parquet", data_files=str(out), split="train")) == 2 * BATCH
+    list(score_file(scorer, tmp_path / "in.parquet", tmp_path / "out.jsonl"))
+    assert len(written(tmp_path / "out.jsonl")) == 2 * BATCH
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"question": ["Who?"]}, "expected a column 'prompt', got 'question'"),
+        ({"prompt": ["Who?"], "asmi_score": [7]}, r"\['asmi_score'\] would be overwritten"),
+    ],
+)
+def test_a_table_that_cannot_be_written(tmp_path, columns, message):
+    pd.DataFrame(columns).to_parquet(tmp_path / "in.parquet")
+    with pytest.raises(ValueError, match=message):
+        check_out(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    with pytest.raises(ValueError, match=r"expected a \.jsonl file, or \.parquet for rows"):
+        check_out(tmp_path / "in.jsonl", tmp_path / "out.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -237,25 +327,40 @@ def command(folder):
 def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     source = write(tmp_path / "in.jsonl", [ROWS[0], "{", *ROWS[1:], BAD[2]])
     out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
-    done = command("--prompt-file", source, "--out", out, "--html", page, "--depth", "0.9")
+    arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
+    done = command(*arguments)
     assert done.exit_code == 1
     assert "row 2: not JSON" in done.stderr
     assert "row 5: the answer is empty" in done.stderr
     assert "Scoring" in done.stderr
     said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\n$"
     assert re.search(said, done.stdout)
-    assert [line["row"] for line in written(out)] == [1, 3, 4]
+    assert ["score" in line for line in written(out)] == [True, False, True, True, False]
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
     assert written(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
     assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
-    # Again, mended: only what is missing is scored.
-    write(source, [ROWS[0], ROWS[1], *ROWS[1:]])
+    # A file of scores is never overwritten; what was scored is kept until all rows are.
+    assert f"{out} exists" in " ".join(command(*arguments).stderr.split())
+    first = out.read_text()
+    out.unlink()
     calls.clear()
-    again = command("--prompt-file", source, "--out", out, "--depth", "0.9")
-    assert again.exit_code == 0
-    assert calls == [ROWS[1]["prompt"]]
-    assert f"1 scored, 3 already in {out}, 1 with warnings, " in again.stdout
-    assert sorted(line["row"] for line in written(out)) == [1, 2, 3, 4]
+    assert command(*arguments).exit_code == 1
+    assert calls == []
+    assert out.read_text() == first
+    out.unlink()
+    write(source, ROWS)
+    done = command(*arguments)
+    assert done.exit_code == 0
+    assert not (tmp_path / "out.jsonl.cache").exists()
+
+
+def test_command_with_a_result_cache(command, calls, tmp_path):
+    source, cache = write(tmp_path / "in.jsonl", ROWS), tmp_path / "shared"
+    for out, number in (("one.jsonl", len(ROWS)), ("two.jsonl", 0)):
+        calls.clear()
+        done = command(source, "--out", tmp_path / out, "--result-cache", cache)
+        assert (done.exit_code, len(calls)) == (0, number)
+    assert (tmp_path / "one.jsonl").read_text() == (tmp_path / "two.jsonl").read_text()
 
 
 def test_command_that_streams(command, model, tokenizer, tmp_path):
@@ -277,7 +382,7 @@ def test_command_that_streams(command, model, tokenizer, tmp_path):
     ):
         refused = command(source, "--stream", "--scope", "response", *given)
         assert refused.exit_code == 1
-        assert "--stream needs a single prompt" in refused.stderr
+        assert "--stream needs a prompt without" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -299,11 +404,7 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, exp
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--out", "x.parquet"], "got --out x.parquet"),
-        (["--out", "scored/", "--id-column", "id"], "--id-column: not for a folder of blocks"),
-        (["--out", "scored/", "--actors", "2"], "--actors: only for --engine ray"),
-        (["--block-rows", "9"], "--block-rows: only for a folder of blocks"),
-        (["--engine", "ray"], "--engine: only for a folder of blocks"),
+        (["--out", "x.parquet"], ".parquet for rows in Parquet; got x.parquet"),
         (
             ["--stream", "--scope", "response", "--source", "context"],
             "streaming needs source='all'",
@@ -328,7 +429,7 @@ def test_command_says_which_field_it_does_not_read(command, tmp_path):
 
 def test_command_names_rows_by_their_own_id(command, tmp_path):
     source = write(tmp_path / "in.jsonl", [ROWS[0], BAD[2] | {"id": "broken one"}, BAD[2]])
-    done = command(source, "--out", tmp_path / "out.jsonl", "--id-column", "id")
+    done = command(source, "--out", tmp_path / "out.jsonl")
     assert done.exit_code == 1
     assert "row 2 (broken one): the answer is empty" in done.stderr
     assert "row 3: the answer is empty" in done.stderr
@@ -337,18 +438,18 @@ def test_command_names_rows_by_their_own_id(command, tmp_path):
 def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
     source = tmp_path / "prompt.txt"
     source.write_text(PROMPT + "\n")
-    done = command("--prompt-file", source, "--answer", " Brask", "--html", tmp_path / "page.html")
+    done = command(source, "--answer", " Brask", "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer)
     assert f"Sem-ASMI: {float(expected):.4f} nats" in done.stdout
     assert "No verdict" in done.stdout
     assert " Brask" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    plain = command("--prompt-file", source, "--method", "asmi", "--scope", "response")
+    plain = command(source, "--method", "asmi", "--scope", "response")
     expected = score(
         model, PROMPT, tokenizer=tokenizer, method="asmi", scope="response", max_new_tokens=3
     )
     assert f"\nASMI: {float(expected):.4f} nats" in "\n" + plain.stdout
-    stopped = command("--prompt-file", source, "--answer", " Brask", "--stop", "\\n", "--out",
+    stopped = command(source, "--answer", " Brask", "--stop", "\\n", "--out",
                       tmp_path / "out.jsonl")  # fmt: skip
     assert stopped.exit_code == 0
     assert written(tmp_path / "out.jsonl")[0]["scored_text"] == " Brask\n"
@@ -357,7 +458,7 @@ def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
 def test_command_with_a_chat_template(command, tmp_path):
     source = tmp_path / "prompt.txt"
     source.write_text(PROMPT)
-    refused = command("--prompt-file", source, "--chat")
+    refused = command(source, "--chat")
     assert refused.exit_code == 1
     assert "row 1: the prompt is a list of messages" in refused.stderr
     whitebox = tiny_lm.whitebox()
@@ -371,7 +472,7 @@ def test_command_with_a_chat_template(command, tmp_path):
     finally:
         tokenizer.chat_template = None
     out = tmp_path / "out.jsonl"
-    done = command("--prompt-file", source, "--chat", "--answer", " Brask", "--out", out,
+    done = command(source, "--chat", "--answer", " Brask", "--out", out,
                    model=tmp_path / "chat")  # fmt: skip
     assert done.exit_code == 0, done.output
     (line,) = written(out)
@@ -383,7 +484,7 @@ def test_command_reads_the_reference_of_the_source(command, tmp_path):
     source = tmp_path / "prompt.txt"
     source.write_text(PROMPT)
     done = command(
-        "--prompt-file", source, "--source", "context", "--scope", "response",
+        source, "--source", "context", "--scope", "response",
         "--calibration", runs.save(tmp_path / "run"), model="no such model",
     )  # fmt: skip
     assert done.exit_code == 1
@@ -396,11 +497,11 @@ def test_command_with_a_reference(command, tmp_path):
     run = runs.save(tmp_path / "run")
     Calibration.from_run(run).save(tmp_path / "saved.json")
     for calibration in (run, run.parent, tmp_path / "saved.json"):
-        done = command("--prompt-file", source, "--calibration", calibration)
+        done = command(source, "--calibration", calibration)
         assert done.exit_code == 0, done.output
         assert "the calibration run used other settings" in done.stdout
     (tmp_path / "other.json").write_text("{}")
-    done = command("--prompt-file", source, "--calibration", tmp_path / "other.json")
+    done = command(source, "--calibration", tmp_path / "other.json")
     assert done.exit_code == 1
     assert "is not a saved calibration run" in done.stderr
     assert "Traceback" not in done.output
@@ -415,7 +516,7 @@ def test_command_with_all_settings(command, folder, tmp_path):
         "beta": 2.0, "closing_token": False,
     }  # fmt: skip
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    done = command("--prompt-file", source, "--answer", " Brask", "--out", out, *words[:-1],
+    done = command(source, "--answer", " Brask", "--out", out, *words[:-1],
                    "--no-closing-token")  # fmt: skip
     assert done.exit_code == 0, done.output
     expected = load(str(folder), max_new_tokens=3, **settings).score(PROMPT, " Brask")
@@ -452,24 +553,24 @@ def test_command_that_saves_a_reference(tmp_path):
 def test_command_says_what_is_wrong(command, calls, tmp_path):
     source, many = tmp_path / "prompt.txt", write(tmp_path / "in.jsonl", ROWS)
     source.write_text(PROMPT)
-    precious, page = tmp_path / "notes.txt", tmp_path / "page"
+    precious, page = tmp_path / "notes.txt", tmp_path / "page.jsonl"
     precious.write_text("my notes")
     for arguments, message in (
-        (["--prompt-file", source, "--dtype", "float99"], "got 'float99'"),
-        (["--prompt-file", source, "--dtype", "nn"], "expected dtype auto or a torch dtype"),
-        (["--prompt-file", many, "--answer", "x"], "--answer needs a single prompt"),
-        (["--prompt-file", many], "name a file with --out or --html"),
-        (["--prompt-file", write(tmp_path / "none.jsonl", [])], "has no rows"),
-        (["--prompt-file", source, "--out", precious], "holds no scored rows"),
-        (["--prompt-file", source, "--depth", "60"], "depth must lie in (0, 1)"),
-        (["--prompt-file", source, "--html", source], "it is the --prompt-file"),
-        (["--prompt-file", source, "--out", page, "--html", page], "name the same file"),
+        ([source, "--dtype", "float99"], "got 'float99'"),
+        ([source, "--dtype", "nn"], "expected dtype auto or a torch dtype"),
+        ([many, "--answer", "x"], "--answer needs a single prompt"),
+        ([many], "name a file with --out or --html"),
+        ([write(tmp_path / "none.jsonl", [])], "has no rows"),
+        ([source, "--out", precious], "expected a .jsonl file"),
+        ([source, "--depth", "60"], "depth must lie in (0, 1)"),
+        ([source, "--html", source], "it is the file of prompts"),
+        ([source, "--out", page, "--html", page], "name the same file"),
     ):
         done = command(*arguments)
         assert done.exit_code == 1
         assert message in done.stderr.replace("\n", " ")
         assert isinstance(done.exception, SystemExit)
-    missing = command("--prompt-file", source, model=tmp_path / "no model")
+    missing = command(source, model=tmp_path / "no model")
     assert missing.exit_code == 1
     assert "cannot load the model" in missing.stderr
     assert calls == []
@@ -494,7 +595,7 @@ def test_command_refuses_before_it_loads(command, tmp_path, monkeypatch, argumen
     (tmp_path / "prompt.txt").write_text(PROMPT)
     (tmp_path / "other.json").write_text("{}")
     write(tmp_path / "rows.jsonl", ROWS)
-    done = command("--prompt-file", "prompt.txt", *arguments, model="no such model")
+    done = command("prompt.txt", *arguments, model="no such model")
     assert done.exit_code == 1
     assert message in done.stderr.replace("\n", " ")
     assert "no such model" not in done.stderr
@@ -508,9 +609,7 @@ def test_commands_with_labelled_parts(command, tmp_path):
     ]  # fmt: skip
     source, scored, saved = (tmp_path / name for name in ("in.jsonl", "scored.jsonl", "parts.json"))
     as_run = ("--num-masks", runs.MASKS, "--mask-rate", 0.1)  # as the one of the answers below
-    assert (
-        command("--prompt-file", write(source, labelled), "--out", scored, *as_run).exit_code == 0
-    )
+    assert command(write(source, labelled), "--out", scored, *as_run).exit_code == 0
     made = CliRunner().invoke(main, ["calibration", str(scored), "--out", str(saved)])
     assert made.exit_code == 0, made.output
     expected = Calibration.from_spans(scored)
@@ -519,15 +618,14 @@ def test_commands_with_labelled_parts(command, tmp_path):
     prompt, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
     prompt.write_text(PROMPT)
     answers = runs.save(tmp_path / "run")
-    arguments = ["--prompt-file", prompt, "--answer", " In. It.", "--out", out]
+    arguments = [prompt, "--answer", " In. It.", "--out", out]
     done = command(*arguments, "--calibration", saved, "--calibration", answers)
     assert done.exit_code == 0, done.output
     (line,) = written(out)
     assert (line["span_calibration"], line["calibration"]) == ("scored.jsonl", "tiny model, squad")
     assert {part["validated"] for part in line["spans"]} == {expected.ranks}
     assert expected.ground in " ".join(done.stdout.split())
-    again = command(*arguments, "--calibration", saved, "--calibration", answers)
-    assert again.stdout.rstrip().endswith(f"1 already in {out}.")
+    arguments[-1] = tmp_path / "twice.jsonl"
     twice = command(*arguments, "--calibration", saved, "--calibration", scored)
     assert "got two of parts" in twice.stderr
 
@@ -541,37 +639,11 @@ def test_load(folder):
     assert len(scorer.score(PROMPT, " Brask").tokens) > 1
 
 
-def test_rows_of_another_input_are_not_mixed(scorer, model, tokenizer, tmp_path):
-    rows = [Row(number, dict(row)) for number, row in enumerate(ROWS)]
-    out = tmp_path / "out.jsonl"
-    list(score_rows(scorer, rows[:2], out))
-    other = [Row(0, {"prompt": "Another one?"}), *rows[1:]]
-    with pytest.raises(ValueError, match="row 0 is of another input"):
-        list(score_rows(scorer, other, out))
-    with pytest.raises(ValueError, match="another input, model or settings"):
-        list(score_rows(Scorer(model, tokenizer=tokenizer, method="asmi"), rows, out))
-
-
 def test_an_answer_of_another_type(scorer):
     rows = [Row(0, {"prompt": PROMPT, "answer": 7})]
-    ((_, score, error),) = score_rows(scorer, rows)
-    assert score is None
-    assert error == "expected an answer as text or token ids, got 7"
-
-
-def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
-    """Another answer, or another way of making one, is another row."""
-    out = tmp_path / "out.jsonl"
-    rows = [Row(0, {"prompt": PROMPT, "answer": " Brask"})]
-    list(score_rows(scorer, rows, out))
-    assert rows_left(scorer, rows, out) == []
-    for other, changed in (
-        (scorer, [Row(0, {"prompt": PROMPT, "answer": " 1931"})]),
-        (Scorer(model, tokenizer=tokenizer, max_new_tokens=3, stop="\n"), rows),
-        (Scorer(model, tokenizer=tokenizer, max_new_tokens=3, seed=1), rows),
-    ):
-        with pytest.raises(ValueError, match="of another input"):
-            rows_left(other, changed, out)
+    ((_, outcome),) = score_rows(scorer, rows)
+    assert outcome.score is None
+    assert outcome.error == "expected an answer as text or token ids, got 7"
 
 
 @pytest.mark.parametrize(
@@ -586,6 +658,6 @@ def test_what_a_row_is_known_by(scorer, model, tokenizer, tmp_path):
     ],
 )
 def test_rows_that_would_be_misread(scorer, row, problem):
-    ((_, score, error),) = score_rows(scorer, [Row(0, {"prompt": PROMPT} | row)])
-    assert score is None
-    assert re.search(problem, error)
+    ((_, outcome),) = score_rows(scorer, [Row(0, {"prompt": PROMPT} | row)])
+    assert outcome.score is None
+    assert re.search(problem, outcome.error)

@@ -1,11 +1,11 @@
 """Does the risk guarantee of a threshold hold on other questions? SQuAD-format file, three steps.
 
     python scripts/try_guarantee.py ask xquad.en.json ask.jsonl --passages 82 --seed 1
-    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file ask.jsonl --out said.jsonl
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 ask.jsonl --out said.jsonl
     python scripts/try_guarantee.py label said.jsonl labelled.jsonl --first 400
     polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out calibration.json
     python scripts/try_guarantee.py ask xquad.en.json others.jsonl --skip 82 --passages 25 --seed 1
-    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 --prompt-file others.jsonl --calibration calibration.json --out decided.jsonl
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 others.jsonl --calibration calibration.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
 The last `score` may also run before `calibrate`, without the calibration file:

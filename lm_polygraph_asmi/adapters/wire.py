@@ -14,8 +14,9 @@ with extra("serve"):
     from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.result import Score, Token
+    from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
+    from lm_polygraph_asmi.scoring.tokens import Token
 
 GREEDY = {
     "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0, "echo": False,

@@ -8,8 +8,8 @@ from .loading import BatchScorer as BatchScorer
 from .many import Outcome as Outcome
 from .many import score_batch as score_batch
 from .result import Score as Score
-from .result import Token as Token
 from .scorer import Scorer as Scorer
 from .segments import Span as Span
 from .streaming import Stream as Stream
 from .streaming import Streamer as Streamer
+from .tokens import Token as Token

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lm_polygraph_asmi.model import PrefixCache
-    from lm_polygraph_asmi.scoring.scorer import Scorer
+    from lm_polygraph_asmi.scoring.prepared import PreparedModel
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
 """Errors of a bad row; templates and tokenizers may raise any of them."""
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 def attempt(
-    scorer: "Scorer", index: int, row: Any, prefix_cache: "PrefixCache", id_field: str = "id"
+    scorer: "PreparedModel", index: int, row: Any, prefix_cache: "PrefixCache", id_field: str = "id"
 ) -> tuple[Outcome, Exception | None]:
     """Score one row: the outcome, and its exception if it failed.
 
@@ -63,7 +63,7 @@ def attempt(
                 f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
             )
         answer, samples, context = (content.get(name) for name in GIVEN[1:])
-        score = scorer._score(content["prompt"], answer, samples, context, prefix_cache)
+        score = scorer.score_answer(content["prompt"], answer, samples, context, prefix_cache)
         if content.get("offsets") is not None:
             score = score.with_spans(content["offsets"])
         return Outcome(index, row_id, score, None), None
@@ -71,7 +71,7 @@ def attempt(
         return Outcome(index, row_id, None, str(failure) or repr(failure)), failure
 
 
-def score_together(scorer: "Scorer", rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
+def score_together(scorer: "PreparedModel", rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
     """Outcomes of a batch of rows, from the scorer's result cache if it has the batch.
 
     The batch is one entry, because the reuse of prefixes makes a row's last digits depend on the
@@ -137,7 +137,7 @@ OUTPUT: dict[str, type] = {
 
 
 def score_batch(
-    columns: Mapping[str, Sequence[Any]], scorer: "Scorer", tokens: str = "compact"
+    columns: Mapping[str, Sequence[Any]], scorer: "PreparedModel", tokens: str = "compact"
 ) -> dict[str, np.ndarray]:
     """Score a batch of rows passed as columns, as data engines do.
 

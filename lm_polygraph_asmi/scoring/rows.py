@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from lm_polygraph_asmi.scoring.scorer import Scorer
+    from lm_polygraph_asmi.scoring.prepared import PreparedModel
 
 BATCH = 16
 """Rows scored together: few, since a kill loses up to one batch."""
@@ -154,7 +154,7 @@ def in_chat(rows: Iterable[Row]) -> Iterator[Row]:
         yield row
 
 
-def score_rows(scorer: "Scorer", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
+def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
     """Rows with their outcomes, in order; `rows` are taken `BATCH` at a time.
 
     Args:
@@ -200,7 +200,7 @@ def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
 
 
 def score_file(
-    scorer: "Scorer",
+    scorer: "PreparedModel",
     source: str | Path,
     out: str | Path,
     tokens: str | None = None,
@@ -257,7 +257,7 @@ def check_out(source: str | Path, out: str | Path) -> None:
 
 
 def _score_tables(
-    scorer: "Scorer", source: str | Path, out: Path, tokens: str
+    scorer: "PreparedModel", source: str | Path, out: Path, tokens: str
 ) -> Iterator[tuple[Row, Outcome]]:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.results.aggregation import aggregate
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.calibration import Calibration
-    from lm_polygraph_asmi.scoring.result import Token
+    from lm_polygraph_asmi.scoring.tokens import Token
 
 FENCE = re.compile(r"\s*(```|~~~)")
 ITEM = re.compile(r"\s*([-*+•]|\(?\d{1,3}[.)])\s+\S")

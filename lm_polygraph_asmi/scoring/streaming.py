@@ -1,7 +1,6 @@
 """Score an answer token by token while it is generated."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,7 +10,8 @@ from lm_polygraph_asmi.config import check_streamed
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.engine import AnswerInProgress
 from lm_polygraph_asmi.scoring.generation import undisturbed
-from lm_polygraph_asmi.scoring.result import Score, Token, tokens_of
+from lm_polygraph_asmi.scoring.prepared import PreparedModel
+from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.text import (
     UNFINISHED,
     Prompt,
@@ -20,9 +20,7 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_tokens,
     spans,
 )
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.tokens import Token, tokens_of
 
 
 class Stream(Iterator[Token]):
@@ -40,9 +38,11 @@ class Stream(Iterator[Token]):
         True
     """
 
-    def __init__(self, scorer: "Scorer", prompt: Prompt, ids: Tensor | None = None) -> None:
+    def __init__(self, scorer: PreparedModel, prompt: Prompt, ids: Tensor | None = None) -> None:
         """`ids`: prompt of another `generate` call, which then decides length and end."""
-        before, answer, notes = parse_request(prompt if ids is not None else scorer._given(prompt))
+        before, answer, notes = parse_request(
+            prompt if ids is not None else scorer.as_messages(prompt)
+        )
         if answer is not None:
             raise ValueError(
                 "expected a chat that ends in the user's message, got the assistant's last: only "
@@ -86,7 +86,7 @@ class Stream(Iterator[Token]):
             with scoring_session(scorer.model, scorer.config.attention):
                 if self._writing is None:
                     with undisturbed(scorer.model):
-                        self._gate = scorer._gate(self._query.prompt, prompt_ids, None)
+                        self._gate = scorer.gate_of(self._query.prompt, prompt_ids, None)
                     self._writing = self._engine.write(scorer.model, prompt_ids)
                 stats = self._writing.step(chosen)
         except BaseException:
@@ -121,7 +121,7 @@ class Stream(Iterator[Token]):
         if self._writing is None or not self._writing.ids or self._gate is None:
             raise ValueError("expected at least one generated token, got none")
         writing = self._writing
-        return self.scorer._result(self._query, writing.ids, writing.statistics(), self._gate)
+        return self.scorer.result(self._query, writing.ids, writing.statistics(), self._gate)
 
 
 class Streamer(BaseStreamer):
@@ -146,7 +146,7 @@ class Streamer(BaseStreamer):
         True
     """
 
-    def __init__(self, scorer: "Scorer", shown: Callable[[Token], None]) -> None:
+    def __init__(self, scorer: PreparedModel, shown: Callable[[Token], None]) -> None:
         self.scorer, self.shown = scorer, shown
         self.stream: Stream | None = None
 

@@ -8,9 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.scoring.page import SOURCES_SAY, visible
+from lm_polygraph_asmi.scoring.verdict import verdict
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.result import Score, Token
+    from lm_polygraph_asmi.scoring.score_data import ScoreData
+    from lm_polygraph_asmi.scoring.tokens import Token
 
 
 def ink(token: "Token") -> str:
@@ -25,7 +27,7 @@ def _start_of(text: str, longest: int = 60) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def in_terminal(score: "Score", width: int) -> Iterator[Text | Table]:
+def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
     """Lines and tables for a scored answer.
 
     Args:
@@ -49,7 +51,7 @@ def in_terminal(score: "Score", width: int) -> Iterator[Text | Table]:
     lines = shaded.divide([position for position, _ in cuts])
     for line, bar in zip(lines, bars.divide([column for _, column in cuts]), strict=True):
         yield from (line, bar)
-    yield from (Text(line) for line in score.verdict)
+    yield from (Text(line) for line in verdict(score))
     table = Table("token", "u", "MI", "kept by", "else", box=None, header_style="dim")
     for token in sorted(score.tokens, key=lambda token: -token.u)[:5]:
         other = "" if token.alternative is None else repr(token.alternative)

@@ -7,7 +7,7 @@ from lm_polygraph_asmi.results.names import perturbed_by
 from lm_polygraph_asmi.scoring.page import probability
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.result import Score
+    from lm_polygraph_asmi.scoring.score_data import ScoreData
 
 BOUNDARY = (
     "Use the score for answers that should come from the given context. It does not help for "
@@ -15,7 +15,7 @@ BOUNDARY = (
 )
 
 
-def verdict(score: "Score") -> list[str]:
+def verdict(score: "ScoreData") -> list[str]:
     """How to read the score, and on which data that rests; the last sentence is its limit."""
     summed = score.counted if score.aggregation == "sum" else 1
     times = f"{summed} " if summed > 1 else ""

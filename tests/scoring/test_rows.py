@@ -16,7 +16,6 @@ from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
-from lm_polygraph_asmi.scoring.result import Token
 from lm_polygraph_asmi.scoring.rows import (
     BATCH,
     GIVEN,
@@ -30,6 +29,7 @@ from lm_polygraph_asmi.scoring.rows import (
     score_rows,
 )
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.tokens import Token
 from tests import tiny_lm
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -61,13 +61,13 @@ def scorer(model, tokenizer):
 def calls(monkeypatch):
     """Prompts in the order they were scored."""
     seen = []
-    own = Scorer._score
+    own = Scorer.score_answer
 
     def spy(self, prompt, *rest):
         seen.append(prompt)
         return own(self, prompt, *rest)
 
-    monkeypatch.setattr(Scorer, "_score", spy)
+    monkeypatch.setattr(Scorer, "score_answer", spy)
     return seen
 
 

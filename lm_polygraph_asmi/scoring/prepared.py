@@ -1,0 +1,408 @@
+"""A model prepared for scoring: one answer with all it depends on."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lm_polygraph_asmi.config import SOURCES, STREAMED, ASMIConfig
+from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.model import (
+    PrefixCache,
+    attention_of,
+    model_state,
+    plain_model,
+    structure_of,
+)
+from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.results.cache import (
+    ModelKeys,
+    ResultCache,
+    tokenizer_key,
+)
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.scales import with_scale
+from lm_polygraph_asmi.scoring.calibration import Given, settled
+from lm_polygraph_asmi.scoring.context import Passage, passages_of
+from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
+from lm_polygraph_asmi.scoring.generation import Generation, undisturbed
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
+from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.text import (
+    Answer,
+    Prompt,
+    Query,
+    answer_tokens,
+    behind_answer,
+    border_warning,
+    parse_request,
+    prompt_tokens,
+    prompt_warning,
+    repeated_prompt,
+    spans,
+    stop_warning,
+    token_ids,
+)
+from lm_polygraph_asmi.scoring.tokens import sources_from, tokens_of, with_context
+
+if TYPE_CHECKING:
+    from lm_polygraph.utils.model import Model
+
+log = logging.getLogger("lm_polygraph")
+
+
+class PreparedModel:
+    """Model, tokenizer, settings and engines of a `Scorer`, which documents the arguments."""
+
+    def __init__(
+        self,
+        model: "PreTrainedModel | Model | str | Path",
+        config: ASMIConfig | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        calibration: Given = None,
+        result_cache: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self.result_cache = ResultCache(result_cache)
+        self._asked, self.calibration, self.span_calibration = settled(
+            calibration, config, settings
+        )
+        self.config = with_scale(self._asked)
+        sourced = {
+            "scope": "response",
+            "source": "all",
+            "perturbation": "heads",
+            "perturbation_scale": None,
+        }
+        self.engine = Engine(self.config)
+        self.by_source = Engine(self.config.replace(**sourced), sources=SOURCES)
+        # Settings are checked before a model is loaded.
+        self.instruct = False
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("a model name loads its tokenizer: leave `tokenizer` out")
+            model, tokenizer = load_named(str(model))
+        if is_host_model(model):
+            tokenizer = tokenizer or model.tokenizer
+            if self.config.stop is None:
+                stops = model.generation_parameters.stop_strings or ()
+                self.config = self.config.replace(stop=stops)
+            self.instruct = bool(getattr(model, "instruct", False))
+            model = causal_model(model)
+        model = plain_model(model)
+        structure_of(model)  # raises if heads cannot be masked
+        if not hasattr(model, "generation_config"):
+            raise TypeError(
+                "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
+                f"{type(model).__name__}"
+            )
+        if tokenizer is None or not hasattr(tokenizer, "decode"):
+            raise ValueError(
+                "expected the model's tokenizer, as in score(model, prompt, answer, "
+                f"tokenizer=tokenizer), got {tokenizer!r:.60}"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.stop = list(self.config.stop or ())
+        self._keys = ModelKeys()
+        self.notes = check_tokenizer(model, tokenizer)
+        self.stop_conditions = StopConditions(model, tokenizer, self.stop)
+        self.generation = Generation(model, tokenizer, self.stop_conditions)
+
+    @cached_property
+    def while_written(self) -> Engine:
+        """Engine of `stream`; built on first use, since a scale matched in another scope raises."""
+        return Engine(self._asked.replace(**STREAMED))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that a score depends on, except prompt, answer and samples."""
+        calibrations = (self.calibration, self.span_calibration)
+        return {
+            "model": self.model.config.name_or_path,
+            "dtype": str(self.model.dtype),
+            "calibration": [run.identity for run in calibrations if run] or None,
+            **self.config.to_dict(),
+            "memory_budget": None,  # does not change scores
+        }
+
+    def score_answer(
+        self,
+        prompt: Prompt,
+        answer: Answer | None,
+        samples: Sequence[Answer] | None,
+        context: Any,
+        prefix_cache: PrefixCache,
+    ) -> Score:
+        """`score`, with the keys and values of the row before."""
+        given = self.as_messages(prompt)
+        before, target, notes = parse_request(given, answer)
+        prompt_ids = prompt_tokens(self.tokenizer, before)
+        passages = None
+        if context is not None:
+            passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
+        elif self.config.source != "all":
+            raise ValueError(f"source {self.config.source!r} needs the context: pass context=")
+        with undisturbed(self.model):
+            ids = self._answer(before, prompt_ids, target, prefix_cache)
+            stats, sourced = self._stats(prompt_ids, ids, passages, prefix_cache)
+            gate = self.gate_of(before, prompt_ids, samples)
+        query = Query(before, target, notes, prompt_ids, answer, samples)
+        return self.result(query, ids, stats, gate, passages, sourced, self.config.source)
+
+    def as_messages(self, prompt: Prompt) -> Prompt:
+        """A text prompt as a user message for instruction-tuned host models, as LM-Polygraph."""
+        if self.instruct and isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
+        return prompt
+
+    def batch_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Key of a batch of rows in the result cache; empty without one.
+
+        Weights that cannot be read switch the cache off, with a warning.
+        """
+        if not self.result_cache.kept:
+            return {}
+        try:
+            model_key = self._keys.of(self.model, model_state(self.model))
+        except TypeError as error:
+            log.warning("Scoring without a result cache: %s", error)
+            self.result_cache = ResultCache(None)
+            return {}
+        described = [self.identity, self.config.attention or attention_of(self.model), rows]
+        return model_key | {
+            "tokenizer": self._tokenizer_fingerprint,
+            "batch": json.dumps(described, default=str),
+        }
+
+    def result(
+        self,
+        query: Query,
+        ids: list[int],
+        stats: Mapping[str, Any],
+        gated: tuple[float, float | None, int],
+        passages: Sequence[Passage] | None = None,
+        sourced: Mapping[str, Any] | None = None,
+        source: str = "all",
+    ) -> Score:
+        """The `Score` from the engine's statistics."""
+        before, target, notes, prompt_ids, answer, samples = query
+        gate, diversity, responses = gated
+        text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
+        closes = self.stop_conditions.closes(ids)
+        counted = slice(
+            None, -1 if closes and not self.config.closing_token and len(ids) > 1 else None
+        )
+        tokens = tokens_of(self._at_depth(stats, source), ids, text, places, gate, self.tokenizer)
+        sources = None
+        if passages is not None and sourced is not None:
+            tokens = with_context(tokens, sourced, self.config.depth)
+            texts = [passage.text for passage in passages]
+            sources = sources_from(sourced, self.config.depth, texts, counted)
+        used = stats[at_depth("asmi_settings", self.config.depth, source)]
+        content = self.stop_conditions.without(text, places, ids)
+        warnings = [*notes, *self.notes]
+        if isinstance(before, str) and not before.strip():
+            warnings.append("The prompt is blank: the answer depends on no question.")
+        if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
+            warnings.append(odd)
+        if target is None and not closes:
+            stop = "" if self.stop else ", or pass a `stop` such as '\\n'"
+            warnings.append(
+                f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
+                f"max_new_tokens{stop}."
+            )
+        elif target is not None and (
+            odd := repeated_prompt(before, prompt_ids.tolist(), target, ids)
+        ):
+            warnings.append(odd)
+        if isinstance(target, str):
+            if not text.startswith(target):
+                warnings.append(
+                    f"The tokenizer decodes the answer as {text!r}: offsets refer to that text."
+                )
+            if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, target)):
+                warnings.append(odd)
+            if odd := stop_warning(target, self.stop):
+                warnings.append(odd)
+        if samples is not None and self.config.method != "adapt":
+            warnings.append(
+                f'Samples are used by the method "adapt" only; "{self.config.method}" ignores them.'
+            )
+        if self.config.method == "adapt" and responses < 2:
+            warnings.append(
+                "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
+            )
+        return Score(
+            score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
+            prompt=before if isinstance(before, str) else [dict(m) for m in before],
+            answer=content if target is None else target if isinstance(target, str) else list(ids),
+            scored_text=text,
+            tokens=tuple(tokens),
+            counted=len(tokens[counted]),
+            msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
+            diversity=diversity,
+            gate=gate if self.config.method == "adapt" else None,
+            settings={
+                name: value.item() if isinstance(value, np.generic) else value
+                for name, value in (used | self._own_settings(answer, samples)).items()
+            },
+            model=str(self.model.config.name_or_path or ""),
+            seconds=float(stats["asmi_seconds"]),
+            warnings=tuple(warnings),
+            calibration=self.calibration,
+            content_end=len(content),
+            answered=bool(content.strip()),
+            prompt_tokens=len(prompt_ids),
+            span_calibration=self.span_calibration,
+            sources=sources,
+        )
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the current weights, and of tokenizer and chat template.
+
+        Reads all weights on first use, and again if they change.
+
+        Raises:
+            ValueError: the model has foreign hooks, which cannot be hashed.
+        """
+        weights = self._keys.of(self.model, model_state(self.model))["model"]
+        if weights is None:
+            raise ValueError(
+                "the model has forward hooks or a replaced forward method, so a calibration run "
+                "cannot identify it. Remove them"
+            )
+        return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}
+
+    @cached_property
+    def _tokenizer_fingerprint(self) -> str:
+        template = str(getattr(self.tokenizer, "chat_template", None))
+        described = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def _stats(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        ids: list[int],
+        passages: Sequence[Passage] | None,
+        prefix_cache: PrefixCache,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Statistics of the score, and by source (empty without passages).
+
+        Sources always use scope "response".
+        """
+        if passages is None:
+            return self.engine.score(self.model, prompt_ids, ids, prefix_cache=prefix_cache), {}
+        spans = [passage.tokens for passage in passages]
+        by_source = self.by_source.score(
+            self.model, prompt_ids, ids, spans, passages=len(spans) > 1
+        )
+        if not self.config.is_control and self.config.scope == "response":
+            return by_source, by_source
+        stats = self.engine.score(self.model, prompt_ids, ids)
+        seconds = stats["asmi_seconds"] + by_source["asmi_seconds"]
+        return stats | {"asmi_seconds": seconds}, by_source
+
+    def _own_settings(
+        self, answer: Answer | None, samples: Sequence[Answer] | None
+    ) -> dict[str, Any]:
+        """Settings of this score besides those of the masks."""
+        settings = self.config.besides_masks()
+        if self.calibration is not None and "weights" in self.calibration.settings:
+            settings |= self.fingerprints()
+        if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
+            del settings["stop"]
+        else:
+            settings["stop"] = list(self.stop)
+        if samples is not None and "num_samples" in settings:
+            settings["num_samples"] = len(samples)
+        return settings
+
+    def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """Token-level statistics by name without depth and source."""
+        names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
+        plain = ("asmi_entropy", "asmi_log_likelihood")
+        found = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
+        return found | {name: stats[name] for name in plain}
+
+    def _answer(
+        self,
+        prompt: Prompt,
+        prompt_ids: Int[Tensor, " P"],
+        answer: Answer | None,
+        prefix_cache: PrefixCache,
+    ) -> list[int]:
+        if answer is None:
+            return self.generation.greedy(
+                prompt_ids, self.config.max_new_tokens, self.engine, prefix_cache
+            )
+        if not isinstance(answer, str):
+            return token_ids(answer)
+        ids = answer_tokens(self.tokenizer, prompt, answer)
+        if not self.config.closing_token or (ids and self.stop_conditions.closes(ids)):
+            return ids
+        if self.stop:
+            return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
+        return [*ids, *self._end_token(prompt)]
+
+    def _end_token(self, prompt: Prompt) -> list[int]:
+        """Token that ends an answer without a stop string: the template's end of turn, else EOS.
+
+        Chat models often have several end tokens; the tokenizer's may not end their turns.
+        """
+        ends = self.stop_conditions.end_ids
+        if not isinstance(prompt, str):
+            turn = next((i for i in behind_answer(self.tokenizer, prompt) if i in ends), None)
+            if turn is not None:
+                return [turn]
+        eos = self.tokenizer.eos_token_id
+        return sorted(ends)[:1] if eos is None else [eos]
+
+    def gate_of(
+        self,
+        prompt: Prompt,
+        prompt_ids: Int[Tensor, " P"],
+        samples: Sequence[Answer] | None,
+    ) -> tuple[float, float | None, int]:
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and the number of sampled responses."""
+        if samples is not None and (
+            isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
+        ):
+            raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
+        if self.config.method != "adapt":
+            return float(self.config.method == "sem"), None, 0
+        if samples is None:
+            drawn = self.generation.sampled(
+                prompt_ids, self.config.max_new_tokens, self.config.num_samples, self.config.seed
+            )
+        else:
+            drawn = [
+                answer_tokens(self.tokenizer, prompt, sample)
+                if isinstance(sample, str)
+                else token_ids(sample)
+                for sample in samples
+            ]
+        # As in a benchmark, whose sampled answers have no end token.
+        ends = self.stop_conditions.end_ids
+        drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
+        responses = [ids for ids in drawn if ids]
+        diversity = diversity_of(self.model, prompt_ids, responses, self.config.attention)
+        return (
+            adaptive_gate(diversity, self.config.tau, self.config.beta),
+            diversity,
+            len(responses),
+        )

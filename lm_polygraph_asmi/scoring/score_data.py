@@ -1,0 +1,221 @@
+"""The numbers of a scored answer, without their words."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.scoring.calibration import Calibration
+from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
+from lm_polygraph_asmi.scoring.tokens import Source, Token
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+NOT_VALIDATED = "Not validated: the paper finds the effect for whole answers."
+
+
+@dataclass(frozen=True, repr=False)
+class ScoreData:
+    """Fields and derived numbers of a `Score`, which documents them."""
+
+    score: float
+    prompt: str | list[dict[str, Any]]
+    answer: str | list[int]
+    scored_text: str
+    tokens: tuple[Token, ...]
+    counted: int
+    msp: float
+    diversity: float | None
+    gate: float | None
+    settings: dict[str, Any]
+    model: str
+    seconds: float
+    warnings: tuple[str, ...]
+    calibration: Calibration | None
+    content_end: int | None = None
+    answered: bool = True
+    offsets: tuple[tuple[int, int], ...] | None = None
+    span_calibration: Calibration | None = None
+    sources: dict[str, Source] | None = None
+    prompt_tokens: int | None = None
+
+    @property
+    def config(self) -> ASMIConfig:
+        """The settings in force; `num_samples` is the default, even if samples were passed."""
+        return ASMIConfig.from_dict(self.settings | {"num_samples": ASMIConfig.num_samples})
+
+    @property
+    def symbol(self) -> str:
+        """The method's name, such as "Sem-ASMI"."""
+        return self.config.symbol
+
+    @property
+    def label(self) -> str:
+        """The symbol, with aggregation and perturbation if they differ from the paper's."""
+        other = self.config.said("aggregation", "perturbation", "perturbation_scale")
+        return f"{self.symbol} ({', '.join(other)})" if other else self.symbol
+
+    @property
+    def highest(self) -> float:
+        """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
+        return math.log(self.settings["num_masks"]) * self._times
+
+    @property
+    def aggregation(self) -> str:
+        """How u is aggregated over the counted tokens: "mean", "sum" or "max"."""
+        return self.config.aggregation
+
+    @property
+    def _times(self) -> int:
+        return self.counted if self.aggregation == "sum" else 1
+
+    @property
+    def masking_response(self) -> float:
+        """Mean MI_t of the answer's tokens, nats: how much masking changes the predictions."""
+        return float(np.mean([token.mi for token in self.tokens]))
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The answer's parts: sentences, lines of code, list items; or those of `offsets`.
+
+        Tokens that end the answer are in no part. The paper validates whole answers only: see
+        `about_spans`.
+        """
+        places = self.offsets
+        if places is None:
+            content = self.scored_text[: self.content_end]
+            places = tuple(segment_answer(content))
+        correctness = self.span_calibration
+        if correctness is not None and correctness.other_settings(self.compared_settings):
+            correctness = None
+        return tuple(
+            span_of(self.scored_text, *place, self.tokens, correctness, self.aggregation)
+            for place in places
+        )
+
+    @property
+    def about_spans(self) -> str:
+        """Whether the numbers of `spans` are validated, and on which data."""
+        if self.span_calibration is None:
+            return NOT_VALIDATED
+        reason = self.span_calibration.refusal(self.compared_settings)
+        if reason is not None:
+            return f"Not validated: {reason}"
+        run = self.span_calibration
+        return f"Error probabilities are calibrated on labelled parts. {run.worth}{run.ground}."
+
+    def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Self":
+        """The same score with parts at these (start, end) characters of `scored_text`.
+
+        Raises:
+            ValueError: not pairs of integers, offsets outside the text, or a part without a token.
+        """
+        try:
+            places = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"expected offsets as pairs of integers, like [[0, 12], [13, 40]], got {offsets!r}"
+            ) from error
+        score = replace(self, offsets=places)
+        assert score.spans is not None  # raises here, not later
+        return score
+
+    @property
+    def parts(self) -> tuple[Span, ...]:
+        """`spans` if there are several or the caller chose them; else none."""
+        return self.spans if self.offsets is not None or len(self.spans) > 1 else ()
+
+    @property
+    def compared_settings(self) -> dict[str, Any]:
+        """Settings and model, which a calibration run must share."""
+        return self.settings | {"model": self.model}
+
+    @property
+    def applied_calibration(self) -> Calibration | None:
+        """The calibration run; None if its settings differ or the answer is empty."""
+        if (
+            not self.answered
+            or self.calibration is None
+            or self.calibration.other_settings(self.compared_settings)
+        ):
+            return None
+        return self.calibration
+
+    @property
+    def percentile(self) -> float | None:
+        """Share of the calibration run's answers with a lower score, in %; None: no verdict."""
+        run = self.applied_calibration
+        return None if run is None else run.percentile(self.score)
+
+    @property
+    def error_probability(self) -> float | None:
+        """Probability that the answer is wrong, by the calibration run; None: no verdict."""
+        run = self.applied_calibration
+        return None if run is None else run.error_probability(self.score)
+
+    @property
+    def probability_of_error(self) -> Interval | None:
+        """`error_probability` with the 95 % Wilson interval of its calibration step."""
+        run = self.applied_calibration
+        return None if run is None else run.probability_of_error(self.score)
+
+    @cached_property
+    def signals(self) -> dict[str, float]:
+        """Uncertainty signals of this answer, nats; higher = more uncertain.
+
+        Over the counted tokens: "asmi" and "sem" aggregated as the score, "msp" the negative
+        log-likelihood, "perplexity" its mean (the log of the perplexity), "entropy" a mean.
+        """
+        tokens = self.tokens[: self.counted]
+        found = {
+            "asmi": aggregate([token.mi for token in tokens], self.aggregation),
+            "sem": aggregate([t.mi * (1 - t.agreement) for t in tokens], self.aggregation),
+            "msp": self.msp,
+            "perplexity": self.msp / self.counted,
+            "entropy": float(np.mean([token.entropy for token in tokens])),
+        }
+        return found | {self.config.method: self.score}
+
+    @property
+    def accept(self) -> bool | None:
+        """True: accept; False: abstain, by the calibration run's threshold; None: no decision.
+
+        The risk guarantee, or why there is no decision: `accept_reason`.
+        """
+        run = self.applied_calibration
+        if run is None or run.decision is None:
+            return None
+        return run.decision.accepts(self.signals)
+
+    @property
+    def accept_reason(self) -> str:
+        """The reason for `accept`, in sentences."""
+        if not self.answered:
+            return "No decision: the answer is empty."
+        if self.calibration is None:
+            return "No decision: pass a calibration run."
+        other = self.calibration.other_settings(self.compared_settings)
+        if other:
+            return f"No decision: settings differ from the calibration run ({'; '.join(other)})."
+        if self.calibration.decision is None:
+            return (
+                "No decision: the calibration run has no threshold. `polygraph_asmi calibrate` "
+                "computes one with a risk guarantee."
+            )
+        return self.calibration.decision.said(self.signals)
+
+    @property
+    def confident_but_fragile(self) -> bool | None:
+        """MSP below and score above the calibration run's medians; None: no verdict."""
+        run = self.applied_calibration
+        if run is None or not run.ranks:
+            return None
+        return self.msp <= run.msp_median and self.score > run.median

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from hydra import compose, initialize
 
-from lm_polygraph_asmi._hydra.configs import container
+from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.runs.rows import read_selected_rows, save_rows
 
 

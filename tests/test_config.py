@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
-from lm_polygraph_asmi._hydra.configs import configs_path, store_settings
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.commands.settings import given_settings, setting_options
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
+from lm_polygraph_asmi.host.configs import configs_path, store_settings
+from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.results.runs import load_run, together
 from lm_polygraph_asmi.scoring.calibration import settled
 from lm_polygraph_asmi.scoring.scorer import Scorer

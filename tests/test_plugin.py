@@ -13,7 +13,7 @@ from hydra import compose, initialize, initialize_config_dir
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi._hydra.configs import configs_path
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import masked_head_stats, saved_stats
 from lm_polygraph_asmi.results.runs import load_run

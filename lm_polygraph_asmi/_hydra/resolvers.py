@@ -25,8 +25,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from lm_polygraph_asmi._hydra.configs import configs_path, container
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.host.configs import configs_path, container
 
 
 def _path(relative: str) -> str:

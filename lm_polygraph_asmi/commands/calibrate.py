@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from lm_polygraph_asmi.commands.score import score
-from lm_polygraph_asmi.commands.settings import given_settings
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.options import given_settings
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
 SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}

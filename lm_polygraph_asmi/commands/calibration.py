@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from lm_polygraph_asmi.commands.settings import given_settings, setting_options
+from lm_polygraph_asmi.options import given_settings, setting_options
 
 
 @click.command()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from lm_polygraph_asmi.commands.settings import given_settings, setting_options
 from lm_polygraph_asmi.config import ASMIConfig, check_streamed
+from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import TOKENS
 
 if TYPE_CHECKING:

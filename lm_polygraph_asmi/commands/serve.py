@@ -10,8 +10,8 @@ import click
 
 from lm_polygraph_asmi.commands.calibrate import SHARED
 from lm_polygraph_asmi.commands.score import score
-from lm_polygraph_asmi.commands.settings import given_settings
 from lm_polygraph_asmi.config import STREAMED
+from lm_polygraph_asmi.options import given_settings
 
 
 def _options() -> list[click.Parameter]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lm_polygraph_asmi.commands.settings import setting_options
+from lm_polygraph_asmi.options import setting_options
 
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 
 log = logging.getLogger("lm_polygraph")

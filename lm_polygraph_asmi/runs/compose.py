@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 
-from lm_polygraph_asmi._hydra.configs import configs_path
+from lm_polygraph_asmi.host.configs import configs_path
 
 
 def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:

@@ -29,8 +29,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.host import side_models
+from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import (

@@ -12,8 +12,8 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi._hydra.configs import container
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.scales import matched_scale

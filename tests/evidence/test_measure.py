@@ -15,8 +15,8 @@ from datasets import Dataset
 from lm_polygraph.utils.common import load_external_module
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.experiments.analysis import permutation_null
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
 from tests.benchmarks import STORIES, hub_dataset

@@ -8,8 +8,8 @@ import pytest
 import torch
 from lm_polygraph.utils.common import load_external_module
 
-from lm_polygraph_asmi._hydra.configs import configs_path
 from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.model import subnetwork_log_probs

@@ -3,8 +3,8 @@
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from lm_polygraph_asmi._hydra.configs import configs_path, store_settings
 from lm_polygraph_asmi._hydra.resolvers import register_resolvers
+from lm_polygraph_asmi.host.configs import configs_path, store_settings
 
 register_resolvers()
 store_settings()

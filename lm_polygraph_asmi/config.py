@@ -346,7 +346,7 @@ class ASMIConfig:
         """Whether this is a control: another perturbation than heads, or a perturbation scale."""
         return (self.perturbation, self.perturbation_scale) != ("heads", None)
 
-    def said(self, *names: str) -> list[str]:
+    def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
         return [
             _shown(f, getattr(self, f.name))
@@ -357,7 +357,7 @@ class ASMIConfig:
 
     def label(self, symbol: str, *more: str) -> str:
         """Readable name: always depth and K, other settings where they are not the default."""
-        parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.said(), *more]
+        parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe(), *more]
         return f"{symbol} ({', '.join(parts)})"
 
     def __str__(self) -> str:

@@ -171,7 +171,7 @@ def perturbed_by(used: Mapping[str, Any]) -> list[str]:
 
     An empty list for heads without a scale, the method itself.
     """
-    return ASMIConfig.from_dict(used).said("perturbation", "perturbation_scale")
+    return ASMIConfig.from_dict(used).describe("perturbation", "perturbation_scale")
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:

@@ -256,7 +256,7 @@ class Calibration:
             [cluster for _, _, cluster in labelled],
             np.array([span["tokens"] * math.log(span["perplexity"]) for span in spans]),
             name=path.name,
-            method=" ".join([config.symbol, "of parts", *config.said("aggregation")]),
+            method=" ".join([config.symbol, "of parts", *config.describe("aggregation")]),
             model=first["model"],
             labelled_by="their labels",
             settings=first["settings"],

@@ -44,7 +44,7 @@ class Decision:
             return None
         return bool(signals[self.signal] <= self.found.threshold)
 
-    def said(self, signals: Mapping[str, float]) -> str:
+    def explain(self, signals: Mapping[str, float]) -> str:
         """The decision on an answer, with its reason, in sentences."""
         if self.found.threshold is None:
             return f"No threshold: {self}."

@@ -60,7 +60,7 @@ class ScoreData:
     @property
     def label(self) -> str:
         """The symbol, with aggregation and perturbation if they differ from the paper's."""
-        other = self.config.said("aggregation", "perturbation", "perturbation_scale")
+        other = self.config.describe("aggregation", "perturbation", "perturbation_scale")
         return f"{self.symbol} ({', '.join(other)})" if other else self.symbol
 
     @property
@@ -210,7 +210,7 @@ class ScoreData:
                 "No decision: the calibration run has no threshold. `polygraph_asmi calibrate` "
                 "computes one with a risk guarantee."
             )
-        return self.calibration.decision.said(self.signals)
+        return self.calibration.decision.explain(self.signals)
 
     @property
     def confident_but_fragile(self) -> bool | None:

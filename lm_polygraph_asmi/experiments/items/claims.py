@@ -41,12 +41,12 @@ class Finding(NamedTuple):
     Attributes:
         outcome: `HOLDS`, `FAILS` or `OPEN`.
         where: the setting.
-        said: the values it depends on.
+        values: the values it depends on.
     """
 
     outcome: str
     where: str
-    said: str
+    values: str
 
 
 Look = Callable[[Sequence[RunGroup]], Iterator[Finding]]
@@ -291,7 +291,7 @@ def head_claims(groups: Sequence[RunGroup]) -> Items:
         found = list(look(groups))
         outcomes = {one.outcome for one in found}
         outcome = next((o for o in (FAILS, OPEN, HOLDS) if o in outcomes), UNMEASURED)
-        where = "; ".join(f"{one.where}: {one.outcome} ({one.said})" for one in found)
+        where = "; ".join(f"{one.where}: {one.outcome} ({one.values})" for one in found)
         return [{"claim": claim, "here": outcome, "where": where or "–"}]
 
     if not any(group.dissected_depths or group.conditions for group in groups) and not _any_probe(

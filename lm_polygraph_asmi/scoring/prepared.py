@@ -83,14 +83,7 @@ class PreparedModel:
             calibration, config, settings
         )
         self.config = with_scale(self._asked)
-        sourced = {
-            "scope": "response",
-            "source": "all",
-            "perturbation": "heads",
-            "perturbation_scale": None,
-        }
         self.engine = Engine(self.config)
-        self.by_source = Engine(self.config.replace(**sourced), sources=SOURCES)
         # Settings are checked before a model is loaded.
         self.instruct = False
         if isinstance(model, str | Path):
@@ -127,6 +120,14 @@ class PreparedModel:
     def while_written(self) -> Engine:
         """Engine of `stream`; built on first use, since a scale matched in another scope raises."""
         return Engine(self._asked.replace(**STREAMED))
+
+    @cached_property
+    def by_source(self) -> Engine:
+        """Engine of the shares of the context's passages."""
+        config = self.config.replace(
+            scope="response", source="all", perturbation="heads", perturbation_scale=None
+        )
+        return Engine(config, sources=SOURCES)
 
     @property
     def identity(self) -> dict[str, Any]:

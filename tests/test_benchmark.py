@@ -42,8 +42,8 @@ BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
 NEEDED = {
-    "asmi_stability": ["answers=somewhere"],
-    "asmi_controls": ["answers=somewhere"],
+    "asmi_stability": ["asmi.answers=somewhere"],
+    "asmi_controls": ["asmi.answers=somewhere"],
     "asmi_heads": ["asmi.answers=somewhere"],
 }
 """What a user must give besides data and model."""
@@ -246,9 +246,7 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
     overrides += ["data.limit=2"]
     if name == "asmi_demo":
         overrides = [
-            override.replace("data.source", "squad_file")
-            for override in overrides
-            if not override.startswith("align_score_path")
+            override for override in overrides if not override.startswith("align_score_path")
         ]
     polygraph_eval_here("--config-name", name, *overrides)
     run = load_run(tmp_path / "run")
@@ -293,7 +291,7 @@ def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
         "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
     )
     polygraph_eval_here(
-        "--config-name", "asmi_stability", *overrides, f"answers={answers}",
+        "--config-name", "asmi_stability", *overrides, f"asmi.answers={answers}",
         f"hydra.sweep.dir={other_seeds}", "redraw=0,1",
     )  # fmt: skip
     given = load_run(answers)
@@ -394,7 +392,7 @@ def test_conditions_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path)
         "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
     )
     polygraph_eval_here(
-        "--config-name", "asmi_controls", *overrides, f"answers={answers}",
+        "--config-name", "asmi_controls", *overrides, f"asmi.answers={answers}",
         f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
         f"controls.scales={scales}", "controls.times=2",
     )  # fmt: skip

@@ -157,8 +157,8 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
         f"model.path={tiny}",
         "model.load_model_args.gguf_file=null",
         "model.load_tokenizer_args.gguf_file=null",
-        f"squad_file={questions}",
-        "prompt_style=paper",
+        f"data.source={questions}",
+        "data.prompt_style=paper",
         "max_new_tokens=4",
     )
     (folder,) = elsewhere.glob("workdir/output/asmi_demo/*/*")

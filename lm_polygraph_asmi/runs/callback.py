@@ -35,14 +35,14 @@ class RunRecord(Callback):
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         from lm_polygraph_asmi.host.quality import offer
         from lm_polygraph_asmi.results.manifest import reset_peak_memory
-        from lm_polygraph_asmi.runs.preflight import check_run
+        from lm_polygraph_asmi.runs.preflight import CHECKS, findings_of
 
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
         # The script looks up quality metrics of the config among its global names.
         offer(inspect.unwrap(task_function).__globals__)
-        findings = check_run(config)
+        findings = [finding for check in CHECKS.values() for finding in findings_of(check, config)]
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
         if any(finding.fatal for finding in findings):

@@ -1,13 +1,15 @@
 """Checks of a run without its model: what would stop it, or bias its comparison, hours later."""
 
+import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pandas as pd
 from datasets import load_from_disk
+from lm_polygraph import generation_metrics
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
+from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
@@ -37,17 +40,6 @@ class Finding(NamedTuple):
 
     text: str
     fatal: bool
-
-
-def check_run(config: DictConfig) -> list[Finding]:
-    """All findings of this module; an error in a check is one, too."""
-    findings = []
-    for check in (check_config, check_data):
-        try:
-            findings += list(check(config))
-        except Exception as error:  # an interpolation that fails can raise anything
-            findings.append(Finding(f"{type(error).__name__}: {error}", fatal=True))
-    return findings
 
 
 def check_config(config: DictConfig) -> Iterator[Finding]:
@@ -76,6 +68,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
     yield from _check_generation(config)
     yield from _check_scales(config)
     yield from _check_without_effect(config)
+    yield from _check_quality(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
             "several seeds: answers, masks and samples do not depend on LM-Polygraph's seed, so "
@@ -101,6 +94,32 @@ def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
             yield Finding(
                 f"asmi.{name}={value} has no effect in a benchmark: set {there}", fatal=True
             )
+
+
+def _check_quality(config: DictConfig) -> Iterator[Finding]:
+    """Quality metrics that cannot be built; LM-Polygraph reports them after loading the model."""
+    for entry in config.get("generation_metrics") or ():
+        metric = container(entry)
+        name = metric["name"]
+        kind = METRICS.get(name) or getattr(generation_metrics, name, None)
+        if kind is None:
+            yield Finding(
+                f"unknown quality metric {name!r}: use one of LM-Polygraph, such as AlignScore, or "
+                f"{', '.join(METRICS)}",
+                fatal=True,
+            )
+        elif ignored := sorted(set(metric) - {"name", "args", "kwargs"}):
+            given = ", ".join(f"{key}: {metric[key]}" for key in ignored)
+            yield Finding(
+                "LM-Polygraph reads name, args and kwargs of a quality metric, not "
+                f"{given}: write {{name: {name}, kwargs: {{{given}}}}}",
+                fatal=True,
+            )
+        else:
+            try:
+                inspect.signature(kind).bind(*metric.get("args", ()), **metric.get("kwargs", {}))
+            except TypeError as error:
+                yield Finding(f"cannot build the quality metric {name}: {error}", fatal=True)
 
 
 def _check_scales(config: DictConfig) -> Iterator[Finding]:
@@ -314,3 +333,20 @@ def _rows_in(
                 "text_column and label_column"
             )
     return len(table)
+
+
+CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {
+    "settings": check_config,
+    "rows": check_data,
+}
+"""The checks of a run, by what they read."""
+
+
+def findings_of(
+    check: Callable[[DictConfig], Iterator[Finding]], config: DictConfig
+) -> list[Finding]:
+    """All findings of a check; an error in it is one, too."""
+    try:
+        return list(check(config))
+    except Exception as error:  # an interpolation that fails can raise anything
+        return [Finding(f"{type(error).__name__}: {error}", fatal=True)]

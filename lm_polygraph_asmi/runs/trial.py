@@ -35,6 +35,9 @@ HINTS = {
     "asmi.num_samples or asmi.memory_budget lower, leave out RAUQ and set "
     "output_attentions=false, or use a smaller model.load_model_args.dtype",
     r"No space left on device|disk is full": "free disk space, or set cache_path to another disk",
+    r"en_core_web_sm|punkt_tab|'roberta-large'|AlignScore-large": "AlignScore needs its checkpoint "
+    "(align_score_path), a subfolder roberta-large or the hub, spaCy's en_core_web_sm (python -m "
+    "spacy download en_core_web_sm), and nltk's punkt_tab (python -m nltk.downloader punkt_tab)",
     r"couldn't connect to|LocalEntryNotFound|OfflineMode": "cannot reach the hub; download what is "
     "missing once with a connection, or name a local folder",
 }

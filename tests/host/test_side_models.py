@@ -1,4 +1,3 @@
-import argparse
 import inspect
 import logging
 import shutil
@@ -6,18 +5,12 @@ from itertools import product
 from unittest.mock import Mock
 
 import huggingface_hub
-import nltk
 import pytest
-import spacy
 import torch
 import transformers
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError
 from lm_polygraph.defaults.stat_calculator_builders import utils as host
-from lm_polygraph.generation_metrics.alignscore import AlignScore
-from lm_polygraph.stat_calculators import (
-    CrossEncoderSimilarityMatrixCalculator,
-    SemanticMatrixCalculator,
-)
+from lm_polygraph.stat_calculators import SemanticMatrixCalculator
 from transformers import AutoTokenizer, DebertaTokenizer
 
 from lm_polygraph_asmi.host import side_models
@@ -177,129 +170,24 @@ def test_cached_model(hub_cache):
 
 
 def test_hub(monkeypatch, tmp_path):
-    asked = Mock()
-    monkeypatch.setattr(huggingface_hub, "model_info", asked)
-    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
-    assert side_models.missing_cross_encoder() is None
-    asked.assert_called_once_with(side_models.CROSS_ENCODER, revision=None, timeout=5)
-    asked.side_effect = TimeoutError
-    assert "and the hub does not answer: set cross_encoder_path" in (
-        side_models.missing_cross_encoder()
-    )
-    asked.side_effect = RepositoryNotFoundError("404", response=Mock())
-    assert "the hub has no model of this name" in side_models.missing_cross_encoder()
-    asked.side_effect = RevisionNotFoundError("404", response=Mock())
-    assert side_models.missing_model("it", "some/none", "do so", revision="v2") == (
-        "it is neither a local folder nor in the hub's cache, and the hub has no revision 'v2' of "
-        "it: do so"
-    )
+    model_info = Mock()
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
 
-
-def test_revisions_in_the_cache(hub_cache):
-    def missing(revision):
-        name, cache = "microsoft/stand-in", str(hub_cache)
-        return side_models.missing_model("it", name, "do so", cache=cache, revision=revision)
-
-    assert missing("main") is missing("0" * 40) is None
-    assert missing("v2").startswith("it is neither a local folder nor in the hub's cache")
-
-
-def test_a_gguf_file(tmp_path):
     def missing():
-        return side_models.missing_model("it", str(tmp_path), "do so", gguf_file="a.gguf")
+        return side_models.missing_nli_model(cache=str(tmp_path))
 
-    assert missing() == "it lacks its file a.gguf: do so"
-    (tmp_path / "a.gguf").touch()
     assert missing() is None
+    model_info.assert_called_once_with(side_models.NLI_MODEL, timeout=5)
+    model_info.side_effect = TimeoutError
+    assert "and the hub does not answer: set nli_path" in missing()
+    model_info.side_effect = RepositoryNotFoundError("404", response=Mock())
+    assert "the hub has no model of this name" in missing()
 
 
-def test_size_of_weights(tmp_path, monkeypatch):
-    for name, size in (("pytorch_model.bin", 5), ("training_args.bin", 7), ("model-1.gguf", 11)):
-        (tmp_path / name).write_bytes(b"." * size)
-    assert side_models.weights_bytes(str(tmp_path)) == 5
-    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
-        (tmp_path / name).write_bytes(b"." * 20)
-    assert side_models.weights_bytes(str(tmp_path)) == 40
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    assert side_models.weights_bytes("some/none") is None
-    files = [Mock(rfilename="model.safetensors", size=30), Mock(rfilename="README.md", size=2)]
-    monkeypatch.setattr(huggingface_hub, "model_info", Mock(return_value=Mock(siblings=files)))
-    assert side_models.weights_bytes("some/none") == 30
-    snapshot = tmp_path / "cache" / "models--some--none" / "snapshots" / "v2"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").touch()
-    assert side_models.weights_bytes("some/none", "v2") == 30
-    (snapshot / "model.safetensors").write_bytes(b"." * 40)
-    assert side_models.weights_bytes("some/none", "v2") == 40
-
-
-def test_nothing_missing(stand_ins, monkeypatch):
-    monkeypatch.chdir(stand_ins.working_directory)
-    monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
+def test_nothing_missing(stand_ins):
     assert side_models.missing_nli_model(str(stand_ins.nli)) is None
-    assert side_models.missing_cross_encoder(str(stand_ins.cross_encoder)) is None
-    assert side_models.missing_align_score(str(stand_ins.align_score)) is None
-    assert side_models.missing_align_score_roberta() is None
-    assert side_models.missing_spacy_pipeline() is None
-    assert side_models.missing_punkt() is None
 
 
-def test_everything_missing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(nltk.data, "path", [])
-    monkeypatch.setattr(spacy.util, "is_package", lambda _: False)
-    assert "'microsoft/deberta-large-mnli' is neither" in side_models.missing_nli_model()
-    assert "'cross-encoder/stsb-roberta-large' is" in side_models.missing_cross_encoder()
-    assert (
-        "AlignScore-large.ckpt' does not exist, and HF_HUB_OFFLINE is set: set align_score_path"
-        in (side_models.missing_align_score())
-    )
-    assert "has it as subfolder roberta-large" in side_models.missing_align_score_roberta()
-    assert "python -m spacy download en_core_web_sm" in side_models.missing_spacy_pipeline()
-    assert "python -m nltk.downloader punkt_tab" in side_models.missing_punkt()
-
-
-# AlignScore's checkpoint
-
-
-def test_checkpoint_urls(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    url = (tmp_path / "some.ckpt").as_uri()
-    assert "its URL does not answer" in side_models.missing_align_score(url)
-    (tmp_path / "some.ckpt").touch()
-    assert side_models.missing_align_score(url) is None
-    (tmp_path / "some.ckpt").unlink()
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "hub" / "checkpoints" / "some.ckpt").touch()
-    assert side_models.missing_align_score(url) is None
-
-
-def test_checkpoint_files(stand_ins, tmp_path):
-    file = tmp_path / "some.ckpt"
-    assert f"'{file}' does not exist: set align_score_path" in side_models.missing_align_score(
-        str(file)
-    )
-    file.write_bytes(stand_ins.align_score.read_bytes()[:-100])
-    assert "is damaged" in side_models.missing_align_score(str(file))
-    file.write_text("version https://git-lfs.github.com/spec/v1")
-    assert "is damaged" in side_models.missing_align_score(str(file))
-    torch.save({"state_dict": {}, "hyper_parameters": argparse.Namespace()}, file)
-    sentence = side_models.missing_align_score(str(file))
-    assert "does not load from a local file (argparse.Namespace)" in sentence
-    assert "checkpoints/AlignScore-large.ckpt" in sentence
-
-
-def test_defaults_are_the_host_s():
-    def default(function, name):
-        return inspect.signature(function).parameters[name].default
-
-    assert default(host.load_nli_model, "deberta_path") == side_models.NLI_MODEL
-    assert default(AlignScore, "ckpt_path") == side_models.ALIGN_SCORE
-    assert default(CrossEncoderSimilarityMatrixCalculator, "cross_encoder_name") == (
-        side_models.CROSS_ENCODER
-    )
+def test_the_default_is_the_host_s():
+    parameters = inspect.signature(host.load_nli_model).parameters
+    assert parameters["deberta_path"].default == side_models.NLI_MODEL

@@ -76,6 +76,29 @@ def test_a_setting_that_asmi_does_not_take_is_said_once(setting, message):
     assert finding.fatal
 
 
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (
+            "{name: RougeMetric, rouge_name: rougeL}",
+            "write {name: RougeMetric, kwargs: {rouge_name: rougeL}}",
+        ),
+        ("{name: RougeMetric}", "metric RougeMetric: missing a required argument"),
+        ("{name: RougeMetric, kwargs: {rogue: rougeL}}", "metric RougeMetric: "),
+        ("{name: RougMetric}", "unknown quality metric 'RougMetric'"),
+    ],
+)
+def test_quality_metrics_that_cannot_be_built(metric, message):
+    (finding,) = of_config(f"generation_metrics=[{metric}]")
+    assert message in finding.text
+    assert finding.fatal
+
+
+def test_a_quality_metric_with_its_arguments_by_name():
+    metrics = "generation_metrics=[{name: RougeMetric, kwargs: {rouge_name: rougeL}}]"
+    assert of_config(metrics) == []
+
+
 def test_values_that_must_be_given():
     config = composed("model=asmi_local", "+data.more={a: ???}")
     assert list(check_config(config)) == [

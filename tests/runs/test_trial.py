@@ -38,6 +38,7 @@ def failure(monkeypatch, code: int, printed: str) -> str:
         ("s/greedy_probs.py", "x", "IndexError: tuple index out", "attn_implementation=eager"),
         ("m.py", "x", "torch.OutOfMemoryError: CUDA out of memory. Tried", "memory too small"),
         ("m.py", "x", "OSError: [Errno 28] No space left on device", "free disk space"),
+        ("m.py", "x", "OSError: [E050] Can't find model 'en_core_web_sm'", "spacy download en_"),
         ("m.py", "x", "OSError: We couldn't connect to 'https://hug", "cannot reach the hub"),
     ],
 )

@@ -122,9 +122,8 @@ def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def _splitter() -> Any:
     import spacy
 
-    pipeline = spacy.blank(
-        "en"
-    )  # knows "Mr." and "e.g."; its sentence marks are those of all languages
+    # English knows "Mr." and "e.g."; the sentencizer has the sentence marks of all languages.
+    pipeline = spacy.blank("en")
     pipeline.add_pipe("sentencizer")
     return pipeline
 

@@ -35,6 +35,9 @@ def polygraph_eval_here(*arguments: str) -> None:
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed
+        # Hydra's logging closes every handler there is. Absl's closes its stream as well, unless it
+        # is sys.stderr; inside `capsys` it is not, and pytest would lose what it captures with.
+        patch.setattr(logging, "_handlerList", [])
         runpy.run_path(str(SCRIPT), run_name="__main__")
     finally:
         patch.undo()

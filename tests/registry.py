@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -191,8 +192,8 @@ def spread(kinds: list[str]) -> list[str]:
 
 def tiny_class(name: str, attention: str = "eager", **overrides: Any) -> PreTrainedModel:
     """The tiny random model of one class."""
-    config, model = next((config, model) for known, config, model in classes() if known == name)
-    return tiny(config, model, attention, overrides)
+    model = getattr(transformers, name)  # through `classes` all others would be imported as well
+    return tiny(model.config_class, model, attention, overrides)
 
 
 def tiny(

@@ -60,6 +60,29 @@ def whole(monkeypatch):
     return counted
 
 
+def equals_full_passes(model, ids, prompt, layer, kept, scope="response"):
+    found = subnetwork_log_probs(model, ids, prompt, layer, kept, scope=scope)
+    with scoring_session(model):
+        unmasked = run_unmasked(model, ids, prompt, [layer], scope)
+        expected = readout(model, whole_passes(model, unmasked, layer, kept))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def equals_another(model, ids, layer=2, scope="all"):
+    """The numbers of the same model, of which nothing is known or spoilt."""
+    found, expected = (
+        subnetwork_log_probs(one, ids, PROMPT, layer, masks(), scope=scope)
+        for one in (model, tiny_model("llama"))
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def beginning(first, length):
+    ids = sequence(length)
+    ids[0] = first
+    return ids
+
+
 def test_total_variation():
     p = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
     q = torch.tensor([[0.25, 0.75], [0.0, 1.0]]).log()
@@ -120,12 +143,7 @@ def test_angles_that_switch_between_prompt_and_response():
     model = tiny_class("Qwen3_5ForCausalLM", rope_parameters={**plain, **long})
     layer = min(structure_of(model).sites)
     for prompt, response in ((24, 4), (8, 20)):
-        ids, kept = sequence(prompt + response), masks(3)
-        found = subnetwork_log_probs(model, ids, prompt, layer, kept, scope="response")
-        with scoring_session(model):
-            unmasked = run_unmasked(model, ids, prompt, [layer], "response")
-            expected = readout(model, whole_passes(model, unmasked, layer, kept))
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        equals_full_passes(model, sequence(prompt + response), prompt, layer, masks(3))
 
 
 def test_padding_inside_a_text_is_another_case():
@@ -134,11 +152,7 @@ def test_padding_inside_a_text_is_another_case():
     padded = sequence()
     padded[4] = model.config.pad_token_id
     for ids in (sequence(), padded):
-        found = subnetwork_log_probs(model, ids, PROMPT, 1, masks(3), scope="response")
-        with scoring_session(model):
-            unmasked = run_unmasked(model, ids, PROMPT, [1], "response")
-            expected = readout(model, whole_passes(model, unmasked, 1, masks(3)))
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        equals_full_passes(model, ids, PROMPT, 1, masks(3))
 
 
 @pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
@@ -155,12 +169,7 @@ def test_the_second_copy_of_a_pack_is_seen_after_a_pack_of_one():
     """GPT-Neo's local layers count keys from the start of what they are given."""
     model, kept = tiny_class("GPTNeoForCausalLM"), 1 - torch.eye(4)
     for prompt, response, number in ((40, 6, 1), (34, 8, 2)):
-        ids = sequence(prompt + response)
-        found = subnetwork_log_probs(model, ids, prompt, 1, kept[:number], scope="response")
-        with scoring_session(model):
-            unmasked = run_unmasked(model, ids, prompt, [1], "response")
-            expected = readout(model, whole_passes(model, unmasked, 1, kept[:number]))
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        equals_full_passes(model, sequence(prompt + response), prompt, 1, kept[:number])
 
 
 def test_which_ways_were_right():
@@ -205,7 +214,6 @@ def test_it_is_made_anew_when_the_model_has_changed(whole):
 @pytest.mark.parametrize("wrong_row", [0, 1, -1])
 def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
     """The slower strategy takes over, and gives the true numbers."""
-    model = tiny_model("llama")
     expected = subnetwork_log_probs(
         tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope
     )
@@ -224,56 +232,33 @@ def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
         for strategy in WAYS
     ]
     monkeypatch.setattr(suffix, "WAYS", strategies)
-    found = subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
+    found = subnetwork_log_probs(tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def test_an_error_that_sets_in_with_length_is_seen(monkeypatch):
+@pytest.mark.parametrize(
+    ("wrong", "texts"),
+    [
+        (lambda ids: len(ids) > 30, [(6, 17, 2), (6, 40, 2)]),
+        # In some texts alone, as where keys score the same, and a cache chooses others among them:
+        # the first is believed of no other that was not looked at, nor at another layer.
+        (lambda ids: ids[0] == 5, [(5, 40, 2), (6, 17, 2), (5, 16, 2)]),
+        (lambda ids: ids[0] == 5, [(5, 40, 1), (6, 17, 2), (5, 16, 2)]),
+    ],
+    ids=["with length", "of one text", "at one layer"],
+)
+def test_an_error_that_sets_in_later_is_seen(wrong, texts, monkeypatch):
     model = tiny_model("llama")
 
     def run_wrong(model, unmasked, *rest):
         found = suffix.masked_everywhere(model, unmasked, *rest)
-        return found + 0.3 * (len(unmasked.input_ids) > 30)
+        return found + 0.3 * wrong(unmasked.input_ids)
 
     monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
-    for length in (17, 40):
-        found = subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
-        expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-def test_what_was_wrong_of_one_text_is_believed_of_no_other_that_was_not_looked_at(monkeypatch):
-    """As where keys score the same, and a cache chooses others among them: in some texts alone."""
-    model = tiny_model("llama")
-
-    def run_wrong(model, unmasked, *rest):
-        found = suffix.masked_everywhere(model, unmasked, *rest)
-        return found + 0.3 * (unmasked.input_ids[0] == 5)
-
-    monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
-    for length, first in ((40, 5), (17, 6), (16, 5)):
-        ids = sequence(length)
-        ids[0] = first
-        found = subnetwork_log_probs(model, ids, PROMPT, 2, masks())
-        expected = subnetwork_log_probs(tiny_model("llama"), ids, PROMPT, 2, masks())
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    assert strategies_seen_right(model, "all") == {strategy.name for strategy in WAYS[:2]}
-
-
-def test_what_was_wrong_at_one_layer_is_doubtful_at_all(monkeypatch):
-    model = tiny_model("llama")
-
-    def run_wrong(model, unmasked, *rest):
-        found = suffix.masked_everywhere(model, unmasked, *rest)
-        return found + 0.3 * (unmasked.input_ids[0] == 5)
-
-    monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
-    for length, first, layer in ((40, 5, 1), (17, 6, 2), (16, 5, 2)):
-        ids = sequence(length)
-        ids[0] = first
-        found = subnetwork_log_probs(model, ids, PROMPT, layer, masks())
-        expected = subnetwork_log_probs(tiny_model("llama"), ids, PROMPT, layer, masks())
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    for first, length, layer in texts:
+        equals_another(model, beginning(first, length), layer)
+    if {layer for *_, layer in texts} == {2}:
+        assert strategies_seen_right(model, "all") == {strategy.name for strategy in WAYS[:2]}
 
 
 def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
@@ -285,8 +270,7 @@ def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
 
     monkeypatch.setattr(responses, "_behind_one_prompt", run_wrong)
     for length, first in ((17, 5), (40, 6), (38, 5)):
-        ids = sequence(length)
-        ids[0] = first
+        ids = beginning(first, length)
         with scoring_session(model):
             found = response_embeddings(model, ids, [[7, 8], [9]])
             expected = responses._one_by_one(
@@ -309,8 +293,7 @@ def test_the_same_of_passes_step_by_step(monkeypatch):
     monkeypatch.setattr(stepwise, "KINDS", ((Wrong, strategy), second))
     taken = []
     for length, first in ((40, 5), (17, 6), (16, 5)):
-        ids = sequence(length)
-        ids[0] = first
+        ids = beginning(first, length)
         with scoring_session(model):
             taken.append(type(steps_of(model, ids, 2, masks()).steps))
     assert taken == [second[0], Wrong, second[0]]

@@ -17,9 +17,9 @@ NOTEBOOKS = [page for page in EVERY if page.read_text().startswith("---\nfile_fo
 """Executed when the site is built."""
 PAGES = [REPOSITORY / "README.md", *(page for page in EVERY if page not in NOTEBOOKS)]
 ADAPTERS = {
-    DOCS / "how-to/serve.md": ("prometheus_client", "openai"),
     DOCS / "how-to/integrations.md": (
-        "inspect_ai", "mlflow.genai", "sqlalchemy", "alembic", "opentelemetry.sdk",
+        "prometheus_client", "openai", "inspect_ai", "mlflow.genai", "sqlalchemy", "alembic",
+        "opentelemetry.sdk",
     ),
 }  # fmt: skip
 """Pages whose examples need an extra, by what they need; tests/adapters runs them."""

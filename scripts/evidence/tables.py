@@ -234,7 +234,7 @@ def worth_table(
 
 
 def trial_table(groups: list[Evidence], correctness: str) -> Table:
-    """A setting some of whose questions a trial had asked (docs/guarantee.md), by whether it
+    """A setting some of whose questions a trial had asked (docs/concepts/guarantee.md), by whether it
     had."""
     trial = set(pd.read_csv(TRIAL)["id"])
     rows = []
@@ -662,7 +662,7 @@ def settings_table(groups: list[Evidence], correctness: str) -> Table:
 
 
 def depths_again_table(groups: list[Evidence], correctness: str) -> Table:
-    """The planned test of docs/results/details.md: other depths against 60 %, on other answers."""
+    """The planned test of docs/results/summary.md: other depths against 60 %, on other answers."""
     asked = []
     for e in (e for e in groups if e.run == AGAIN):
         asked.append(e.among(~_looked_at(e, groups, "depths")))

@@ -11,7 +11,8 @@ from tests.adapters.conftest import SETTINGS, serving
 from tests.pages import ADAPTERS, blocks, python, section
 from tests.test_docs import tiny_hub  # noqa: F401
 
-SERVE, INTEGRATIONS = ADAPTERS
+(INTEGRATIONS,) = ADAPTERS
+SERVER = ("prometheus_client", "openai")
 SECTIONS = {
     "Inspect": ("inspect_ai",),
     "MLflow": ("mlflow.genai", "sqlalchemy", "alembic"),
@@ -36,19 +37,19 @@ def test_python_runs(heading, tmp_path, monkeypatch):
 
 def test_every_section_is_run():
     needed = [module for modules in SECTIONS.values() for module in modules]
-    assert sorted(needed) == sorted(ADAPTERS[INTEGRATIONS])
-    assert len(blocks("python", INTEGRATIONS)) == len(SECTIONS)
+    assert sorted([*SERVER, *needed]) == sorted(ADAPTERS[INTEGRATIONS])
+    assert len(blocks("python", INTEGRATIONS)) == len(SECTIONS) + 1  # the server's
 
 
 @pytest.fixture
 def copied(scorer, tmp_path):
-    """The server's page, with a server behind the address that it names."""
-    for module in ADAPTERS[SERVE]:
+    """The server's section, with a server behind the address that it names."""
+    for module in SERVER:
         pytest.importorskip(module)
     own = open_scorer(scorer.model, tokenizer=scorer.tokenizer, **SETTINGS | {"stop": "\n"})
     with serving(own, name="smollm2", answer=32) as address:
-        page = tmp_path / SERVE.name
-        page.write_text(SERVE.read_text().replace("127.0.0.1:8000", address))
+        page = tmp_path / INTEGRATIONS.name
+        page.write_text(section(INTEGRATIONS, "Server").replace("127.0.0.1:8000", address))
         yield page
 
 

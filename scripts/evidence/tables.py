@@ -234,8 +234,8 @@ def worth_table(
 
 
 def trial_table(groups: list[Evidence], correctness: str) -> Table:
-    """A setting some of whose questions a trial had asked (docs/concepts/guarantee.md), by whether it
-    had."""
+    """A setting some of whose questions a trial had asked (docs/concepts/guarantee.md), by whether
+    it had."""
     trial = set(pd.read_csv(TRIAL)["id"])
     rows = []
     for e in groups:

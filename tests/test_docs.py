@@ -82,6 +82,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     """All of a page in order, as a reader copies it: nothing may be undefined."""
     save(tmp_path / "RUN")
     (tmp_path / "docs").symlink_to(DOCS)  # what a page says of the evidence
+    (tmp_path / "scored.jsonl").write_text('{"id": "a1", "score": 0.01}\n')  # of `score --out`
     monkeypatch.chdir(tmp_path)
     for example in python(page):
         example.evaluate()

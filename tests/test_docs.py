@@ -332,6 +332,12 @@ def test_links_lead_somewhere(page):
             assert anchor in map(slug, headings), link
 
 
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_terms_are_defined_one_click_away(page):
+    named = re.search(r"\b(PRR|MSP|AUROC|[Pp]erplexity)\b", prose(page))
+    assert not named or "glossary.md" in page.read_text() or page.name == "glossary.md", named
+
+
 def test_every_page_is_in_the_table_of_contents():
     """The site's is made from the lists of the front page."""
     made = loaded("docs/conf.py").toctrees((DOCS / "index.md").read_text())

@@ -18,12 +18,16 @@ os.environ.update(
 
 import gc
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 
+# The process that hands tests to the others imports this file, too: no torch, no transformers.
 from tests.families import CONFIGS, VOCABULARY, tiny_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,8 +102,10 @@ def llama():
 
 
 @pytest.fixture
-def input_ids() -> torch.Tensor:
+def input_ids() -> "Tensor":
     """Prompt of 11 tokens and response of 6: longer than the sliding windows of 5."""
+    import torch
+
     generator = torch.Generator().manual_seed(7)
     return torch.randint(3, VOCABULARY, (17,), generator=generator)
 

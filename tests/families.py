@@ -1,8 +1,9 @@
 """A tiny random model of every family ASMI knows, with the traits that could break it."""
 
-import torch
-import transformers
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCABULARY = 61
 
@@ -80,8 +81,11 @@ PROJECTIONS = {
 LLAMA_LIKE = ("model.layers.{layer}.self_attn.o_proj", 1)
 
 
-def tiny_model(name: str, attention: str = "eager", **overrides: object) -> PreTrainedModel:
+def tiny_model(name: str, attention: str = "eager", **overrides: object) -> "PreTrainedModel":
     """A random model in float32, evaluation mode, with weights large enough to disagree."""
+    import torch
+    import transformers
+
     config_class, sizes = CONFIGS[name]
     config = getattr(transformers, config_class)(**sizes | overrides)
     torch.manual_seed(0)

@@ -29,6 +29,8 @@ from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
 from tests.registry import tiny_class
 
 LAYER, PROMPT = 2, 9
+FEW = ("foreign", "mlp")
+"""A condition that calls the layer several times, and one at the other site."""
 HOW = {"all": None, "response": 1.7}
 """Each scope with a scale of its own: what they share is tried in both."""
 
@@ -83,7 +85,10 @@ def test_every_condition_has_a_name_and_is_swept_and_told():
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("condition", PERTURBATIONS[1:])  # heads: test_families
-def test_conditions_equal_whole_passes(family_model, condition, scope, caplog):
+def test_conditions_equal_whole_passes(family_model, condition, scope, caplog, request):
+    plain = family_model.tiny_name in ("llama", "gemma2-softcap")
+    if not (plain or condition in FEW or request.config.getoption("--slow")):
+        pytest.skip("needs --slow")
     projection, _ = PROJECTIONS.get(family_model.tiny_name, LLAMA_LIKE)
     projection = projection.format(layer=LAYER)
     caplog.clear()
@@ -156,14 +161,11 @@ MORE_KINDS = {
     "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)]
 )
 def test_conditions_of_other_kinds_equal_whole_passes(kind, request):
-    """One condition that calls the layer several times and one at the other site; --slow takes
-    all."""
+    """--slow takes all conditions."""
     name, overrides, block, projection, down = (KINDS | MORE_KINDS)[kind]
     model, layer = tiny_class(name, **overrides), int(block[-1])
     path = f"{block}.{down}" if down else None
-    conditions_tried = (
-        PERTURBATIONS[1:] if request.config.getoption("--slow") else ("foreign", "mlp")
-    )
+    conditions_tried = PERTURBATIONS[1:] if request.config.getoption("--slow") else FEW
     for scope in SCOPES:
         for condition in conditions_tried:
             how = condition, scope, HOW[scope]

@@ -95,6 +95,8 @@ def test_the_memory_count_counts():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
+    if dtype != torch.float32 and family_model.tiny_name != "llama":
+        pytest.skip("the size of a number is that of every family")
     input_ids = torch.randint(3, 61, (120,), generator=torch.Generator().manual_seed(1))
     model = tiny_model(family_model.tiny_name).to(dtype)
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:4]

@@ -29,7 +29,18 @@ COLUMNS = ("mi", "agreement", "u", "entropy", "log_likelihood", "vote", "alterna
 KEYS_ELSEWHERE = ("shared keys and values", "no cache")
 KEYS_ALONE = ("ALiBi", "local layers", "parallel residual", "chunks")
 NO_PLAIN_CACHE = ("indexed attention", "gated indexed attention, windows")
-EITHER = pytest.mark.parametrize("attention", ["eager", "sdpa"])
+SOFT_CAPPED = "gemma2-softcap"
+"""Has no SDPA."""
+EAGER = ("llama", SOFT_CAPPED, "gemma3-mixed", "gpt2")
+EITHER = pytest.mark.parametrize(
+    ("family", "attention"),
+    [(family, "sdpa") for family in CONFIGS if family != SOFT_CAPPED]
+    + [
+        pytest.param(family, "eager", marks=[] if family in EAGER else pytest.mark.slow)
+        for family in CONFIGS
+    ],
+)
+"""Every family, and those that differ in their attention also by another implementation."""
 
 
 def columns(tokens):
@@ -61,12 +72,9 @@ def known_to(passes):
 
 
 @EITHER
-@pytest.mark.parametrize("family", CONFIGS)
 def test_own_answers_of_every_family(family, attention, passes, monkeypatch):
     """Once the first was held against full forward passes, the prompt is run once, and so is the
     answer in layers that are not masked."""
-    if (family, attention) == ("gemma2-softcap", "sdpa"):
-        pytest.skip("Gemma 2 has no SDPA: its attention scores are soft-capped")
     tiny, ran, update = whitebox(family), [], KeyValueTap.update
     monkeypatch.setattr(
         KeyValueTap, "update", lambda *args: ran.append(args[3]) or update(*args)

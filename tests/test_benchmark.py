@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 
 import nltk
@@ -36,8 +35,8 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_controls", "asmi_grid", "asmi_stability"]
-TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256"]
-"""Of other configs, from which they differ in one number."""
+TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256", "asmi_benchmark", "asmi_coqa"]
+"""Of other configs, from which they differ in one number or none; the last two are of the sweep."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
@@ -75,6 +74,18 @@ def here(spacy_load, stand_ins, monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     # NLTK has read the variable already.
     monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
+
+
+@pytest.fixture
+def answers(request, stand_ins, tiny, tmp_path_factory) -> Path:
+    """A run over CoQA that others take their answers from; made once."""
+    request.getfixturevalue("here")
+    folder = tmp_path_factory.getbasetemp() / "answers"
+    if not folder.exists():
+        overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", folder), folder)
+        # Shorter than those that other runs would generate.
+        polygraph_eval_here("--config-name", "asmi_only", *overrides, "max_new_tokens=2")
+    return folder / "run"
 
 
 @cache
@@ -191,13 +202,15 @@ def test_the_parts_of_what_needs_no_side_model():
 
 
 def test_k256_and_the_redraw_change_one_thing():
-    """TWINS, which then run as their others do."""
+    """TWINS run as their others do; the sweep, of the benchmark's data, runs in any case."""
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
     assert k256.asmi == OmegaConf.merge(plain.asmi, {"top_k": 256})
     assert k256.data == plain.data
     squad, redraw = composed("asmi_squad"), composed("asmi_squad_redraw")
     assert redraw.asmi == OmegaConf.merge(squad.asmi, {"seed": 1})
     assert redraw.data == squad.data
+    base, coqa = map(OmegaConf.to_container, (composed("asmi_benchmark"), composed("asmi_coqa")))
+    assert base | {"hydra": None} == coqa | {"hydra": None}
     closed = composed("asmi_squad_closed_book")
     assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True, "grounded": False})
 
@@ -282,14 +295,10 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.slow
-def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
+def test_stability_redraws_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    answers, other_seeds = tmp_path / "answers", tmp_path / "other_seeds"
-    polygraph_eval_here(
-        "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
-    )
+    other_seeds = tmp_path / "other_seeds"
     polygraph_eval_here(
         "--config-name", "asmi_stability", *overrides, f"asmi.answers={answers}",
         f"hydra.sweep.dir={other_seeds}", "redraw=0,1",
@@ -317,11 +326,8 @@ def test_stability_redraws_on_fixed_answers(tiny, stand_ins, tmp_path):
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
 
 
-@pytest.mark.usefixtures("here")
-def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_path):
+def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    answers = tmp_path / "answers"
-    polygraph_eval_here("--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}")
     polygraph_eval_here(
         "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
         "asmi.num_masks=60",
@@ -347,14 +353,15 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(tiny, stand_ins, tmp_p
 def test_the_grid_has_sixteen_cells():
     grid = composed("asmi_grid")
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
-    swept = {key: value.split(",") for key, value in grid.hydra.sweeper.params.items()}
+    models, data = (value.split(",") for value in grid.hydra.sweeper.params.values())
+    keys = list(grid.hydra.sweeper.params)
     jobs = [
-        composed("asmi_grid", *(f"{k}={v}" for k, v in zip(swept, values, strict=True)))
-        for values in product(*swept.values())
+        composed("asmi_grid", *(f"{k}={v}" for k, v in zip(keys, values, strict=True)))
+        for values in zip(models, data, strict=True)
     ]
-    assert len(jobs) == 16
-    groups = {(job.model.path, str(job.data.source)) for job in jobs}
-    assert len(groups) == 16
+    assert len(jobs) == 4
+    for of in (lambda job: job.model.path, lambda job: str(job.data.source)):
+        assert len({of(job) for job in jobs}) == 4
     assert len(names_of(jobs[-1])) == BASELINES + 3
 
 
@@ -380,17 +387,13 @@ def test_launchers_of_the_extras(launcher):
     assert plugin in launched._target_
 
 
-@pytest.mark.usefixtures("here")
-def test_conditions_of_the_falsifier_on_fixed_answers(tiny, stand_ins, tmp_path):
+def test_conditions_of_the_falsifier_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
     """A run of heads and one for each condition become one setting, whose methods are those of
     heads."""
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    answers, swept, scales = tmp_path / "answers", tmp_path / "conditions", tmp_path / "scales.json"
+    swept, scales = tmp_path / "conditions", tmp_path / "scales.json"
     found = {"mlp": {"effect": 0.75, "norm": 0.5}}
     scales.write_text(json.dumps({"format": 1, "conditions": found}))
-    polygraph_eval_here(
-        "--config-name", "asmi_only", *overrides, f"hydra.run.dir={answers}", "max_new_tokens=2"
-    )
     polygraph_eval_here(
         "--config-name", "asmi_controls", *overrides, f"asmi.answers={answers}",
         f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",

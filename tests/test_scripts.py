@@ -1,8 +1,6 @@
 """The scripts that measure, on models and data small enough for a test."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,23 +33,17 @@ from tests.runs.test_squad import QUESTION, write
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def run_script(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def run_here(name: str, *arguments: str) -> str:
-    """The same without the seconds a process takes to start."""
+    """What the script does, without the seconds a process takes to start."""
     script = load_external_module(str(SCRIPTS / name))
     done = CliRunner().invoke(script.main, list(arguments))
     assert done.exit_code == 0, done.output
     return done.output
+
+
+@pytest.mark.parametrize("file", sorted(SCRIPTS.glob("*.py")), ids=lambda file: file.name)
+def test_as_a_program_a_script_is_its_command(file):
+    assert file.read_text().endswith('\n\nif __name__ == "__main__":\n    main()\n')
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +157,7 @@ def test_build_counterfactual(tmp_path):
 
 def test_build_babi(tmp_path):
     (tmp_path / "babi.txt").write_text(BABI)
-    run_script("build_babi.py", str(tmp_path / "babi.txt"), str(tmp_path / "babi"))
+    run_here("build_babi.py", str(tmp_path / "babi.txt"), str(tmp_path / "babi"))
     rows = load_from_disk(tmp_path / "babi")
     assert rows["output"] == ["office", "garden", "hallway"]
     moves = "Mary went to the office. John went to the garden."

@@ -386,9 +386,10 @@ def test_one_finite_mask_for_all_methods(tmp_path):
     assert "left out for all methods" in report.read_text()
 
 
-def test_a_method_without_any_score_is_left_out_alone(tmp_path):
+@pytest.mark.parametrize("nothing", [float("nan"), None])
+def test_a_method_without_any_score_is_left_out_alone(tmp_path, nothing):
     saved = content()
-    saved["estimations"]["sequence", "RAUQ"] = [float("nan")] * 60
+    saved["estimations"]["sequence", "RAUQ"] = [nothing] * 60
     save(tmp_path / "run", saved)
     (group,) = load_run_groups([tmp_path / "run"])
     assert len(group) == 60
@@ -713,14 +714,6 @@ def test_files_of_other_kinds(tmp_path, part):
     save(tmp_path / "run", content() | {"estimations": part})
     with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
         load_run_groups([tmp_path / "run"])
-
-
-def test_a_column_of_nothing_is_left_out(tmp_path):
-    saved = content()
-    saved["estimations"]["sequence", "RAUQ"] = [None] * 60
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
-    assert "RAUQ" not in group.scores
 
 
 def test_where_a_report_cannot_be_written(tmp_path):

@@ -206,33 +206,11 @@ def test_windows_are_not_mistaken_for_the_start(saved):
     Rows below it come first: they are checked against full forward passes, and those after them
         trusted.
     """
-    words = [
-        "Who",
-        "built",
-        "the",
-        "ferry",
-        "Ondine",
-        "in",
-        "Brask",
-        "in",
-        "1931",
-        "?",
-        "Where",
-        "do",
-        "the",
-        "blue",
-        "kites",
-        "start",
-        "?",
-        "The",
-        "answer",
-        "is",
-        "in",
-        "the",
-        "passage",
-        "Ondine",
-        "start",
-    ]
+    written = (
+        "Who built the ferry Ondine in Brask in 1931 ? Where do the blue kites start ? "
+        "The answer is in the passage Ondine start"
+    )
+    words = written.split()
     model = whitebox("mistral-window", sliding_window=24)
     by_length = {}
     for end in range(1, len(words) + 1):

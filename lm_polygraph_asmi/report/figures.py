@@ -143,20 +143,17 @@ def panel_legend(
 def forest(
     panels: Mapping[str, Mapping[str, Interval | TestedValue | None]],
     label: str,
-    reference: float = 0.0,
     black: Container[str] = (),
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Markers are filled if the interval excludes `reference` (a `TestedValue`: if it is sure).
+    Markers are filled if the interval excludes 0 (a `TestedValue`: if it is sure).
     Rows named in `black` are baselines.
     """
     tested = any(isinstance(own, TestedValue) for rows in panels.values() for own in rows.values())
     found: dict[str, dict[str, TestedValue]] = {}
     for title, rows in panels.items():
-        every = {
-            name: _tested_value(own, reference) for name, own in rows.items() if own is not None
-        }
+        every = {name: _tested_value(own) for name, own in rows.items() if own is not None}
         found[title] = {n: own for n, own in every.items() if np.isfinite(own.value.value)}
     orders = [list(rows) for rows in found.values()]
     # Panels of mostly the same rows share their names, so that more fit on a page.
@@ -188,14 +185,14 @@ def forest(
                 ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=line)
             ax.plot(interval.value, place, "o", markersize=size, color=colour,
                     markerfacecolor=colour if sure else "white")  # fmt: skip
-        ax.axvline(reference, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+        ax.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         hidden = shared and number % columns
         ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
         ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
         panel_title(ax, title)
         if not crowded:
             ax.set_xlabel(label)
-    explained = f"filled: the interval excludes {reference:g}; open: it includes it"
+    explained = "filled: the interval excludes 0; open: it includes it"
     if tested:
         explained = f"bars: uncorrected intervals; filled: {ADJUSTED}; open: not"
     if crowded:
@@ -206,10 +203,8 @@ def forest(
     return figure
 
 
-def _tested_value(found: Interval | TestedValue, reference: float) -> TestedValue:
-    return (
-        found if isinstance(found, TestedValue) else TestedValue(found, found.excludes(reference))
-    )
+def _tested_value(value: Interval | TestedValue) -> TestedValue:
+    return value if isinstance(value, TestedValue) else TestedValue(value, value.excludes(0))
 
 
 class DepthCurves(NamedTuple):

@@ -177,24 +177,17 @@ def frame(
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]],
     figure: Callable[[pd.DataFrame], Figure] | None = None,
     *,
-    digits: int = 2,
-    signed: Sequence[str] = (),
-    p_values: Sequence[str] = (),
-    finer: Sequence[str] = (),
     tabulated: bool = True,
-    inline: bool = True,
-    resamples: int = RESAMPLES,
-    pictured: str = "",
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda group: group.label,
     reasons: Iterable[Reason] = (),
     otherwise: str = "no run has the data",
+    **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
     """An item whose rows are computed per setting; `MissingItem` if there are none.
 
     Args:
-        name, title, digits, signed, p_values, finer, inline, resamples, pictured:
-            of `ReportItem`.
+        name, title: of `ReportItem`.
         groups: settings, or tuples that contain settings.
         compute: rows of the table from one element of `groups`. If it raises ValueError, the
             element is left out and a note names the reason; without rows, there is no note.
@@ -205,6 +198,7 @@ def frame(
         label: names an element that is left out.
         reasons: of elements left out before.
         otherwise: reason of a missing item without any other.
+        shown: other fields of `ReportItem`, such as `digits` and `signed`.
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
@@ -223,10 +217,7 @@ def frame(
         return [MissingItem(title, _listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
-    item = ReportItem(
-        name, title, used, table, drawn, (), digits, signed, p_values, finer, inline, resamples,
-        pictured,
-    )  # fmt: skip
+    item = ReportItem(name, title, used, table, drawn, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
     item.table = table if tabulated else None
     return [item]

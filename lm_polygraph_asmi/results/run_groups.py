@@ -138,11 +138,8 @@ class RunGroup:
     @cached_property
     def clusters(self) -> list[str]:
         """Keys from the manifest, else from the prompts, else one per row."""
-        return [self._clusters[i] for i in self.rows]
-
-    @cached_property
-    def _clusters(self) -> list[str]:
-        return clusters_of(self.run)
+        keys = clusters_of(self.run)
+        return [keys[i] for i in self.rows]
 
     @cached_property
     def ids(self) -> list[str] | None:
@@ -178,9 +175,10 @@ class RunGroup:
         return by_symbol
 
     @cached_property
-    def _operating(self) -> ASMIConfig | None:
+    def _operating(self) -> ASMIConfig:
+        """Settings of the operating variants; the default ones without any."""
         first = next(iter(self.variants.values()), None)
-        return self.operating if first is None else self.methods[first]
+        return self.methods[first] if first else self.operating or ASMIConfig()
 
     @cached_property
     def baselines(self) -> list[str]:
@@ -240,14 +238,14 @@ class RunGroup:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
         if "Sem-ASMI" in self.variants:
             return self.score(self.variants["Sem-ASMI"])
-        return _aggregated(self.u_tokens, self.aggregation)
+        return _aggregated(self.u_tokens, self._operating.aggregation)
 
     @cached_property
     def mi(self) -> np.ndarray | None:
         """ASMI, nats: the estimator's, else from saved tokens."""
         if "ASMI" in self.variants:
             return self.score(self.variants["ASMI"])
-        return _aggregated(self.mi_tokens, self.aggregation)
+        return _aggregated(self.mi_tokens, self._operating.aggregation)
 
     @cached_property
     def entropy_of_mean(self) -> np.ndarray | None:
@@ -281,31 +279,25 @@ class RunGroup:
     @cached_property
     def source(self) -> Run | None:
         """The run of the operating variants; token statistics are from it."""
-        settings = at_depth("asmi_settings", self.depth, self.mask_source)
+        settings = at_depth("asmi_settings", self.depth, self._operating.source)
         wanted = next(iter(self.variants.values()), None)
         for run in self.runs:
             if (wanted in run.scores) if wanted else bool(run.stats.get(settings)):
                 return run
         return None
 
-    @cached_property
-    def mask_source(self) -> str:
-        """Source of what the masks of the operating variants remove."""
-        return ASMIConfig.source if self._operating is None else self._operating.source
-
-    @cached_property
-    def aggregation(self) -> str:
-        """Aggregation of token scores in the operating variants."""
-        return ASMIConfig.aggregation if self._operating is None else self._operating.aggregation
-
     def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
         """A statistic of the rows in use; of the masked layer from `source`, else any run."""
-        if at_operating_depth:
-            name = at_depth(name, self.depth, self.mask_source)
-        runs = [self.source] if at_operating_depth else self.runs
+        if not at_operating_depth:
+            return self._saved_in(self.runs, name)
+        name = at_depth(name, self.depth, self._operating.source)
+        return self._saved_in([self.source] if self.source else [], name)
+
+    def _saved_in(self, runs: Iterable[Run], name: str) -> list[Any] | None:
+        """A statistic of the rows in use, from the first of the runs that has it."""
         for run in runs:
-            values = run.stats.get(name, []) if run else []
-            if run and len(values) == len(run.scores):
+            values = run.stats.get(name, [])
+            if len(values) == len(run.scores):
                 return [values[i] for i in self.rows]
         return None
 
@@ -365,12 +357,9 @@ class RunGroup:
         All tokens, including the closing one.
         """
         config = self.methods.get(method, ASMIConfig())
-        name = at_depth("asmi_mi", self.depth, config.source)
-        for run in self.runs:
-            values = run.stats.get(name, [])
-            if method in run.scores and len(values) == len(run.scores):
-                return [np.asarray(values[i], dtype=float) for i in self.rows]
-        return None
+        runs = [run for run in self.runs if method in run.scores]
+        saved = self._saved_in(runs, at_depth("asmi_mi", self.depth, config.source))
+        return saved and [np.asarray(values, dtype=float) for values in saved]
 
     def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
         """A token-level statistic of the rows in use; without closing tokens if scores are.
@@ -413,16 +402,8 @@ class RunGroup:
             "n": len(self),
             "clusters": len(set(self.clusters)),
             "runs": [
-                {
-                    "file": _named(str(run.path)),
-                    "seeds": run.recorded("seeds"),
-                    "asmi": run.settings(),
-                }
-                for run in (
-                    *self.runs,
-                    *self.parts,
-                    *(condition.run for condition in self.conditions),
-                )
+                {"file": _named(str(r.path)), "seeds": r.recorded("seeds"), "asmi": r.settings()}
+                for r in (*self.runs, *self.parts, *(c.run for c in self.conditions))
             ],
             "packages": self.run.recorded("packages"),
             "device": (self.run.manifest or {}).get("device", "not recorded"),
@@ -525,15 +506,12 @@ def load_run_groups(
     for i, runs in enumerate(same_answers):
         if i in wholes:
             continue
-        parts = [(r, _condition(r)) for j in wholes if wholes[j] is runs for r in same_answers[j]]
-        group = _group(runs, metric, depth)
-        groups.append(
-            replace(
-                group,
-                parts=(*group.parts, *(run for run, condition in parts if condition is None)),
-                condition_parts=tuple(condition for _, condition in parts if condition is not None),
-            )
+        parts, condition_parts = _by_condition(
+            [run for j in wholes if wholes[j] is runs for run in same_answers[j]]
         )
+        group = _group(runs, metric, depth)
+        parts = [*group.parts, *parts]
+        groups.append(replace(group, parts=tuple(parts), condition_parts=tuple(condition_parts)))
     times = Counter(group.label for group in groups)
     doubled = [group for group in groups if times[group.label] > 1]
     named = dict(zip(doubled, _apart([group.run.path for group in doubled]), strict=True))
@@ -596,14 +574,15 @@ def _names(run: Run) -> tuple[str, str]:
     return (path if name == "local" else name).replace("_", " "), dataset
 
 
+def _by_condition(runs: Sequence[Run]) -> tuple[list[Run], list[ConditionRun]]:
+    """Runs of unscaled heads, and those of control conditions."""
+    conditions = [_condition(run) for run in runs]
+    of_heads = [run for run, found in zip(runs, conditions, strict=True) if found is None]
+    return of_heads, [condition for condition in conditions if condition is not None]
+
+
 def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
-    conditions, of_heads = [], []
-    for member in group:
-        condition = _condition(member)
-        if condition is None:
-            of_heads.append(member)
-        else:
-            conditions.append(condition)
+    of_heads, conditions = _by_condition(group)
     if not of_heads:
         raise ValueError(
             f"{group[0].path} is a run of the control condition {conditions[0].condition}: add the "
@@ -669,25 +648,15 @@ def _condition(run: Run) -> ConditionRun | None:
     condition, perturbation_scale = used[0].perturbation, used[0].perturbation_scale
     assert not isinstance(perturbation_scale, str)  # a file, which estimators have loaded
     config = run.recorded("config")
-    control_config = config.get("controls") or {}
-    configured_scale = (config.get("asmi") or {}).get("perturbation_scale")
-    if control_config.get("scales"):
-        return ConditionRun(
-            condition,
-            perturbation_scale,
-            control_config.get("matching"),
-            float(control_config.get("times") or 1),
-            run,
-        )
-    # A file as the scale: the calculator takes the scale by effect from it.
-    matching = "effect" if isinstance(configured_scale, str) and condition != "heads" else None
-    return ConditionRun(
-        condition,
-        perturbation_scale,
-        matching,
-        1.0 if matching else float(control_config.get("times") or 1),
-        run,
-    )
+    controls = config.get("controls") or {}
+    matching, times = None, float(controls.get("times") or 1)
+    if controls.get("scales"):
+        matching = controls.get("matching")
+    elif condition != "heads" and isinstance(
+        (config.get("asmi") or {}).get("perturbation_scale"), str
+    ):  # a file as the scale: the calculator takes the scale by effect from it
+        matching, times = "effect", 1.0
+    return ConditionRun(condition, perturbation_scale, matching, times, run)
 
 
 def _most_masks(run: Run) -> int:

@@ -1,8 +1,7 @@
 """Benchmark, head-to-head, depths, stability."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -131,16 +130,16 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
             ),
         }  # fmt: skip
         for name, (title, measure, note) in plain.items():
-
-            def value(group: RunGroup, method: str, measure: Measure = measure) -> float:
-                return measure(group.score(method), group.wrong)
-
-            table = _by_method(tested, methods, value, False)
+            values = partial(_of_errors, measure)
+            table = _by_method(tested, methods, values, False)
             items.append(ReportItem(f"benchmark_{name}", title, tested, table, None, [note], 3))
     return items
 
 
-Measure = Callable[[np.ndarray, np.ndarray], float]
+def _of_errors(
+    measure: Callable[[np.ndarray, np.ndarray], float], group: RunGroup, method: str
+) -> float:
+    return measure(group.score(method), group.wrong)
 
 
 def _by_method(
@@ -233,17 +232,16 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
     free = _best([method for method in group.baselines if method in FREE], prr)
     semantic = group.variants.get("Sem-ASMI")
-    wanted = dict(
-        zip(
-            COMPARED + BESIDES,
-            (
-                (top, SEMANTIC_ENTROPY), (top, best), (semantic, SEMANTIC_ENTROPY),
-                (semantic, MSP), (top, free), (semantic, group.variants.get("ASMI")),
-                (top, "RAUQ"), (top, "RAUQ (entropy)"),
-            ),
-            strict=True,
-        )
-    )  # fmt: skip
+    wanted = {
+        "top Δ SemEnt": (top, SEMANTIC_ENTROPY),
+        "top Δ best baseline": (top, best),
+        "Sem-ASMI Δ SemEnt": (semantic, SEMANTIC_ENTROPY),
+        "Sem-ASMI Δ MSP": (semantic, MSP),
+        "top Δ best free": (top, free),
+        "Sem-ASMI Δ ASMI": (semantic, group.variants.get("ASMI")),
+        "top Δ RAUQ": (top, "RAUQ"),
+        "top Δ RAUQ (entropy)": (top, "RAUQ (entropy)"),
+    }
     return {
         name: (first, second)
         for name, (first, second) in wanted.items()
@@ -271,7 +269,9 @@ def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup,
         for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
             one = intervals_of(group)[1][pair]
             if one.outcome is not None:
-                by_name[name][group] = _untested(one) if group.too_small else one
+                if group.too_small:  # untested
+                    one = one._replace(p_value=1.0, p_equivalent=1.0, least=0, least_equivalent=0)
+                by_name[name][group] = one
     for name, tested in by_name.items():
         p_values = holm([one.p_value for one in tested.values()])
         equivalent = holm([one.p_equivalent for one in tested.values()])
@@ -287,10 +287,6 @@ def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup,
             for (group, one), p, q in columns
         }
     return {name: tested for name, tested in by_name.items() if tested}
-
-
-def _untested(one: Comparison) -> Comparison:
-    return one._replace(p_value=1.0, p_equivalent=1.0, least=0.0, least_equivalent=0.0)
 
 
 def head_to_head(groups: Sequence[RunGroup]) -> Items:
@@ -341,16 +337,9 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
         "intervals ignore that choice."
     ]
     (item,) = frame(
-        "head_to_head",
-        title,
-        groups,
-        compute,
-        notes,
-        draw,
-        digits=3,
-        signed=COMPARED,
+        "head_to_head", title, groups, compute, notes, draw, digits=3, signed=COMPARED,
         resamples=DRAWS,
-    )
+    )  # fmt: skip
     if isinstance(item, MissingItem):
         return [item]
     if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
@@ -427,23 +416,11 @@ def count_outcomes(tested: Iterable[Comparison]) -> dict[str, int]:
 def _counts(
     groups: Sequence[RunGroup], adjusted: Mapping[str, Mapping[RunGroup, Comparison]]
 ) -> ReportItem:
-    def is_llama_squad(group: RunGroup) -> bool:
-        name = f"{group.model} {group.dataset}".lower()
-        return "llama2" in re.sub("[ -]", "", name) and "squad" in name
-
     counted, doubled = one_per_question_set(groups)
-    kinds = {"grounded": True, "closed-book": False, "not recorded which": None}
-    subsets = {
-        name: [group for group in counted if group.grounded is kind] for name, kind in kinds.items()
-    }
-    if any(is_llama_squad(group) and group.grounded for group in groups):
-        subsets["grounded, without Llama-2 on SQuAD"] = [
-            group for group in subsets["grounded"] if not is_llama_squad(group)
-        ]
     rows = []
-    for name, chosen in subsets.items():
+    for name, kind in {"grounded": True, "closed-book": False, "not recorded which": None}.items():
         for comparison, tested in adjusted.items():
-            here = [one for group, one in tested.items() if group in chosen]
+            here = [one for c, one in tested.items() if c in counted and c.grounded is kind]
             if here:
                 leads = sum(one.difference.value > 0 for one in here)
                 counts = count_outcomes(here) | {"leads": leads}
@@ -452,10 +429,6 @@ def _counts(
         "Number of settings by outcome; leads: settings with a positive difference, whatever the "
         "outcome."
     ]
-    if len(subsets) > len(kinds):
-        notes.append(
-            "The paper also counts without Llama-2 on SQuAD, where many answers are empty."
-        )
     if doubled:
         notes.append(
             f"Not counted, because a larger run has the same questions: {'; '.join(doubled)}."
@@ -485,12 +458,8 @@ def depths(groups: Sequence[RunGroup]) -> Items:
 
     def compute(sweep: tuple[Any, ...]) -> list[dict[str, Any]]:
         symbol, common, methods, *halved = sweep
-        found = depth_selection(
-            [
-                Sweep(np.array([c.score(m) for m in methods[c]]), c.quality, c.clusters)
-                for c in halved
-            ]
-        )
+        scores = {c: np.array([c.score(m) for m in methods[c]]) for c in halved}
+        found = depth_selection([Sweep(scores[c], c.quality, c.clusters) for c in halved])
         if np.ptp(found.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}

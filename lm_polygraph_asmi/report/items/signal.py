@@ -50,6 +50,13 @@ def _with_length(group: RunGroup, controls: np.ndarray) -> np.ndarray:
     return controls if group.lengths is None else np.column_stack([controls, group.lengths])
 
 
+def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
+    """u_sem, and MSP and H (n, 2); raises Unavailable without one of them or without errors."""
+    group.need_errors()
+    u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
+    return u_sem, np.column_stack([msp, entropy])
+
+
 @cache
 def added_of(group: RunGroup) -> AddedInformation:
     """Whether u_sem adds to MSP, H and length on a setting.
@@ -57,9 +64,8 @@ def added_of(group: RunGroup) -> AddedInformation:
     Raises:
         ValueError: data not saved, or too few errors or clusters.
     """
-    group.need_errors()
-    u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
-    controls = _with_length(group, np.column_stack([msp, entropy]))
+    u_sem, controls = _signal_and_controls(group)
+    controls = _with_length(group, controls)
     return adds_information(u_sem, controls, group.wrong, group.clusters)
 
 
@@ -86,7 +92,6 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
     title = "A distinct signal: error detection beyond confidence"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
-        group.need_errors()
         rows = []
         tests = _tests(group)
         if np.ptp(tests[0][2]) == 0:
@@ -174,8 +179,7 @@ def _papers_verdict(found: DistinctSignal) -> str:
 
 def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     """(signal, names of controls, values, controls) to be tested on a setting."""
-    u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
-    controls = np.column_stack([msp, entropy])
+    u_sem, controls = _signal_and_controls(group)
     over = "MSP, H"
     tests: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for name, mean, tokens in (
@@ -203,18 +207,11 @@ def stacked(groups: Sequence[RunGroup]) -> Items:
     title = "What u_sem adds to a model of errors"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
-        group.need_errors()
-        u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
-        controls = _with_length(group, np.column_stack([msp, entropy]))
+        u_sem, controls = _signal_and_controls(group)
+        controls = _with_length(group, controls)
         found = stacked_gain(u_sem, controls, group.wrong, group.clusters, group.quality)
-        return [
-            {
-                "setting": group.label,
-                "Δ log-loss": found.log_loss,
-                "Δ AUROC": found.auroc,
-                "Δ PRR": found.prr,
-            }
-        ]
+        gains = (found.log_loss, found.auroc, found.prr)
+        return [{"setting": group.label} | dict(zip(signed, gains, strict=True))]
 
     notes = [
         "Logistic models of errors on smooth functions of MSP, H and the answer's length (if "
@@ -224,18 +221,8 @@ def stacked(groups: Sequence[RunGroup]) -> Items:
     ]
     signed = ("Δ log-loss", "Δ AUROC", "Δ PRR")
     return frame(
-        "stacked_gain",
-        title,
-        groups,
-        compute,
-        notes,
-        digits=3,
-        signed=signed,
-        resamples=REFITS,
+        "stacked_gain", title, groups, compute, notes, digits=3, signed=signed, resamples=REFITS
     )
-
-
-FOUR = {"H": "entropy", "H(p̄)": "mean", "MI": "mi", "u_sem": "u"}
 
 
 def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
@@ -245,20 +232,16 @@ def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
         average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
-        scores = {"entropy": entropy, "mean": average, "u": u_sem, "mi": mi}
-        pairs = [("u", "mean"), ("mi", "mean")]
+        scores = {"H": entropy, "H(p̄)": average, "MI": mi, "u_sem": u_sem}
+        pairs = [("u_sem", "H(p̄)"), ("MI", "H(p̄)")]
         alone, paired = comparison.prr_intervals(scores, group.quality, group.clusters, pairs)
         return [
             {
                 "setting": group.label,
                 "Spearman with H": rank_correlation(average, entropy),
-                "PRR of H": alone["entropy"],
-                "PRR of H(p̄)": alone["mean"],
-                "PRR of MI": alone["mi"],
-                "PRR of u_sem": alone["u"],
-                "highest": max(FOUR, key=lambda name: alone[FOUR[name]].value),
-                "u_sem Δ H(p̄)": paired["u", "mean"],
-                "MI Δ H(p̄)": paired["mi", "mean"],
+                **{f"PRR of {name}": alone[name] for name in scores},
+                "highest": max(scores, key=lambda name: alone[name].value),
+                **{f"{first} Δ {second}": paired[first, second] for first, second in pairs},
             }
         ]
 
@@ -385,12 +368,11 @@ def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadran
 
     return frame(
         "confident_fragile_by_regime", title, groups, compute, notes, draw, digits=3,
-        signed=("gap",), p_values=("p",), finish=_by_group,
+        signed=("gap",), p_values=("p",),
+        finish=lambda table: table.sort_values(
+            "answers expected from", kind="stable", ignore_index=True
+        ),
     )  # fmt: skip
-
-
-def _by_group(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("answers expected from", kind="stable", ignore_index=True)
 
 
 def payoff(groups: Sequence[RunGroup]) -> Items:
@@ -490,10 +472,8 @@ def _filter_curve(
 
 def _signals(group: RunGroup) -> dict[str, np.ndarray]:
     """Scores to abstain by; raises Unavailable if one is missing or there are no errors."""
-    group.need_errors()
-    return dict(
-        zip(("MSP", "entropy", "u_sem"), group.need("msp", "entropy", "u_sem"), strict=True)
-    )
+    u_sem, controls = _signal_and_controls(group)
+    return {"MSP": controls[:, 0], "entropy": controls[:, 1], "u_sem": u_sem}
 
 
 def selector(groups: Sequence[RunGroup]) -> Items:
@@ -501,9 +481,7 @@ def selector(groups: Sequence[RunGroup]) -> Items:
     title = "A trained global selector"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
-        group.need_errors()
-        msp, entropy, u_sem = group.need("msp", "entropy", "u_sem")
-        controls = np.column_stack([msp, entropy])
+        u_sem, controls = _signal_and_controls(group)
         found = selective.global_selector(controls, u_sem, group.wrong, group.clusters)
         return [
             {

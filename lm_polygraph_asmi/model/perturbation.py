@@ -2,7 +2,7 @@
 
 The method takes away the masked heads. The other conditions of the perturbation controls change
 something else in the same layer, at the same positions, under the same masks: what the target layer
-returns is the only thing that differs. An condition is a function that gets the values at its site,
+returns is the only thing that differs. A condition is a function that gets the values at its site,
 one batch row per mask, and returns what is to stand there instead; another condition is one more
 function and one more line in `CONDITIONS`.
 """
@@ -325,10 +325,8 @@ def perturbed(
         heads: head outputs at `places`, to be used in place of those that come; the layer is then
             called on these positions alone.
     """
-    condition, masking = (
-        CONDITIONS[change.condition],
-        Masking(masks, places, unmasked, layer, change.seed),
-    )
+    condition = CONDITIONS[change.condition]
+    masking = Masking(masks, places, unmasked, layer, change.seed)
     acting: dict[str, Edit] = {}  # by site, while the target layer runs
 
     def edited(values: Tensor, edit: Edit) -> Tensor:
@@ -378,12 +376,10 @@ def perturbed(
         rows = plain.reshape(len(masks), -1, plain.shape[-1])
         if changed is None:
             changed = edited(rows, edit)
-        mixed = _mixed(
-            rows,
-            changed.reshape(rows.shape),
-            None if as_heads is None else as_heads.reshape(rows.shape),
-            change.perturbation_scale,
-        ).reshape(plain.shape)
+        if as_heads is not None:
+            as_heads = as_heads.reshape(rows.shape)
+        changed = changed.reshape(rows.shape)
+        mixed = _mixed(rows, changed, as_heads, change.perturbation_scale).reshape(plain.shape)
         return (mixed, *returned[1:]) if isinstance(returned, tuple | list) else mixed
 
     projections = {}  # found before anything is hooked: that may take a pass

@@ -316,11 +316,12 @@ def special_tokens(model: PreTrainedModel) -> set[int]:
 
 
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
-    """Token ids of a short text without any special token."""
+    """Token ids (1, `TOKENS`) of a short text without any special token, where the model runs."""
     config = model.config.get_text_config(decoder=True)
     special = special_tokens(model)
     ordinary = [token for token in range(min(config.vocab_size, 200)) if token not in special]
-    return torch.tensor([ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)])
+    tokens = torch.tensor([[ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)]])
+    return tokens.to(execution_device(model.get_input_embeddings()))
 
 
 def _find(model: PreTrainedModel) -> Structure:
@@ -335,9 +336,8 @@ def _find(model: PreTrainedModel) -> Structure:
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
         before = [(id(module), plain_values(module)) for module in model.modules()]
-        prefix_cache = _Memory(model)
-        tokens = _ordinary_tokens(model)[None]
-        tokens = tokens.to(execution_device(model.get_input_embeddings()))
+        state_before = _State(model)
+        tokens = _ordinary_tokens(model)
         try:
             with trace.watching(model):
                 model(input_ids=tokens, use_cache=False, return_dict=True)
@@ -357,7 +357,7 @@ def _find(model: PreTrainedModel) -> Structure:
             "text)"
         )
         if after == before:
-            changed = prefix_cache.acts(tokens.flip(1))
+            changed = state_before.left_by_a_pass(tokens.flip(1))
         if changed:
             raise TypeError(
                 f"{name} changes itself in a pass: {changed}. Its results depend on earlier inputs"
@@ -368,7 +368,7 @@ def _find(model: PreTrainedModel) -> Structure:
         return replace(found, takes_cache=_takes_cache(model, found, tokens, plain))
 
 
-class _Memory:
+class _State:
     """Tensors of a model's modules other than parameters, as they were before a pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -381,7 +381,7 @@ class _Memory:
             for tensor in tensors.values()
         }
 
-    def acts(self, tokens: Tensor) -> str | None:
+    def left_by_a_pass(self, tokens: Tensor) -> str | None:
         """State left by a pass that changes the next pass; None if there is none.
 
         State that does not change the next pass is allowed: recurrences restart with every text.
@@ -489,11 +489,7 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
             norm_path = _path_of(model, makers[-1].module)
         else:
             chained = False
-    sites = {}
-    for index, layer in enumerate(stack):
-        site = _site(layer, trace)
-        if site is not None:
-            sites[index] = site
+    sites = {index: site for index, layer in enumerate(stack) if (site := _site(layer, trace))}
     if not sites:
         raise TypeError(
             f"{name}: the layers at {path!r} have a softmax over keys, but no projection of the "
@@ -522,19 +518,14 @@ def _stack_of_layers(
         seen = ", ".join(f"{path!r} ({len(module)})" for path, module in outermost) or "none"
         raise TypeError(f"{name}: expected one stack of layers with attention heads, got {seen}")
     path, stack = outermost[0]
-    _check_order(model, path, calls)
-    return path, stack
-
-
-def _check_order(model: PreTrainedModel, path: str, calls: Mapping[nn.Module, list[_Call]]) -> None:
-    stack: Any = model.get_submodule(path)
     times = [len(calls.get(layer, [])) for layer in stack]
     orders = [calls[layer][0].order for layer in stack if layer in calls]
     if set(times) != {1} or orders != sorted(orders):
         raise TypeError(
-            f"{type(model).__name__}: the {len(stack)} layers at {path!r} do not run once "
-            f"each in order (calls: {times}), so there is no single place to mask a layer"
+            f"{name}: the {len(stack)} layers at {path!r} do not run once each in order (calls: "
+            f"{times}), so there is no single place to mask a layer"
         )
+    return path, stack
 
 
 def _path_of(root: nn.Module, module: nn.Module) -> str:
@@ -603,9 +594,8 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
         module = model.get_submodule(structure.layers).get_submodule(str(layer))
         trace = _Trace()
         with scoring_session(model), trace.watching(module):
-            tokens = _ordinary_tokens(model)[None]
-            tokens = tokens.to(execution_device(model.get_input_embeddings()))
-            model.get_submodule(structure.base_model)(input_ids=tokens, use_cache=False)
+            base_model = model.get_submodule(structure.base_model)
+            base_model(input_ids=_ordinary_tokens(model), use_cache=False)
         facts[key] = _down_projection(
             type(model).__name__, layer, module, structure.sites[layer], trace
         )

@@ -235,29 +235,20 @@ def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
     return rows_bytes(model, masks, len(unmasked.final_hidden), unmasked.before.stop)
 
 
+def _whole(scope: str, name: str = "full forward passes", alone: bool = False) -> Strategy:
+    return Strategy(name, scope, whole_passes, _batch, whole=True, alone=alone)
+
+
+_ALONE = "full forward passes, one mask at a time"
 WAYS = (
     Strategy("the layers above again", "all", masked_everywhere, _batch, replays=True),
     Strategy("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
-    Strategy("full forward passes", "all", whole_passes, _batch, whole=True),
-    Strategy(
-        "full forward passes, one mask at a time",
-        "all",
-        whole_passes,
-        _batch,
-        whole=True,
-        alone=True,
-    ),
+    _whole("all"),
+    _whole("all", _ALONE, alone=True),
     Strategy("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
     Strategy("rows behind the prompt", "response", rows_behind_prompt, _rows),
-    Strategy("full forward passes", "response", whole_passes, _batch, whole=True),
-    Strategy(
-        "full forward passes, one mask at a time",
-        "response",
-        whole_passes,
-        _batch,
-        whole=True,
-        alone=True,
-    ),
+    _whole("response"),
+    _whole("response", _ALONE, alone=True),
 )
 """Cheapest first in each scope."""
 

@@ -428,8 +428,7 @@ def seen_by_layers(
             if index in targets:
                 # Last in line: a mask applies to what the projection gets in the end.
                 projection = output_projection(model, index)
-                handle = projection.register_forward_pre_hook(record_heads(index))
-                hooks.callback(handle.remove)
+                hooks.callback(projection.register_forward_pre_hook(record_heads(index)).remove)
         yield seen
 
 
@@ -478,10 +477,8 @@ def run_unmasked(
     start, kept = 0, []
     states: States = {}
     if prefix_cache is not None and scope == "response":
-        start, kept = (
-            prefix_cache.common(model, input_ids[: prompt_length - 1].tolist()),
-            prefix_cache.layers,
-        )
+        kept = prefix_cache.layers
+        start = prefix_cache.common(model, input_ids[: prompt_length - 1].tolist())
         if 0 < start == prompt_length - 1:
             states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
     known: dict[int, KeysValues] = {}
@@ -512,8 +509,8 @@ def run_unmasked(
     with ExitStack() as hooks:
         seen = hooks.enter_context(seen_by_layers(model, watched, targets, start))
         if watched:
-            handle = decoder_layers(model)[first].register_forward_pre_hook(begun)
-            hooks.callback(handle.remove)
+            layer_entered = decoder_layers(model)[first].register_forward_pre_hook(begun)
+            hooks.callback(layer_entered.remove)
         if states:
             hooks.enter_context(_passed_over(model, states, start))
         handle = base_model(model).register_forward_hook(

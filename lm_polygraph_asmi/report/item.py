@@ -173,7 +173,7 @@ def frame(
     name: str,
     title: str,
     groups: Iterable[Any],
-    compute: Callable[[Any], list[dict[str, Any]]],
+    compute: Callable[[Any], dict[str, Any] | list[dict[str, Any]]],
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]],
     figure: Callable[[pd.DataFrame], Figure] | None = None,
     *,
@@ -189,8 +189,9 @@ def frame(
     Args:
         name, title: of `ReportItem`.
         groups: settings, or tuples that contain settings.
-        compute: rows of the table from one element of `groups`. If it raises ValueError, the
-            element is left out and a note names the reason; without rows, there is no note.
+        compute: a row of the table, or several, from one element of `groups`. If it raises
+            ValueError, the element is left out and a note names the reason; without rows, there is
+            no note.
         notes: the caption, or a function that makes it from the item.
         figure: draws the table, if there are rows.
         tabulated: False if the rows are only for the figure.
@@ -210,7 +211,7 @@ def frame(
             missing.append((label(group), str(error)))
             continue
         if new_rows:
-            rows += new_rows
+            rows += [new_rows] if isinstance(new_rows, dict) else new_rows
             parts = group if isinstance(group, tuple) else (group,)
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:

@@ -286,13 +286,13 @@ CLAIMS: tuple[tuple[str, Look], ...] = (
 def head_claims(groups: Sequence[RunGroup]) -> Items:
     """A row for every claim of the paper about heads."""
 
-    def compute(line: tuple[str, Look]) -> list[dict[str, Any]]:
+    def compute(line: tuple[str, Look]) -> dict[str, Any]:
         claim, look = line
         found = list(look(groups))
         outcomes = {one.outcome for one in found}
         outcome = next((o for o in (FAILS, OPEN, HOLDS) if o in outcomes), UNMEASURED)
         where = "; ".join(f"{one.where}: {one.outcome} ({one.values})" for one in found)
-        return [{"claim": claim, "here": outcome, "where": where or "–"}]
+        return {"claim": claim, "here": outcome, "where": where or "–"}
 
     if not any(group.dissected_depths or group.conditions for group in groups) and not _any_probe(
         groups

@@ -148,7 +148,7 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
     title = "Is the signal special to heads? Verdicts†"
     by_score = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
 
-    def compute(one: Compared) -> list[dict[str, Any]]:
+    def compute(one: Compared) -> dict[str, Any]:
         if not one.matched:
             raise Unavailable(
                 "no condition at matched effect: needs perturbation scales (polygraph_asmi "
@@ -156,22 +156,20 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
             )
         found = by_score[one.group, one.symbol]
         lacking = [condition for condition in MUST_BEAT if condition not in one.matched]
-        return [
-            {
-                "setting": one.group.label,
-                "context": {True: "given", False: "none", None: "not known"}[one.group.grounded],
-                "score": one.symbol,
-                "PRR of heads": prr_of_heads(one),
-                "verdict": found.outcome,
-                "by": found.condition,
-                "p special, Holm": found.p_special,
-                "p reproduced, Holm": found.p_reproduced,
-                "questions": len(one.group),
-                "questions to decide": found.questions,
-                "conditions": ", ".join(one.matched),
-                "not run": ", ".join(lacking) or None,
-            }
-        ]
+        return {
+            "setting": one.group.label,
+            "context": {True: "given", False: "none", None: "not known"}[one.group.grounded],
+            "score": one.symbol,
+            "PRR of heads": prr_of_heads(one),
+            "verdict": found.outcome,
+            "by": found.condition,
+            "p special, Holm": found.p_special,
+            "p reproduced, Holm": found.p_reproduced,
+            "questions": len(one.group),
+            "questions to decide": found.questions,
+            "conditions": ", ".join(one.matched),
+            "not run": ", ".join(lacking) or None,
+        }
 
     notes = [
         "The rule was fixed before the labels were seen. Special: the 95 % interval of PRR(heads) "

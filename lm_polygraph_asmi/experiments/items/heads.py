@@ -180,33 +180,30 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
     """Effective heads, and those of noise; column "n_eff" of table "op-coupling"."""
     title = "Concentration of the disagreement on heads"
 
-    def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
+    def compute(at_depth: tuple[RunGroup, float]) -> dict[str, Any]:
         group, depth = at_depth
         found = profiles(group, depth)
         high, used = found.high, found.settings
         excess = excess_heads(group, depth)
-        return [
-            _head(group, depth)
-            | {
-                "H": used["num_heads"],
-                "S": used["num_masks"],
-                "tokens": len(found.z),
-                "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
-                "n_eff (high MI)": float(found.heads[high].mean()),
-                "n_eff of noise†": float(np.nanmean(found.null[high])),
-                "n_eff of other masks†": float(np.nanmean(found.redrawn[high])),
-                "n_eff minus noise†": excess,
-                "median n_eff": float(np.median(found.heads[high])),
-                "1 / mean HHI": float(1 / (1 / found.heads[high]).mean()),
-                "mean z (high MI)†": float(found.z[high].mean()),
-                "z at most†": float(found.limit[high].mean()),
-                "p < .05 (high MI)†": float((found.p[high] < 0.05).mean()),
-                "p < .05 (all)†": float((found.p[found.defined] < 0.05).mean()),
-                "positive heads": float(found.positive[high].mean()),
-                "without z": int((~found.defined).sum()),
-                "unknown pairs": found.unknown_pairs,
-            }
-        ]
+        return _head(group, depth) | {
+            "H": used["num_heads"],
+            "S": used["num_masks"],
+            "tokens": len(found.z),
+            "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
+            "n_eff (high MI)": float(found.heads[high].mean()),
+            "n_eff of noise†": float(np.nanmean(found.null[high])),
+            "n_eff of other masks†": float(np.nanmean(found.redrawn[high])),
+            "n_eff minus noise†": excess,
+            "median n_eff": float(np.median(found.heads[high])),
+            "1 / mean HHI": float(1 / (1 / found.heads[high]).mean()),
+            "mean z (high MI)†": float(found.z[high].mean()),
+            "z at most†": float(found.limit[high].mean()),
+            "p < .05 (high MI)†": float((found.p[high] < 0.05).mean()),
+            "p < .05 (all)†": float((found.p[found.defined] < 0.05).mean()),
+            "positive heads": float(found.positive[high].mean()),
+            "without z": int((~found.defined).sum()),
+            "unknown pairs": found.unknown_pairs,
+        }
 
     notes = [
         "**Compare n_eff with that of noise, in the next column.** Divergences permuted over the "

@@ -185,25 +185,21 @@ def _mean_length(group: RunGroup, chosen: np.ndarray) -> float | None:
 def datasets(groups: Sequence[RunGroup]) -> Items:
     """Table "datasets" of the paper."""
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         prompts, answers = group.saved("asmi_prompt_length"), group.saved("greedy_tokens")
-        return [
-            {
-                "setting": group.label,
-                "n": len(group),
-                "clusters": len(set(group.clusters)),
-                "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
-                "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
-                "tokens of right": _mean_length(group, ~group.wrong),
-                "tokens of wrong": _mean_length(group, group.wrong),
-                "empty": None if group.empty is None else float(group.empty.mean()),
-                f"mean {group.metric}": float(group.quality.mean()),
-                "right": float(1 - group.wrong.mean()),
-                "answers expected from": {True: "context", False: "memory", None: None}[
-                    group.grounded
-                ],
-            }
-        ]
+        return {
+            "setting": group.label,
+            "n": len(group),
+            "clusters": len(set(group.clusters)),
+            "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
+            "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
+            "tokens of right": _mean_length(group, ~group.wrong),
+            "tokens of wrong": _mean_length(group, group.wrong),
+            "empty": None if group.empty is None else float(group.empty.mean()),
+            f"mean {group.metric}": float(group.quality.mean()),
+            "right": float(1 - group.wrong.mean()),
+            "answers expected from": {True: "context", False: "memory", None: None}[group.grounded],
+        }
 
     notes = [
         "Prompt and answer tokens: medians. Tokens of right and of wrong answers: means. Empty: "
@@ -303,21 +299,19 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
             return intervals_of(group)[1][compared_on(group)[name]].difference
         return TestedValue(comparison.difference, comparison.p_value < LEVEL)
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         alone, _ = intervals_of(group)
         pairs = compared_on(group)
         if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
         top, best = pairs["top Δ best baseline"]
         differences = {name: _tested_value(group, name) for name in COMPARED}
-        return [
-            {
-                "setting": group.label,
-                "top variant": f"{top} ({alone[top].value:.3f})",
-                "best baseline": f"{best} ({alone[best].value:.3f})",
-                **differences,
-            }
-        ]
+        return {
+            "setting": group.label,
+            "top variant": f"{top} ({alone[top].value:.3f})",
+            "best baseline": f"{best} ({alone[best].value:.3f})",
+            **differences,
+        }
 
     def draw(table: pd.DataFrame) -> Figure:
         return figures.forest(
@@ -336,18 +330,17 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
         "settings (Holm). The best baseline and the top variant are chosen on the same answers; "
         "intervals ignore that choice."
     ]
+    if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
+        notes.append(
+            "SemanticEntropy, the pre-specified baseline, was not run (it needs an NLI model): "
+            "its columns are empty."
+        )
     (item,) = frame(
         "head_to_head", title, groups, compute, notes, draw, digits=3, signed=COMPARED,
         resamples=DRAWS,
     )  # fmt: skip
     if isinstance(item, MissingItem):
         return [item]
-    if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
-        item.notes = [
-            *item.notes,
-            "SemanticEntropy, the pre-specified baseline, was not run (it needs an NLI model): "
-            "its columns are empty.",
-        ]
     return [item, *_outcomes(item.groups)]
 
 

@@ -63,7 +63,7 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
     title = "Reliability of the probability of error"
     panels: dict[str, Any] = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         group.need_errors()
         (u_sem,) = group.need("u_sem")
         held_out = held_out_probability(u_sem, group.wrong, group.clusters)
@@ -74,19 +74,17 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
         chance, base = held_out
         found = reliability(chance, group.wrong, group.clusters)
         panels[f"{group.label}, n = {len(group)}"] = found
-        return [
-            {
-                "setting": group.label,
-                "n": len(group),
-                "error rate": float(group.wrong.mean()),
-                "Brier score": found.brier,
-                "of the error rate": float(np.mean((base - group.wrong) ** 2)),
-                "miscalibration": found.miscalibration,
-                "discrimination": found.discrimination,
-                "uncertainty": found.uncertainty,
-                "p, calibrated": found.p_value,
-            }
-        ]
+        return {
+            "setting": group.label,
+            "n": len(group),
+            "error rate": float(group.wrong.mean()),
+            "Brier score": found.brier,
+            "of the error rate": float(np.mean((base - group.wrong) ** 2)),
+            "miscalibration": found.miscalibration,
+            "discrimination": found.discrimination,
+            "uncertainty": found.uncertainty,
+            "p, calibrated": found.p_value,
+        }
 
     notes = [
         "Probability of error from an isotonic fit of u_sem on four folds of clusters, compared "

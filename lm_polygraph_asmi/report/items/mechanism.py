@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.mechanism import (
 )
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import Items, MissingItem, ReportItem, frame
+from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import SYMBOLS
@@ -31,7 +31,7 @@ def screen(groups: Sequence[RunGroup]) -> Items:
     title = "Masking response and error separation"
     panels = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         (information,) = group.need("mi_tokens")
         scores = {s: group.score(group.variants[s]) for s in SYMBOLS if s in group.variants}
         if group.msp is not None:
@@ -41,18 +41,15 @@ def screen(groups: Sequence[RunGroup]) -> Items:
         shown = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
         drawn = {name: scores[name] for name in [*shown, "MSP"] if name in scores}
         panels[group.label] = drawn, group.wrong, found.auroc
-        return [
-            {
-                "setting": group.label,
-                "tokens": response.tokens,
-                "median MI_t": response.median,
-                "mean MI_t": response.mean,
-                "right answers": found.right,
-                "wrong answers": found.wrong,
-                "near zero": response.over_robust,
-            }
-            | {f"AUROC {name}": interval for name, interval in found.auroc.items()}
-        ]
+        return {
+            "setting": group.label,
+            "tokens": response.tokens,
+            "median MI_t": response.median,
+            "mean MI_t": response.mean,
+            "right answers": found.right,
+            "wrong answers": found.wrong,
+            "near zero": response.over_robust,
+        } | {f"AUROC {name}": interval for name, interval in found.auroc.items()}
 
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
@@ -75,25 +72,23 @@ def mechanism(groups: Sequence[RunGroup]) -> Items:
     title = "MI and semantic agreement of tokens"
     panels = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         mi, agreement = map(np.concatenate, group.need("mi_tokens", "agreement_tokens"))
         if len(mi) < 3 or not np.ptp(mi) or not np.ptp(agreement):
             raise Unavailable("MI_t or A_t is the same everywhere")
         r = float(pearsonr(mi, agreement).statistic)
         panels[group.label] = mi, agreement, r
         entropy = group.tokens("asmi_entropy")
-        return [
-            {
-                "setting": group.label,
-                "tokens": len(mi),
-                "Pearson r": r,
-                "Spearman of MI_t and H_t": None
-                if entropy is None
-                else rank_correlation(mi, np.concatenate(entropy)),
-                "mean MI_t": float(mi.mean()),
-                "mean A_t": float(agreement.mean()),
-            }
-        ]
+        return {
+            "setting": group.label,
+            "tokens": len(mi),
+            "Pearson r": r,
+            "Spearman of MI_t and H_t": None
+            if entropy is None
+            else rank_correlation(mi, np.concatenate(entropy)),
+            "mean MI_t": float(mi.mean()),
+            "mean A_t": float(agreement.mean()),
+        }
 
     notes = [
         "High MI_t counts fully with low agreement A_t, and is discounted with high agreement. "
@@ -109,7 +104,7 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
     title = "Cosines of the top candidates of one token"
     panels = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         matrices = group.saved("asmi_candidate_cosines", at_operating_depth=True)
         candidates = group.saved("asmi_candidates", at_operating_depth=True)
         if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
@@ -121,7 +116,7 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
         position = int(removed[answer].argmax())
         texts = [_text(group, answer, token) for token in candidates[answer][position]]
         panels[group.label] = np.asarray(matrices[answer][position]), texts
-        return [{"setting": group.label}]
+        return {"setting": group.label}
 
     notes = [
         "Cosines between rows of the output projection, at the token where the kernel discounts "
@@ -232,24 +227,23 @@ def cost(groups: Sequence[RunGroup]) -> Items:
             raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
         return rows
 
-    notes = [
-        f"Median seconds per answer and phase, without the first {WARM_UP} answers, all depths of "
-        "a run together. Seconds of cached results are those of the run that computed them. "
-        "asmi.memory_budget=1 evaluates one mask at a time.",
-    ]
+    def notes(item: ReportItem) -> list[str]:
+        found = [
+            f"Median seconds per answer and phase, without the first {WARM_UP} answers, all depths "
+            "of a run together. Seconds of cached results are those of the run that computed them. "
+            "asmi.memory_budget=1 evaluates one mask at a time."
+        ]
+        if item.table is not None and "samples" in item.table:
+            found.append(
+                "Samples are drawn one by one after a single pass over the prompt; the paper draws "
+                "them as one batch."
+            )
+        return found
 
     def draw(table: pd.DataFrame) -> Figure:
         return figures.seconds(table, [name for name in table if name in PHASES.values()])
 
-    items: list[ReportItem | MissingItem] = [*frame("cost", title, groups, compute, notes, draw)]
-    for item in items:
-        if isinstance(item, ReportItem) and item.table is not None and "samples" in item.table:
-            item.notes = [
-                *item.notes,
-                "Samples are drawn one by one after a single pass over the prompt; the paper "
-                "draws them as one batch.",
-            ]
-    return [*items, *_cost_by_method(groups)]
+    return [*frame("cost", title, groups, compute, notes, draw), *_cost_by_method(groups)]
 
 
 def _cost_by_method(groups: Sequence[RunGroup]) -> Items:

@@ -206,12 +206,12 @@ def stacked(groups: Sequence[RunGroup]) -> Items:
     """Gain of u_sem over MSP, H and length: nested models of errors."""
     title = "What u_sem adds to a model of errors"
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         u_sem, controls = _signal_and_controls(group)
         controls = _with_length(group, controls)
         found = stacked_gain(u_sem, controls, group.wrong, group.clusters, group.quality)
         gains = (found.log_loss, found.auroc, found.prr)
-        return [{"setting": group.label} | dict(zip(signed, gains, strict=True))]
+        return {"setting": group.label} | dict(zip(signed, gains, strict=True))
 
     notes = [
         "Logistic models of errors on smooth functions of MSP, H and the answer's length (if "
@@ -229,21 +229,19 @@ def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain?"""
     title = "Ensemble-mean entropy alone"
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         group.need_errors()
         average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
         scores = {"H": entropy, "H(p̄)": average, "MI": mi, "u_sem": u_sem}
         pairs = [("u_sem", "H(p̄)"), ("MI", "H(p̄)")]
         alone, paired = comparison.prr_intervals(scores, group.quality, group.clusters, pairs)
-        return [
-            {
-                "setting": group.label,
-                "Spearman with H": rank_correlation(average, entropy),
-                **{f"PRR of {name}": alone[name] for name in scores},
-                "highest": max(scores, key=lambda name: alone[name].value),
-                **{f"{first} Δ {second}": paired[first, second] for first, second in pairs},
-            }
-        ]
+        return {
+            "setting": group.label,
+            "Spearman with H": rank_correlation(average, entropy),
+            **{f"PRR of {name}": alone[name] for name in scores},
+            "highest": max(scores, key=lambda name: alone[name].value),
+            **{f"{first} Δ {second}": paired[first, second] for first, second in pairs},
+        }
 
     def notes(item: ReportItem) -> list[str]:
         about = "Differences of PRR with paired 95 % intervals over clusters. "
@@ -259,20 +257,18 @@ def flags(groups: Sequence[RunGroup]) -> Items:
     """McNemar's test at a matched flag rate; appendix "The Distinct-Signal Analysis"."""
     title = "Errors flagged by u_sem and by entropy at a matched rate"
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         group.need_errors()
         u_sem, entropy = group.need("u_sem", "entropy")
         found = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
-        return [
-            {
-                "setting": group.label,
-                "flagged by each": found.flagged,
-                "errors by both": _count(found.both),
-                "only by u_sem": _count(found.only_first),
-                "only by entropy": _count(found.only_second),
-                "McNemar p": found.p_value,
-            }
-        ]
+        return {
+            "setting": group.label,
+            "flagged by each": found.flagged,
+            "errors by both": _count(found.both),
+            "only by u_sem": _count(found.only_first),
+            "only by entropy": _count(found.only_second),
+            "McNemar p": found.p_value,
+        }
 
     notes = [
         "Each score flags as many answers as there are errors; with ties, counts are means over "
@@ -400,7 +396,7 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
             | {"u_sem − MSP": difference}
         ]
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    def compute(group: RunGroup) -> dict[str, Any]:
         msp, entropy, u_sem = _signals(group).values()
         found = selective.confident_filter(msp, u_sem, entropy, group.wrong, group.clusters)
         confident = round(found.confident * len(group))
@@ -409,17 +405,15 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
             name: _filter_curve(group, msp, score, steady)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
-        return [
-            {
-                "setting": group.label,
-                "confident share": found.confident,
-                "coverage": found.coverage,
-                "confident error": found.confident_error,
-                "filter by u_sem": found.by_fragility,
-                "filter by entropy": found.by_other,
-                "u_sem − entropy": found.difference,
-            }
-        ]
+        return {
+            "setting": group.label,
+            "confident share": found.confident,
+            "coverage": found.coverage,
+            "confident error": found.confident_error,
+            "filter by u_sem": found.by_fragility,
+            "filter by entropy": found.by_other,
+            "u_sem − entropy": found.difference,
+        }
 
     filter_notes = [
         "Error rate of the half most confident by MSP, and after abstaining on half of it by "

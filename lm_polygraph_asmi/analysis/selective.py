@@ -93,8 +93,15 @@ class Quadrants:
     gap: Interval
 
 
-def _split(msp: np.ndarray, fragility: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return msp > np.median(msp), fragility > np.median(fragility)
+def _gap(n: np.ndarray, errors: np.ndarray, n_part: np.ndarray, of_part: np.ndarray) -> np.ndarray:
+    """(b,) error rate of a part of n answers (or tokens) minus that of the others.
+
+    NaN if all are right or wrong, or the part is empty or all of them.
+    """
+    known = (n_part > 0) & (n_part < n) & (errors > 0) & (errors < n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = of_part / n_part - (errors - of_part) / (n - n_part)
+    return np.where(known, gap, np.nan)
 
 
 def confident_but_fragile(
@@ -135,20 +142,13 @@ def confident_but_fragile(
     medians = Medians(msp), Medians(fragility)
 
     def gap(counts: np.ndarray) -> np.ndarray:
-        """(b,) NaN if the confident are all right or wrong, or all robust or fragile."""
         middle, divide = (median(counts)[:, None] for median in medians)
-        confident, fragile = counts * (msp <= middle), fragility > divide
-        n, errors = confident.sum(1), confident @ wrong
-        n_fragile, of_fragile = (confident * fragile).sum(1), (confident * fragile) @ wrong
-        known = (n_fragile > 0) & (n_fragile < n) & (errors > 0) & (errors < n)
-        found = np.full(len(counts), np.nan)
-        parts = (one[known] for one in (n, errors, n_fragile, of_fragile))
-        n, errors, n_fragile, of_fragile = parts
-        found[known] = of_fragile / n_fragile - (errors - of_fragile) / (n - n_fragile)
-        return found
+        confident = counts * (msp <= middle)
+        both = confident * (fragility > divide)
+        return _gap(confident.sum(1), confident @ wrong, both.sum(1), both @ wrong)
 
     value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
-    unconfident, fragile = _split(msp, fragility)
+    unconfident, fragile = msp > np.median(msp), fragility > np.median(fragility)
     masks = [[a & b for b in (~fragile, fragile)] for a in (~unconfident, unconfident)]
     return Quadrants(
         np.array([[rate(mask) for mask in row] for row in masks]),
@@ -217,15 +217,8 @@ def token_null(
     median = Medians(scores)
 
     def gap(counts: np.ndarray) -> np.ndarray:
-        """(b,) NaN if no token is above the median, or all answers are right or wrong."""
         high = counts * (scores > median(counts)[:, None])
-        n, errors = counts.sum(1), counts @ labels
-        n_high, of_high = high.sum(1), high @ labels
-        known = (n_high > 0) & (n_high < n) & (errors > 0) & (errors < n)
-        found = np.full(len(counts), np.nan)
-        n, errors, n_high, of_high = (one[known] for one in (n, errors, n_high, of_high))
-        found[known] = of_high / n_high - (errors - of_high) / (n - n_high)
-        return found
+        return _gap(counts.sum(1), counts @ labels, high.sum(1), high @ labels)
 
     value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
     detection = BootstrapAUROC(scores, labels > 0)
@@ -293,10 +286,8 @@ def confident_filter(
         (0.5, 0.0, 0.5)
     """
     check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
-    outcome = binary(wrong=wrong)
-    columns = [np.asarray(column, dtype=float) for column in (msp, fragility, other, outcome)]
-
-    m, f, o, w = columns
+    columns = (msp, fragility, other, binary(wrong=wrong))
+    m, f, o, w = (np.asarray(column, dtype=float) for column in columns)
     median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
 
     def difference(counts: np.ndarray) -> np.ndarray:

@@ -185,7 +185,7 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "control_verdicts", title, _all(groups), compute, notes, digits=3, resamples=10_000,
         p_values=("p special, Holm", "p reproduced, Holm"), finish=_counted,
-        label=lambda one: one.label, otherwise=OTHERWISE,
+        otherwise=OTHERWISE,
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def controls(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "controls", title, _all(groups), compute, notes, draw, digits=3, resamples=10_000,
         signed=("heads minus condition",), p_values=("p equal",), finish=_counted,
-        label=lambda one: one.label, otherwise=OTHERWISE,
+        otherwise=OTHERWISE,
     )  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
     ]
     return frame(
         "controls_added", title, _all(groups), compute, notes, digits=3,
-        p_values=("p of heads", "p of condition"), finish=finish, label=lambda one: one.label,
+        p_values=("p of heads", "p of condition"), finish=finish,
         otherwise=OTHERWISE,
     )  # fmt: skip
 

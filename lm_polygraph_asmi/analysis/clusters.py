@@ -288,15 +288,11 @@ def cluster_interval(
     if not len(clusters):
         raise ValueError("there is no row: at least one cluster is wanted")
     everything = np.arange(len(clusters))
-    value = statistic(everything)
-    if np.isnan(value) or len(set(clusters)) < 2:
-        return Interval(float(value), float("nan"), float("nan"))
-    found = [
-        statistic(np.repeat(everything, counts))
-        for draws in cluster_bootstrap_weights(clusters, resamples, seed)
-        for counts in draws
-    ]
-    return percentile_interval(value, np.array(found, dtype=float), len(set(clusters)))
+
+    def one_by_one(counts: np.ndarray) -> np.ndarray:
+        return np.array([statistic(np.repeat(everything, row)) for row in counts], dtype=float)
+
+    return bootstrap_interval(statistic(everything), one_by_one, clusters, resamples, seed)
 
 
 def bootstrap_interval(
@@ -409,9 +405,8 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     if len(resampled) < 2:
         return np.full((2, len(curve)), np.nan)
     spread = resampled.std(0, ddof=1)
-    moving = spread > 1e-12 * np.abs(curve).max(
-        initial=0
-    )  # where all answers are accepted, the curve is constant
+    # Where all answers are accepted, the curve is constant.
+    moving = spread > 1e-12 * np.abs(curve).max(initial=0)
     strayed = np.abs(resampled - curve)[:, moving] / spread[moving]
     width = np.percentile(strayed.max(1, initial=0), 95)
     return curve + np.array([[-1.0], [1.0]]) * width * np.where(moving, spread, 0)

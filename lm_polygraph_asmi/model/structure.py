@@ -362,10 +362,10 @@ def _find(model: PreTrainedModel) -> Structure:
             raise TypeError(
                 f"{name} changes itself in a pass: {changed}. Its results depend on earlier inputs"
             )
-        found = _read(model, trace)
-        plain = _check_causal(model, found, tokens)
-        _check_heads(model, found, trace)
-        return replace(found, takes_cache=_takes_cache(model, found, tokens, plain))
+        structure = _read(model, trace)
+        plain = _check_causal(model, structure, tokens)
+        _check_heads(model, structure, trace)
+        return replace(structure, takes_cache=_takes_cache(model, structure, tokens, plain))
 
 
 class _State:
@@ -639,9 +639,9 @@ def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, tr
     return paths[0]
 
 
-def _check_causal(model: PreTrainedModel, found: Structure, tokens: Tensor) -> Tensor:
+def _check_causal(model: PreTrainedModel, structure: Structure, tokens: Tensor) -> Tensor:
     """Final states of `tokens`; raises unless the model is deterministic and causal."""
-    base_model = model.get_submodule(found.base_model)
+    base_model = model.get_submodule(structure.base_model)
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     plain, again, changed = (
@@ -674,8 +674,10 @@ def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
     return bool((first - second).abs().max() <= rounding * first.abs().max())
 
 
-def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor, plain: Tensor) -> bool:
-    base_model = model.get_submodule(found.base_model)
+def _takes_cache(
+    model: PreTrainedModel, structure: Structure, tokens: Tensor, plain: Tensor
+) -> bool:
+    base_model = model.get_submodule(structure.base_model)
     tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
     try:
         tapped = states_of(base_model(input_ids=tokens, past_key_values=tap, use_cache=True))
@@ -684,12 +686,12 @@ def _takes_cache(model: PreTrainedModel, found: Structure, tokens: Tensor, plain
     return bool((plain - tapped).norm() <= 1e-2 * plain.norm())
 
 
-def _check_heads(model: PreTrainedModel, found: Structure, trace: _Trace) -> None:
+def _check_heads(model: PreTrainedModel, structure: Structure, trace: _Trace) -> None:
     """Raise unless each head changes only its own block of the projection's input, and the layer's
     output only through that input."""
     tight = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.05
-    layers = model.get_submodule(found.layers)
-    for index, site in found.sites.items():
+    layers = model.get_submodule(structure.layers)
+    for index, site in structure.sites.items():
         layer = layers[index]  # type: ignore[index]
         (called,) = [call for call in trace.calls if call.module is layer]
         probe = _Probe(layer, called, site)
@@ -762,20 +764,20 @@ class _Probe:
         return heads, returned.float()
 
 
-def _only_scaled(expected: Tensor, found: Tensor, tight: float) -> bool:
+def _only_scaled(expected: Tensor, actual: Tensor, tight: float) -> bool:
     """Whether each head's block is as expected, up to a common factor (from a norm over heads).
     Both are (tokens, heads, width)."""
-    along = (found * expected).sum((1, 2)) / expected.square().sum((1, 2))
+    along = (actual * expected).sum((1, 2)) / expected.square().sum((1, 2))
     expected = along[:, None, None] * expected
-    off, size = (x.norm(dim=-1).mean(0) for x in (found - expected, expected))
+    off, size = (x.norm(dim=-1).mean(0) for x in (actual - expected, expected))
     return bool((off <= tight * size).all())
 
 
 def _changes_own_block(before: Tensor, after: Tensor, head: int, tight: float) -> bool:
     """Whether a head changes its own block and, up to a common factor, no other."""
-    own = (after - before)[:, head].norm(dim=-1).mean()
+    change = (after - before)[:, head].norm(dim=-1).mean()
     others = torch.arange(before.shape[1]) != head
     before, after = before[:, others], after[:, others]
     along = (after * before).sum((1, 2)) / before.square().sum((1, 2))
     turned = (after - along[:, None, None] * before).norm(dim=-1).mean(0)
-    return bool(own > 0) and bool((turned <= tight * own).all())
+    return bool(change > 0) and bool((turned <= tight * change).all())

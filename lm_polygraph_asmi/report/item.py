@@ -95,31 +95,31 @@ class ReportItem:
     @property
     def caption(self) -> list[str]:
         """The notes, and the meaning of brackets and asterisks if the table has them."""
-        return self.said()
+        return self.caption_lines()
 
-    def said(self, figure: bool = True, errors: bool = True) -> list[str]:
+    def caption_lines(self, figure: bool = True, errors: bool = True) -> list[str]:
         """The caption, with or without notes on the figure or on standard errors."""
         table = pd.DataFrame() if self.table is None else self.table
         values = {name: [_bare(value) for value in table[name]] for name in table}
-        found = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
-        if errors and any(isinstance(v, PRR) for own in values.values() for v in own):
-            found.append("±: standard error, 1,000 resamples of answers.")
+        notes = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
+        if errors and any(isinstance(v, PRR) for column in values.values() for v in column):
+            notes.append("±: standard error, 1,000 resamples of answers.")
         bounded = [
             name
-            for name, own in values.items()
-            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in own)
+            for name, column in values.items()
+            if any(isinstance(v, Interval) and not pd.isna(v.low) for v in column)
         ]
         if not bounded:
-            return found
+            return notes
         if small := [group.label for group in self.groups if group.too_small]:
             which = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            found.append(f"Too small for reliable intervals (see the first lines): {which}.")
+            notes.append(f"Too small for reliable intervals (see the first lines): {which}.")
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
             tested = any(isinstance(v, TestedValue) for name in self.signed for v in table[name])
             starred = f"; asterisk: {ADJUSTED if tested else 'it excludes 0'}"
-        return [*found, f"{brackets}{starred}."]
+        return [*notes, f"{brackets}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
         """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
@@ -149,8 +149,8 @@ class ReportItem:
             values = [_bare(v) for v in self.table[name]]
             parts = [f for v in values if isinstance(v, Interval | PRR) for f in v._fields]
             for part in dict.fromkeys(parts) or [None]:
-                own = f"{name} {part.replace('_', ' ')}" if part not in (None, "value") else name
-                columns[str(own)] = [_part(value, part) for value in values]
+                column = f"{name} {part.replace('_', ' ')}" if part not in (None, "value") else name
+                columns[str(column)] = [_part(value, part) for value in values]
         return pd.DataFrame(columns)
 
 

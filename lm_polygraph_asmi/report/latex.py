@@ -95,8 +95,8 @@ def latex_tables(item: ReportItem) -> str:
 def _notes(item: ReportItem, brief: bool) -> list[str]:
     """The caption, and the meaning of u_sem and the depth for readers without the report."""
     assert item.table is not None
-    notes = item.said(figure=False, errors=not brief)
-    if brief and notes != item.said(figure=False):
+    notes = item.caption_lines(figure=False, errors=not brief)
+    if brief and notes != item.caption_lines(figure=False):
         notes.append("Standard errors: see the CSV file.")
     text = " ".join(map(str, [*item.table, *item.table.to_numpy().ravel(), *item.notes]))
     if "u_sem" in text:

@@ -334,10 +334,10 @@ class RunGroup:
             Unavailable: the run lacks it, or it is not finite for every row.
         """
         method = condition.method(symbol, self.depth)
-        found = condition.run.scores[method].to_numpy(dtype=float)[self.rows]
-        if not np.isfinite(found).all():
+        scores = condition.run.scores[method].to_numpy(dtype=float)[self.rows]
+        if not np.isfinite(scores).all():
             raise Unavailable(f"{method} is not finite for every row")
-        return found
+        return scores
 
     def counterpart(self, condition: ConditionRun, symbol: str) -> str:
         """The method of heads to compare with a condition: the same masks and settings.
@@ -382,8 +382,8 @@ class RunGroup:
 
     def settings(self) -> dict[str, Any] | None:
         """ASMI's settings at the operating depth."""
-        found = self.saved("asmi_settings", at_operating_depth=True)
-        return dict(found[0]) if found else None
+        saved = self.saved("asmi_settings", at_operating_depth=True)
+        return dict(saved[0]) if saved else None
 
     @property
     def too_small(self) -> bool:
@@ -536,10 +536,10 @@ def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | Non
     """The runs of which `group`, with masks, is a part: the same answers on more rows; or None."""
     if not all(map(_keeps_masks, group)):
         return None
-    own = _answers(group[0])
+    answers = _answers(group[0])
     for other in groups:
         same = _names(group[0]) == _names(other[0])
-        if same and len(other[0].scores) > len(group[0].scores) and own <= _answers(other[0]):
+        if same and len(other[0].scores) > len(group[0].scores) and answers <= _answers(other[0]):
             return other
     return None
 
@@ -577,7 +577,7 @@ def _names(run: Run) -> tuple[str, str]:
 def _by_condition(runs: Sequence[Run]) -> tuple[list[Run], list[ConditionRun]]:
     """Runs of unscaled heads, and those of control conditions."""
     conditions = [_condition(run) for run in runs]
-    of_heads = [run for run, found in zip(runs, conditions, strict=True) if found is None]
+    of_heads = [run for run, condition in zip(runs, conditions, strict=True) if condition is None]
     return of_heads, [condition for condition in conditions if condition is not None]
 
 

@@ -123,22 +123,22 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["signal", "controls"])["p"].transform(holm)
         pairs = zip(adjusted, table["direction"], strict=True)
-        said = [verdict(p, direction) for p, direction in pairs]
+        adds = [verdict(p, direction) for p, direction in pairs]
         place = list(table).index("direction")
         table.insert(place, "p, Holm", adjusted)
-        table.insert(place + 1, "adds", said)
+        table.insert(place + 1, "adds", adds)
         return table.drop(columns="direction")
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
         clusters = {group.label: len(set(group.clusters)) for group in groups}
-        own = {}
+        intervals = {}
         for _, row in main.iterrows():
             reach = student.isf(0.025, clusters[row["setting"]] - 1)
             span = Interval(row["z"], row["z"] - reach, row["z"] + reach)
-            own[row["setting"]] = TestedValue(span, row["adds"] != "no")
+            intervals[row["setting"]] = TestedValue(span, row["adds"] != "no")
         return figures.forest(
-            {"u_sem beyond MSP, H and length": own}, "z; > 0: wrong answers score higher"
+            {"u_sem beyond MSP, H and length": intervals}, "z; > 0: wrong answers score higher"
         )
 
     def notes(item: ReportItem) -> list[str]:
@@ -381,8 +381,8 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
         lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
 
         def minus(first: str, second: str) -> Interval:
-            one, other = signals[first], signals[second]
-            return selective.aurc_difference(one, other, group.wrong, group.clusters)
+            pair = signals[first], signals[second]
+            return selective.aurc_difference(*pair, group.wrong, group.clusters)
 
         difference = ahead = minus("u_sem", "MSP")
         if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign

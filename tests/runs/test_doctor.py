@@ -95,37 +95,6 @@ def test_a_users_own_config(elsewhere, overrides):
     assert [findings_of(check, config) for check in CHECKS.values()] == [[], []]
 
 
-RAUQ = [{"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}]
-
-
-@pytest.mark.parametrize(
-    ("check", "changed", "message"),
-    [
-        (
-            "settings",
-            {"estimators": RAUQ * 2, "output_attentions": True},
-            "2 estimators have the name 'RAUQ'",
-        ),
-        (
-            "settings",
-            {
-                "estimators": RAUQ,
-                "output_attentions": True,
-                "model__load_model_args__attn_implementation": "sdpa",
-            },
-            "the model is loaded with sdpa attention, which returns no attention maps",
-        ),
-        ("settings", {"model__path": "???"}, "model.path is missing"),
-        ("rows", {"data__source": "nowhere/at-all"}, "cannot reach the dataset nowhere/at-all"),
-        ("rows", {"subsample_eval_dataset": 1}, "expected two rows or more, got 1"),
-    ],
-)
-def test_problems(overrides, check, changed, message):
-    ((text, fatal),) = findings(check, overrides, **changed)
-    assert fatal
-    assert message in text
-
-
 def test_auto_wants_attention_maps(overrides):
     auto = {"output_attentions": True, "stat_calculators": ["auto"]}
     script = "model__path_to_load_script"

@@ -62,7 +62,8 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Expectations that a test computes with the same functions are thinned with them.
     """
-    from lm_polygraph_asmi.analysis import clusters, prr
+    from lm_polygraph_asmi.analysis import added, clusters, prr
+    from lm_polygraph_asmi.experiments.analysis import coupling, probe
 
     if request.config.getoption("--slow"):
         yield
@@ -73,7 +74,7 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
         return drawn(names, resamples // 10, *seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (clusters, prr):
+        for module in (added, clusters, prr, coupling, probe):
             patch.setattr(module, "cluster_bootstrap_weights", few)
         yield
 

@@ -219,14 +219,11 @@ def frame(
     table = finish(pd.DataFrame(rows))
     drawn = figure(table) if figure else None
     item = ReportItem(name, title, used, table, drawn, **shown)
-    item.notes = [*(notes(item) if callable(notes) else notes), *_left_out(missing)]
+    item.notes = [*(notes(item) if callable(notes) else notes)]
+    if missing:
+        item.notes.append(f"Not here: {_listed(missing)}.")
     item.table = table if tabulated else None
     return [item]
-
-
-def _left_out(reasons: Sequence[Reason]) -> list[str]:
-    """A note on the settings missing in a table."""
-    return [f"Not here: {_listed(reasons)}."] if reasons else []
 
 
 def _listed(reasons: Sequence[Reason]) -> str:

@@ -52,7 +52,8 @@ def build_report(
                 sections.append(_write(item, groups, out))
     provenance = [group.provenance() for group in groups]
     (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
-    parts = ["# Report", *first_lines, SYMBOLS, _origins(provenance), *sections]
+    runs = [escape(_source(p), "markdown") for p in provenance]
+    parts = ["# Report", *first_lines, SYMBOLS, "## Runs", *runs, *sections]
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
     report = out / "report.md"
@@ -113,8 +114,3 @@ def _source(p: dict[str, Any]) -> str:
     releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())
     parts += [releases or "releases not recorded", str(p["device"])]
     return "; ".join([*parts, *(f"note: {note}" for note in p["notes"])])
-
-
-def _origins(provenance: Sequence[dict[str, Any]]) -> str:
-    """The section that lists the runs of the report."""
-    return "\n\n".join(["## Runs", *(escape(_source(p), "markdown") for p in provenance)])

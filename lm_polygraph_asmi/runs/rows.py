@@ -148,7 +148,8 @@ def read_rows(
 
 def _load(source: Any, name: str, split: str) -> Dataset:
     try:
-        if isinstance(source, str | Path) and Path(source).is_dir() and _was_saved(Path(source)):
+        saved = ("dataset_info.json", "dataset_dict.json")
+        if isinstance(source, str | Path) and any(Path(source, f).is_file() for f in saved):
             loaded = load_from_disk(str(source))
             return loaded[split] if isinstance(loaded, DatasetDict) else loaded
         return load_dataset(*([source] if isinstance(source, str | Path) else source), split=split)
@@ -174,10 +175,6 @@ def _with_unique_ids(rows: list[Row], name: str) -> list[Row]:
     if len(times) < len(rows):
         log.warning("%s repeats %d ids; they were numbered", name, len(rows) - len(times))
     return unique
-
-
-def _was_saved(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in ("dataset_info.json", "dataset_dict.json"))
 
 
 def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[Row]:
@@ -286,11 +283,7 @@ def rows_folder(data: Mapping[str, Any]) -> Path:
 @lru_cache(maxsize=8)  # a config is resolved several times in a run
 def _rows_folder(described: str, _: Path, home: Path) -> Path:
     rows = read_selected_rows(json.loads(described))
-    folder = (
-        home
-        / "lm_polygraph_asmi"
-        / f"rows-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
-    )
+    folder = home / "lm_polygraph_asmi" / f"rows-{cluster_key(json.dumps(rows))}"
     save_rows(rows, folder)
     return folder
 

@@ -29,14 +29,8 @@ def boundary(groups: Sequence[RunGroup]) -> Items:
     title = "Boundary: open against closed book"
 
     def draw(table: pd.DataFrame) -> Figure:
-        return figures.forest(
-            {
-                "Sem-ASMI minus MSP": dict(
-                    zip(table["setting"], table["Sem-ASMI Δ MSP"], strict=True)
-                )
-            },
-            "ΔPRR, 95 % over clusters",
-        )
+        differences = dict(zip(table["setting"], table["Sem-ASMI Δ MSP"], strict=True))
+        return figures.forest({"Sem-ASMI minus MSP": differences}, "ΔPRR, 95 % over clusters")
 
     notes = [
         "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "

@@ -170,7 +170,7 @@ def score(
                 row_id = row.content.get("id")
                 named = f"row {row.number}" if row_id is None else f"row {row.number} ({row_id})"
                 errors.print(f"{named}: {outcome.error}", style="red", markup=False,
-                             highlight=False)  # fmt: skip
+                             highlight=False, soft_wrap=True)  # fmt: skip
                 continue
             if html:
                 pages.append(result)

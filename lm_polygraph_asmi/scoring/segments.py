@@ -1,6 +1,5 @@
 """Parts of a long answer: sentences, lines of code, list items, each with a score."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ class Span:
         tokens: number of the answer's tokens that overlap it.
         u: over these tokens, aggregated as the score (default: mean), nats; higher = more fragile.
         mi, entropy: means over these tokens, nats.
-        perplexity: exp of their mean negative log-likelihood under the unmasked model.
+        perplexity: mean negative log-likelihood under the unmasked model, nats.
         alternative: the subnetworks' most frequent replacement of one of its tokens, which is
             `instead_of`; None if there is none.
         alternative_share: share of masks that choose it, 0 to 1.
@@ -169,7 +168,7 @@ def span_of(
         u=u,
         mi=mean["mi"],
         entropy=mean["entropy"],
-        perplexity=math.exp(-mean["log_likelihood"]),
+        perplexity=-mean["log_likelihood"],
         alternative=None if strongest is None else strongest.alternative,
         instead_of=None if strongest is None else strongest.text,
         alternative_share=0.0 if strongest is None else strongest.alternative_share,

@@ -304,7 +304,7 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
         "(interval below 0): 1. Inconclusive: 0."
     )
     assert said[1].startswith(f"**Negative PRR: tiny model, squad.** {SEM} ranks errors")
-    assert said[2].startswith("**Against the best free baseline")
+    assert said[2].startswith("**Against the best single-pass baseline")
     assert said[3].startswith(f"{ADDS}: u_sem in 0 of 1 settings**, negative in")
     assert file.read_text().splitlines()[2] == said[0]
     assert "1 of 120 rows without a finite RAUQ left out for all methods" in file.read_text()
@@ -335,7 +335,7 @@ def test_noise_is_not_known_to_rank(tmp_path):
     assert said[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
     assert said[0].endswith("Inconclusive: 3.")
     assert said[1].startswith(
-        "**Against the best free baseline (no samples, no further question): better in 0, "
+        "**Against the best single-pass baseline (no samples, no further question): better in 0, "
         "equivalent in 0, inconclusive in 0, worse in 1 of 1 settings** (tiny model, squad)."
     )
     assert said[2].startswith(f"{ADDS}: u_sem in 0 of 1 settings**")
@@ -354,7 +354,7 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
     assert "Inconclusive: 3, of which 3 because their settings are too small (their" in lines[0]
-    (against,) = (line for line in lines if line.startswith("**Against the best free"))
+    (against,) = (line for line in lines if line.startswith("**Against the best single-pass"))
     assert "better in 0, equivalent in 0, inconclusive in 1, worse in 0 of 1 settings**" in against
     assert "1 inconclusive because too small" in against
     tables = {item.name: item.table for item in head_to_head(load_run_groups([tmp_path / "run"]))}
@@ -555,6 +555,19 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     assert any(
         "a larger run has the same questions" in note for note in items["outcome_counts"].notes
     )
+
+
+def test_outcomes_are_also_counted_without_settings_of_empty_answers(tmp_path):
+    for name, empty in (("asmi_squad", 20), ("asmi_coqa", 40)):
+        saved = content(n=120, shift=empty)
+        texts = saved["stats"]["greedy_texts"]
+        saved["stats"]["greedy_texts"] = [""] * empty + list(texts[empty:])
+        save(tmp_path / name, saved, manifest(120, name))
+    groups = load_run_groups([tmp_path / "asmi_squad", tmp_path / "asmi_coqa"])
+    counts = head_to_head(groups)[2].table
+    kinds = counts.groupby("settings")[["better", "equivalent", "inconclusive", "worse"]].sum()
+    without = kinds.loc["grounded, under 25% of answers empty"].sum()
+    assert without == kinds.loc["grounded"].sum() / 2
 
 
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -835,7 +848,7 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     assert set(rows["outcome"]) == {"better"}  # planted
     assert set(found["comparison"]) == {
         "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
-        "top Δ best free", "Sem-ASMI Δ ASMI", "top Δ RAUQ",
+        "top Δ best single-pass", "Sem-ASMI Δ ASMI", "top Δ RAUQ",
     }  # fmt: skip
     beyond = int((~(plain["margin in reach"].astype(float) < 0.02)).sum())
     assert beyond > 0
@@ -843,9 +856,14 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
     assert f"in {beyond} of {len(plain)} rows" in said
     assert not (plain["p, equivalent"][plain["margin in reach"] >= 0.02] < 0.05).any()
     # The first lines count the same.
-    (line,) = (line for line in findings(groups) if line.startswith("**Against the best free"))
+    (line,) = (
+        line for line in findings(groups) if line.startswith("**Against the best single-pass")
+    )
     counts = items["outcome_counts"].table.set_index(["settings", "comparison"])
-    for name, which in (("top Δ best free", "further question)"), ("top Δ best baseline", "all")):
+    for name, which in (
+        ("top Δ best single-pass", "further question)"),
+        ("top Δ best baseline", "all"),
+    ):
         n = counts.loc["closed-book", name]
         assert f"better in {n['better']}, equivalent in {n['equivalent']}" in line
         assert which in line

@@ -1,7 +1,6 @@
 """Labelled parts of answers: what gives the numbers of `spans` a meaning."""
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +62,7 @@ def test_what_labels_give(found, rows, calibration):
                 scores.append(span["u"])
                 wrong.append(label)
                 clusters.append(row["prompt"])
-                likelihoods.append(span["tokens"] * math.log(span["perplexity"]))
+                likelihoods.append(span["tokens"] * span["perplexity"])
     assert (calibration.n, calibration.clusters, calibration.errors) == (79, 20, sum(wrong))
     assert calibration.scores == sorted(scores)
     assert calibration.calibration == calibrate(np.array(scores), np.array(wrong))

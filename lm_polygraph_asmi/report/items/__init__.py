@@ -124,7 +124,7 @@ def _against_best(groups: Sequence[RunGroup]) -> list[str]:
     adjusted = adjusted_comparisons(groups)
     sentences = []
     for name, which in (
-        ("top Δ best free", "best free baseline (no samples, no further question)"),
+        ("top Δ best single-pass", "best single-pass baseline (no samples, no further question)"),
         ("top Δ best baseline", "best of all baselines"),
     ):
         here = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}

@@ -176,7 +176,7 @@ class ASMIConfig:
         "sem", "The score; adapt also samples answers.", tuple(METHODS), shown=False
     )
     depth: float = setting(
-        0.6, "Relative depth of the masked layer.", _depth,
+        0.6, "Masked layer: 0 is the first, 1 the last; the paper's is 0.6.", _depth,
         unit="fraction of the layers", of="masks", shown=False,
     )  # fmt: skip
     top_k: int = setting(
@@ -195,8 +195,9 @@ class ASMIConfig:
         MASK_SAMPLERS, of="masks",
     )  # fmt: skip
     scope: str = setting(
-        "all", "Mask heads at all positions (paper) or only where the answer is predicted "
-        "(cheaper; a different score).", SCOPES, of="masks",
+        "all", "Positions at which heads are masked: all (the paper's), or response, those that "
+        "predict the answer: cheaper, a different score, and what was measured most.", SCOPES,
+        of="masks",
     )  # fmt: skip
     seed: int = setting(
         0, "Random seed of masks and sampled answers.", _seed, of="masks", key=False,
@@ -207,14 +208,15 @@ class ASMIConfig:
         ("answer", "prompt"), of="masks", key=False, shown=True,
     )  # fmt: skip
     source: str = setting(
-        "all", "Input that masked heads lose: everything, the context, or everything else "
-        "(needs scope response).", SOURCES, of="masks",
+        "all", "What masked heads lose: all they read; or, with scope response, only what they "
+        "read from the context, or from elsewhere.", SOURCES, of="masks",
     )  # fmt: skip
     aggregation: str = setting(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,
     )  # fmt: skip
     perturbation: str = setting(
-        "heads", "What a mask perturbs; all values but heads are controls.", PERTURBATIONS,
+        "heads", "What a mask changes: heads (ASMI); the others are controls, such as noise or "
+        "MLP inputs, that test whether heads matter.", PERTURBATIONS,
         of="masks", shown=str,
     )  # fmt: skip
     perturbation_scale: float | str | None = setting(
@@ -226,10 +228,18 @@ class ASMIConfig:
         shown=lambda _: "no closing token",
     )  # fmt: skip
     tau: float = setting(
-        0.3, "Midpoint of the gate.", check_number, method="adapt", shown="tau={:g}".format
+        0.3,
+        "Diversity of the sampled answers at which agreement counts half.",
+        check_number,
+        method="adapt",
+        shown="tau={:g}".format,
     )
     beta: float = setting(
-        10.0, "Steepness of the gate.", check_number, method="adapt", shown="beta={:g}".format
+        10.0,
+        "How steeply agreement counts less around tau.",
+        check_number,
+        method="adapt",
+        shown="beta={:g}".format,
     )
     # These belong to the answers rather than the score, but they distinguish runs.
     num_samples: int = setting(10, "Sampled answers.", _num_samples, method="adapt", shown=False)

@@ -1,4 +1,4 @@
-"""Search texts for the private words in docs/reference/terms.csv and words.csv.
+"""Search texts for the private words in words.csv.
 
     python scripts/words.py                       # README, docs, package, configs and scripts
     python scripts/words.py README.md docs        # these files and folders
@@ -19,8 +19,7 @@ from pathlib import Path
 import click
 
 REPOSITORY = Path(__file__).parents[1]
-TERMS = (REPOSITORY / "docs/reference/terms.csv", REPOSITORY / "scripts/words.csv")
-"""Terms of the glossary, and words that no reader looks up."""
+TERMS = REPOSITORY / "scripts/words.csv"
 EVERYWHERE = ("README.md", "docs", "lm_polygraph_asmi", "configs", "scripts")
 LEFT_OUT = ("docs/changelog.md", "docs/evidence", "scripts/words.py")
 """Plans written before a measurement keep their words."""
@@ -29,10 +28,8 @@ TEXT = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", t
 
 def avoided() -> list[tuple[re.Pattern[str], str]]:
     """(pattern, term to use) of every phrase to avoid."""
-    rows = []
-    for file in TERMS:
-        with file.open(newline="") as lines:
-            rows += [(row["avoid"].split(";"), row["term"]) for row in csv.DictReader(lines)]
+    with TERMS.open(newline="") as lines:
+        rows = [(row["avoid"].split(";"), row["term"]) for row in csv.DictReader(lines)]
     return [(re.compile(p, re.I), term) for avoid, term in rows for p in avoid if p]
 
 

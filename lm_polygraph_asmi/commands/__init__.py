@@ -44,7 +44,7 @@ class Experiments(click.Group):
         return COMMANDS
 
 
-@main.group(cls=Experiments)
+@main.group(cls=Experiments, short_help="Controls and the causal probe.")
 def experiments() -> None:
     """Test the paper's claims: perturbation controls and the causal probe."""
 

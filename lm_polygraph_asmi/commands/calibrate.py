@@ -16,19 +16,27 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
 """Options with the same meaning as in `score`."""
 
 
-@click.command(params=[option for option in score.params if option.name in SHARED])
+@click.command(
+    params=[option for option in score.params if option.name in SHARED],
+    short_help="Threshold with a risk guarantee, from labels.",
+)
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--run",
     type=click.Path(exists=True),
-    help="Finished benchmark run, instead of ROWS. Its settings are the defaults.",
+    help="Finished benchmark run, instead of ROWS; its parameters are the defaults.",
 )
 @click.option(
     "--metric",
     help="With --run: quality metric for the labels; default AlignScore, else its first.",
 )
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
-@click.option("--confidence", default=0.95, show_default=True, help="Of the risk guarantee.")
+@click.option(
+    "--confidence",
+    default=0.95,
+    show_default=True,
+    help="Least probability that the guarantee holds, over samples of labelled answers.",
+)
 @click.option(
     "--signal",
     default="best",
@@ -66,7 +74,7 @@ def calibrate(
     chat: bool,
     **settings: Any,
 ) -> None:
-    """Compute a threshold with a risk guarantee from ROWS of labelled answers.
+    """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
 
     ROWS is a JSON lines file with `prompt` (text or messages), `answer`, and `correct` (true or
     false) or `quality` (a number). Rows about one passage form a cluster, found by their prompts or

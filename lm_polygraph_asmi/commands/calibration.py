@@ -8,7 +8,7 @@ import click
 from lm_polygraph_asmi.options import given_settings, setting_options
 
 
-@click.command()
+@click.command(short_help="Save a run to interpret scores by it.")
 @click.argument("run", type=click.Path(exists=True))
 @setting_options("method", "depth", "source", "aggregation")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")

@@ -3,7 +3,7 @@
 import click
 
 
-@click.command()
+@click.command(short_help="Check a run before starting it.")
 @click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
 @click.option(
     "--config-dir", type=click.Path(exists=True, file_okay=False), help="Folder of your configs."
@@ -11,7 +11,8 @@ import click
 @click.option(
     "--run/--no-run",
     default=True,
-    help="Also score two rows with every method; downloads what the run would download.",
+    help="Score two rows with every method, which loads and may download its models (default); or "
+    "check the config only.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("overrides", nargs=-1)

@@ -3,7 +3,7 @@
 import click
 
 
-@click.command()
+@click.command(short_help="Merge the shards of a run.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False), help="Folder for the merged files."

@@ -8,7 +8,7 @@ import click
 from lm_polygraph_asmi.config import ASMIConfig, target_layer
 
 
-@click.command()
+@click.command(short_help="Masks, mask rate and cost for a model.")
 @click.option(
     "--heads", type=click.IntRange(min=4), help="H, query heads per layer; default: --pilot's."
 )
@@ -18,7 +18,7 @@ from lm_polygraph_asmi.config import ASMIConfig, target_layer
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=ASMIConfig.depth,
     show_default=True,
-    help="Relative depth of the masked layer.",
+    help="Masked layer: 0 is the first, 1 the last.",
 )
 @click.option(
     "--prr-difference",

@@ -5,7 +5,7 @@ import click
 from lm_polygraph_asmi.config import ASMIConfig
 
 
-@click.command()
+@click.command(short_help="The paper's tables and figures, from runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False), help="Folder for the report."

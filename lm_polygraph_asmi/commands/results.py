@@ -3,7 +3,7 @@
 import click
 
 
-@click.command()
+@click.command(short_help="PRR of every method of finished runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
     "--together", "as_one", is_flag=True, help="Show runs over the same answers in one table."

@@ -26,7 +26,7 @@ def _options() -> list[click.Parameter]:
     return options
 
 
-@click.command(params=_options())
+@click.command(params=_options(), short_help="Serve a model over HTTP, with scores.")
 @click.option("--calibration", type=click.Path(exists=True), help="Calibration run or file.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(

@@ -30,7 +30,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(short_help="Scales that match controls to masked heads.")
 @click.argument("run", type=click.Path(exists=True))
 @click.option(
     "--held-out",
@@ -89,7 +89,7 @@ def scale(
         )
 
 
-@click.command()
+@click.command(short_help="Ablate the critical heads of a run.")
 @click.argument("run", type=click.Path(exists=True))
 @_model_options
 @click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")

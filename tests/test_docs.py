@@ -487,7 +487,7 @@ def test_errors_that_the_page_names_are_raised():
 
 
 def test_no_private_word_returns(capsys):
-    """README and pages use the terms of the glossary; scripts/words.csv lists the words to avoid."""
+    """README and pages avoid the words that scripts/words.csv lists."""
     words = loaded("scripts/words.py")
     with pytest.raises(SystemExit) as done:
         words.main(["README.md", "docs"], standalone_mode=False)

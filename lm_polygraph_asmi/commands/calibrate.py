@@ -115,7 +115,7 @@ def calibrate(
 
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
-            labelled = list(in_chat(labelled))
+            labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
         limit = RIGHT if right_from is None else right_from
         labels_of(labelled, limit)  # before the model is loaded
         config = ASMIConfig()

@@ -6,8 +6,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.calibration import Calibration
     from lm_polygraph_asmi.scoring.result import Score
 
+OWN = "made-by-score"
+"""File in a result cache that is deleted after use, because no option named it."""
 DECISIONS = {True: "accepted", False: "abstained", None: "without a decision"}
 SHOWN = 100
 """Rows whose field names are checked for spelling."""
@@ -128,18 +129,17 @@ def score(
             raise ValueError(f"{option} needs a single prompt, got {number} rows")
         if number > 1 and not (out or html):
             raise ValueError(f"{rows_file} has {number} rows: name a file with --out or --html")
-        rows = read_rows(rows_file)
-        first = list(islice(rows, SHOWN))
+        first = list(islice(read_rows(rows_file), SHOWN))
         for field, close in misspelt({name for row in first for name in row.content}).items():
             errors.print(f"Warning: ignoring the field {field!r}; did you mean {close!r}?",
                          style="yellow", highlight=False)  # fmt: skip
-        if answer is not None:
-            first[0].content["answer"] = answer
+        added: dict[str, Any] = {} if answer is None else {"answer": answer}
         if context:
-            first[0].content["context"] = list(map(_passage, context))
-        rows = chain(first, rows)
-        if chat:
-            rows = in_chat(rows)
+            added["context"] = list(map(_passage, context))
+
+        def change(content: dict[str, Any]) -> dict[str, Any]:
+            return in_chat(content | added) if chat else content | added
+
         config, *loaded = settled(calibration, None, given)
         calibrations = [*filter(None, loaded)]
         if stream and (answer is not None or context or out):
@@ -148,19 +148,20 @@ def score(
             check_streamed({"source": config.source} | given)
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
-        cache = result_cache or (f"{out}.cache" if out else None)
+        cache = result_cache or (own_cache(out) if out else None)
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations,
                           result_cache=cache, **given)  # fmt: skip
         if stream:
-            result = _streamed(scorer, next(rows), console)
+            result = _streamed(scorer, first[0]._replace(content=change(first[0].content)), console)
             if html:
                 Path(html).write_text(render([result], "Fragility of an answer"), encoding="utf-8")
             return
-        changed = rows if chat or answer is not None or context else None
-        scored: Iterator[tuple[Any, Any]] = score_rows(scorer, rows)
         if out:
-            scored = score_file(scorer, rows_file, out, tokens, changed)
+            scored = score_file(scorer, rows_file, out, tokens, change)
+        else:
+            changed = (r._replace(content=change(r.content)) for r in read_rows(rows_file))
+            scored = score_rows(scorer, changed)
         summary, pages = Summary(scorer.calibration), []
         shown = track(scored, "Scoring", total=number, console=errors, disable=number < 2)
         for row, outcome in shown:
@@ -187,8 +188,8 @@ def score(
             errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
     if summary.counts["failed"]:
         raise SystemExit(1)
-    if out and result_cache is None and Path(f"{out}.cache", "cache.db").exists():
-        shutil.rmtree(f"{out}.cache", ignore_errors=True)
+    if cache and Path(cache, OWN).exists():
+        shutil.rmtree(cache, ignore_errors=True)
 
 
 def _streamed(scorer: Any, row: Any, console: Any) -> Any:
@@ -258,6 +259,20 @@ class Summary:
         return "\n".join(lines)
 
 
+def own_cache(out: str) -> str:
+    """Folder of the result cache beside OUT, marked as one to delete.
+
+    Raises:
+        ValueError: there is another folder or file of that name.
+    """
+    folder = Path(f"{out}.cache")
+    if folder.exists() and not (folder / OWN).is_file():
+        raise ValueError(f"{folder} exists: pass it as --result-cache, or remove it")
+    folder.mkdir(exist_ok=True)
+    (folder / OWN).touch()
+    return str(folder)
+
+
 def check_files(rows_file: str, out: str | None, html: str | None) -> None:
     """Raise ValueError unless the outputs can be written without overwriting an input or scores."""
     from lm_polygraph_asmi.scoring.rows import check_out
@@ -268,14 +283,12 @@ def check_files(rows_file: str, out: str | None, html: str | None) -> None:
             raise ValueError(f"cannot write {file}: its folder does not exist")
         if not os.access(file if file.exists() else folder, os.W_OK):
             raise ValueError(f"cannot write {file}: permission denied")
-        if file.absolute() == Path(rows_file).absolute():
-            raise ValueError(f"cannot write {file}: it is the file of prompts")
+    if not Path(rows_file).is_file():
+        raise ValueError(f"{rows_file}: expected a file, got a pipe or device: save its content")
+    if html and Path(html).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"expected --html with the name of an .html file, got {html}")
     if out:
-        if html and Path(html).absolute() == Path(out).absolute():
-            raise ValueError(f"--out and --html name the same file: {out}")
         check_out(rows_file, out)
-        if Path(out).exists():
-            raise ValueError(f"{out} exists: name another file, or remove it")
 
 
 def _passage(text: str) -> str:

@@ -206,8 +206,13 @@ class ModelKeys:
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Identity of a tokenizer: its vocabulary and special tokens."""
-    content = [sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map]
+    """Identity of a tokenizer: its vocabulary and special tokens, and how it splits text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = [
+        sorted(tokenizer.get_vocab().items()),
+        tokenizer.special_tokens_map,
+        type(tokenizer).__name__ if backend is None else backend.to_str(),
+    ]
     return {"tokenizer": hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()}
 
 

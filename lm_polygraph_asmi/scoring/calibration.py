@@ -1,5 +1,6 @@
 """Calibration runs: percentile, probability of error and decision for the score of an answer."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ ANEW = (
 )
 DERIVED = ("num_masks", "mask_rate")
 """Settings derived from the model's number of heads if None."""
-ROWS = (".jsonl", ".ndjson")
+ROWS = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with scored rows, whose parts may be labelled."""
 NOT_RECORDED = "not recorded"
 """Stands for the model's name of a run without a manifest."""
@@ -351,8 +352,10 @@ class Calibration:
 
     @property
     def identity(self) -> str:
-        """Text that is the same for the same verdicts and decisions."""
-        return self.ground if self.decision is None else f"{self.ground}; {self.decision}"
+        """Hash of all values."""
+        from pydantic_core import to_json
+
+        return hashlib.sha256(to_json(vars(self), inf_nan_mode="null")).hexdigest()
 
     @property
     def ranks(self) -> bool:

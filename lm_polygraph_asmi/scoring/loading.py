@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.scoring.many import OUTPUT, score_batch, with_output
+from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, score_batch, with_output
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import TOKENS, check_one_of
 
@@ -59,7 +59,8 @@ class BatchScorer:
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
         """The table with the columns of `OUTPUT`."""
-        columns = {name: table[name].to_pylist() for name in table.column_names}
+        names = [name for name in table.column_names if name in (*FIELDS, *OUTPUT)]
+        columns = {name: table[name].to_pylist() for name in names}
         scored = score_batch(columns, self.scorer, self.tokens)
         values = zip(*(scored[name] for name in OUTPUT), strict=True)
         return with_output(table, [dict(zip(OUTPUT, row, strict=True)) for row in values])

@@ -75,14 +75,16 @@ def score_together(scorer: "PreparedModel", rows: Sequence[Mapping[str, Any]]) -
     """Outcomes of a batch of rows, from the scorer's result cache if it has the batch.
 
     The batch is one entry, because the reuse of prefixes makes a row's last digits depend on the
-    rows before it. Not stored after a RuntimeError, such as too little memory.
+    rows before it. Not stored after a RuntimeError, such as too little memory. Fields that do not
+    change scores, such as `id`, are no part of the key.
     """
     from lm_polygraph_asmi.model import PrefixCache  # imports torch
 
     key = scorer.batch_key([{name: row.get(name) for name in FIELDS} for row in rows])
     stored = scorer.result_cache.get(key)
     if stored is not None:
-        yield from stored
+        for outcome, row in zip(stored, rows, strict=True):
+            yield outcome._replace(id=row.get("id"))
         return
     prefix_cache, outcomes, final = PrefixCache(), [], True
     for index, row in enumerate(rows):
@@ -112,6 +114,8 @@ def _plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
+    if type(value).__name__ == "NAType":  # of pandas, which is not imported for it
+        return None
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return None if isinstance(value, float) and value != value else value
@@ -138,7 +142,7 @@ OUTPUT: dict[str, type] = {
 
 def score_batch(
     columns: Mapping[str, Sequence[Any]], scorer: "PreparedModel", tokens: str = "compact"
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """Score a batch of rows passed as columns, as data engines do.
 
     Without global state: batches may be scored on any machine, in any order, and repeatedly. A
@@ -152,9 +156,9 @@ def score_batch(
         tokens: fields of each token, as JSON: "none", "compact" or "full".
 
     Returns:
-        The input's columns, and those of `OUTPUT` as object arrays; None: no value. `asmi_score`
-        in nats, higher = more fragile; `asmi_answer`: the model's greedy answer, if the row has
-        none; `asmi_error`: why a row has no score.
+        The input's columns as they are, and those of `OUTPUT` as object arrays; None: no value.
+        `asmi_score` in nats, higher = more fragile; `asmi_answer`: the model's greedy answer, if
+        the row has none; `asmi_error`: why a row has no score.
 
     Raises:
         ValueError: no column `prompt`, columns of different lengths, or named as one of `OUTPUT`.
@@ -163,7 +167,7 @@ def score_batch(
         >>> columns = {"question": [7, 8], "prompt": [prompt, None], "answer": [" Edda Holm", " ?"]}
         >>> scored = score_batch(columns, scorer, tokens="none")
         >>> scored["question"], scored["asmi_score"][0] >= 0, scored["asmi_score"][1]
-        (array([7, 8]), True, None)
+        ([7, 8], True, None)
     """
     check_one_of("tokens", tokens, TOKENS)
     if "prompt" not in columns:
@@ -183,9 +187,7 @@ def score_batch(
         output_of(outcome, row, tokens)
         for row, outcome in zip(rows, score_together(scorer, rows), strict=True)
     ]
-    return {name: np.asarray(column) for name, column in columns.items()} | {
-        name: _objects([row[name] for row in scored]) for name in OUTPUT
-    }
+    return {**columns, **{name: _objects([row[name] for row in scored]) for name in OUTPUT}}
 
 
 def with_output(table: "pa.Table", scored: Sequence[Mapping[str, Any]]) -> "pa.Table":

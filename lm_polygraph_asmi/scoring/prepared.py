@@ -137,7 +137,10 @@ class PreparedModel:
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
             "calibration": [run.identity for run in calibrations if run] or None,
+            "instruct": self.instruct,
+            "end_tokens": sorted(self.stop_conditions.end_ids),
             **self.config.to_dict(),
+            "attention": self.config.attention or attention_of(self.model),
             "memory_budget": None,  # does not change scores
         }
 
@@ -184,10 +187,10 @@ class PreparedModel:
             log.warning("Scoring without a result cache: %s", error)
             self.result_cache = ResultCache(None)
             return {}
-        described = [self.identity, self.config.attention or attention_of(self.model), rows]
         return model_key | {
             "tokenizer": self._tokenizer_fingerprint,
-            "batch": json.dumps(described, default=str),
+            "scorer": self.identity,
+            "batch": json.dumps(rows, default=_described),
         }
 
     def result(
@@ -289,7 +292,7 @@ class PreparedModel:
             )
         return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}
 
-    @cached_property
+    @property
     def _tokenizer_fingerprint(self) -> str:
         template = str(getattr(self.tokenizer, "chat_template", None))
         described = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
@@ -407,3 +410,9 @@ class PreparedModel:
             diversity,
             len(responses),
         )
+
+
+def _described(value: Any) -> Any:
+    """A value of a row, for JSON, with its type."""
+    listed = value.tolist() if hasattr(value, "tolist") else str(value)
+    return {type(value).__name__: listed}

@@ -5,7 +5,8 @@ So a killed run, started again, writes the same file.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from itertools import islice
@@ -86,12 +87,14 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             f"orient='records', lines=True)) or .txt (one prompt), got {suffix}"
         )
     if _is_parquet(path):
-        contents = (row for table in _tables(path) for row in table.to_pylist())
+        contents = (row for table in _tables(path) for row in _listed(path, table))
         yield from (Row(number, content) for number, content in enumerate(contents, start=1))
         return
     try:
         if suffix not in ROWS:
             text = Path(path).read_text(encoding="utf-8-sig")
+            if not text.strip():
+                raise ValueError(f"{path}: expected a prompt, got an empty file")
             yield Row(1, {"prompt": text.removesuffix("\n")})
             return
         with Path(path).open(encoding="utf-8-sig", newline="\n") as lines:
@@ -123,10 +126,19 @@ def _tables(path: str | Path) -> "Iterator[pa.Table]":
     return (pa.Table.from_batches([batch]) for batch in _parquet(path).iter_batches(BATCH))
 
 
+def _listed(path: str | Path, table: "pa.Table") -> list[dict[str, Any]]:
+    try:
+        return table.to_pylist()
+    except (OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path}: a value cannot be read ({error}): leave its column out, or write .parquet"
+        ) from error
+
+
 def _parsed(number: int, line: str) -> Row:
     try:
         content = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers too long, or nested too deeply
         return Row(number, {"line": line.rstrip("\r\n")}, f"not JSON: {error}")
     if not isinstance(content, dict) or "prompt" not in content:
         missing = f'expected an object with a "prompt", got {describe_fields(content)}'
@@ -145,22 +157,22 @@ def misspelt(names: Iterable[str]) -> dict[str, str]:
     return {name: close[0] for name, close in meant.items() if close}
 
 
-def in_chat(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows with text prompts as chat messages."""
-    for row in rows:
-        if isinstance(row.content.get("prompt"), str):
-            messages = [{"role": "user", "content": row.content["prompt"]}]
-            row = row._replace(content=row.content | {"prompt": messages})
-        yield row
+def in_chat(content: dict[str, Any]) -> dict[str, Any]:
+    """A row's content with a text prompt as chat messages."""
+    if not isinstance(content.get("prompt"), str):
+        return content
+    return content | {"prompt": [{"role": "user", "content": content["prompt"]}]}
 
 
 def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
     """Rows with their outcomes, in order; `rows` are taken `BATCH` at a time.
 
+    `Outcome.index` is the position among all rows.
+
     Args:
         scorer: model, settings, and the result cache.
     """
-    remaining = iter(rows)
+    remaining, index = iter(rows), 0
     while batch := list(islice(remaining, BATCH)):
         errors = {row.number: row.error or _clashing(row.content) for row in batch}
         scored = score_together(
@@ -168,7 +180,9 @@ def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[R
         )
         for row in batch:
             error = errors[row.number]
-            yield row, next(scored) if error is None else Outcome(0, None, None, error)
+            outcome = Outcome(0, row.content.get("id"), None, error)
+            yield row, (next(scored) if error is None else outcome)._replace(index=index)
+            index += 1
         next(scored, None)  # after its last row, the batch is stored
 
 
@@ -191,12 +205,13 @@ def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
     """
     made: dict[str, Any] = {"row": row.number}
     if outcome.score is None:
-        kept = {name: row.content[name] for name in row.content if name not in RESERVED}
+        kept = {"line": row.content} if RESERVED & set(row.content) else row.content
         return json.dumps(made | {"error": outcome.error} | kept, default=str)
     made |= outcome.score.to_dict()
     if tokens != "full":
         made["tokens"] = token_records(outcome.score, tokens)
-    return json.dumps(made | row.content, default=str)
+    given = {n: v for n, v in row.content.items() if v is not None or n not in made}
+    return json.dumps(made | given, default=str)
 
 
 def score_file(
@@ -204,7 +219,7 @@ def score_file(
     source: str | Path,
     out: str | Path,
     tokens: str | None = None,
-    rows: Iterable[Row] | None = None,
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Iterator[tuple[Row, Outcome]]:
     """Score the rows of a file into another one.
 
@@ -217,33 +232,47 @@ def score_file(
             and `OUTPUT`.
         tokens: fields of each token: "none", "compact" or "full"; None: full in JSON lines,
             compact in Parquet.
-        rows: for .jsonl, rows to score instead of the source's.
+        change: of a row's content before it is scored; in Parquet, the columns written stay.
 
     Yields:
         Each row and its outcome.
 
     Raises:
-        ValueError: another kind of `out`, or columns that the scores would overwrite.
+        ValueError: another kind of `out`, one that exists, or columns that the scores would
+            overwrite.
     """
     check_out(source, out)
     tokens = tokens or ("compact" if _is_parquet(out) else "full")
     check_one_of("tokens", tokens, TOKENS)
     partial = Path(out).with_name(f"{Path(out).name}.partial")
     if _is_parquet(out):
-        yield from _score_tables(scorer, source, partial, tokens)
+        yield from _score_tables(scorer, source, partial, tokens, change)
     else:
+        rows = (row._replace(content=change(row.content)) for row in read_rows(source))
         with partial.open("w", encoding="utf-8") as file:
-            for row, outcome in score_rows(scorer, read_rows(source) if rows is None else rows):
+            for row, outcome in score_rows(scorer, rows):
                 file.write(line_of(row, outcome, tokens) + "\n")
                 file.flush()
                 yield row, outcome
+    check_new(out, f"the scores are in {partial}")
     partial.replace(out)
+
+
+def check_new(out: str | Path, then: str) -> None:
+    """Raise ValueError if a file exists; scores never overwrite one."""
+    if Path(out).exists():
+        raise ValueError(f"{out} exists: {then}")
 
 
 def check_out(source: str | Path, out: str | Path) -> None:
     """Raise ValueError unless the rows of `source` can be written to `out`."""
+    for file in (Path(out), Path(f"{out}.partial")):
+        if file.resolve() == Path(source).resolve():
+            raise ValueError(f"cannot write {file}: it is the file of prompts")
     if _is_parquet(out) and _is_parquet(source):
         names = _parquet(source).schema_arrow.names
+        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+            raise ValueError(f"{source}: expected each column once, got {twice} several times")
         if "prompt" not in names:
             raise ValueError(
                 f"{source}: expected a column 'prompt', got {', '.join(map(repr, names)) or 'none'}"
@@ -254,10 +283,15 @@ def check_out(source: str | Path, out: str | Path) -> None:
             )
     elif Path(out).suffix.lower() not in ROWS:
         raise ValueError(f"expected a .jsonl file, or .parquet for rows in Parquet; got {out}")
+    check_new(out, "name another file, or remove it")
 
 
 def _score_tables(
-    scorer: "PreparedModel", source: str | Path, out: Path, tokens: str
+    scorer: "PreparedModel",
+    source: str | Path,
+    out: Path,
+    tokens: str,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Iterator[tuple[Row, Outcome]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -266,7 +300,9 @@ def _score_tables(
     number, held = 0, []
     with pq.ParquetWriter(out, schema) as writer:
         for table in _tables(source):
-            rows, scored = table.to_pylist(), []
+            # Other columns may hold values that Python has no type for.
+            read = table.select([name for name in (*FIELDS, "id") if name in table.column_names])
+            rows, scored = list(map(change, read.to_pylist())), []
             for content, outcome in zip(rows, score_together(scorer, rows), strict=True):
                 number += 1
                 scored.append(output_of(outcome, content, tokens))

@@ -76,6 +76,10 @@ def test_columns_in_columns_out(scorer):
     assert [text is None for text in found["asmi_answer"]] == [True, False, True, True]
     assert set(json.loads(found["asmi_tokens"][0])[0]) >= {"text", "u", "alternative"}
     assert score_batch(given, scorer, tokens="none")["asmi_tokens"].tolist() == [None] * 4
+    ragged = {"prompt": [PROMPT] * 2, "answer": [[7], [8, 9]], "note": [1, "a"]}
+    found_ragged = score_batch(ragged | {"samples": [pd.NA, None]}, scorer)
+    assert found_ragged["asmi_error"].tolist() == [None, None]
+    assert found_ragged["note"] == [1, "a"]
     with pytest.raises(ValueError, match="would be overwritten"):
         score_batch(found, scorer)
     with pytest.raises(ValueError, match="expected a column 'prompt'"):

@@ -2,9 +2,11 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
@@ -209,7 +211,7 @@ def test_a_result_cache_knows_what_a_score_depends_on(model, tokenizer, calls, t
         scored([{"prompt": PROMPT, "answer": " Brask", "note": 2}]) == 0
     )  # no score depends on it
     assert scored([{"prompt": PROMPT, "answer": " 1931"}]) == 1
-    for settings in ({"stop": "\n"}, {"seed": 1}, {"method": "asmi"}, {"attention": "eager"}):
+    for settings in ({"stop": "\n"}, {"seed": 1}, {"method": "asmi"}, {"attention": "sdpa"}):
         assert (scored(**settings), scored(**settings)) == (1, 0)
     weight = next(model.parameters())
     before = weight.detach().clone()
@@ -226,6 +228,37 @@ def test_a_result_cache_knows_what_a_score_depends_on(model, tokenizer, calls, t
     finally:
         hook.remove()
     assert scored() == 0
+
+
+def test_a_result_cache_knows_what_prepares_a_prompt(calls, tmp_path, monkeypatch):
+    """Chat templates, stop conditions, and calibrations that differ in one value."""
+    host = tiny_lm.whitebox()
+    calibrations = [Calibration.from_run(runs.save(tmp_path / "run"))]
+    changed = [1.1 * score for score in calibrations[0].scores]
+    calibrations.append(replace(calibrations[0], scores=changed))
+
+    def scored(**settings):
+        scorer = Scorer(host, result_cache=tmp_path / "cache", max_new_tokens=3, **settings)
+        calls.clear()
+        list(score_rows(scorer, [Row(1, {"prompt": PROMPT})]))
+        return len(calls)
+
+    assert (scored(), scored()) == (1, 0)
+    for calibration in calibrations:
+        assert (scored(calibration=calibration), scored(calibration=calibration)) == (1, 0)
+    monkeypatch.setattr(host.model.generation_config, "eos_token_id", 5)
+    assert (scored(), scored()) == (1, 0)
+    monkeypatch.setattr(host.tokenizer, "chat_template", CHAT)
+    assert (scored(), scored()) == (1, 0)
+    monkeypatch.setattr(host, "instruct", True, raising=False)
+    assert (scored(), scored()) == (1, 0)
+
+
+def test_ids_of_a_cached_batch_are_those_of_its_rows(model, tokenizer, tmp_path):
+    for row_id in ("a", "b"):
+        scorer = Scorer(model, tokenizer=tokenizer, result_cache=tmp_path)
+        ((_, outcome),) = score_rows(scorer, [Row(1, {"prompt": PROMPT, "id": row_id})])
+        assert outcome.id == row_id
 
 
 def test_a_failure_that_may_pass_is_not_kept(model, tokenizer, tmp_path, monkeypatch):
@@ -277,20 +310,46 @@ def test_bad_rows_stop_nothing(scorer, tmp_path):
     assert "error" not in lines[-1]
 
 
+def test_a_line_keeps_what_was_given(scorer, tmp_path):
+    rows = [{"prompt": PROMPT, "answer": None}, {"prompt": PROMPT, "score": 7, "note": "kept"}]
+    lines = [*map(json.dumps, rows), '{"prompt": ' + "[" * 10**5, '{"prompt": ' + "1" * 5000 + "}"]
+    list(score_file(scorer, write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"))
+    first, second, *unreadable = written(tmp_path / "out.jsonl")
+    assert first["answer"]  # the model's own
+    assert second["line"] == rows[1]
+    assert all("not JSON" in line["error"] for line in unreadable)
+
+
+def test_a_file_that_appears_meanwhile_is_kept(scorer, tmp_path):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    rows = score_file(scorer, source, out)
+    next(rows)
+    out.write_text("precious")
+    with pytest.raises(ValueError, match=r"exists: the scores are in .*partial"):
+        list(rows)
+    assert out.read_text() == "precious"
+
+
 def test_rows_in_parquet(scorer, tmp_path):
     rows = pd.DataFrame(
         [{"prompt": PROMPT, "answer": " Brask", "at": pd.Timestamp(0)}, {"prompt": None}] * BATCH
     )
-    rows.to_parquet(tmp_path / "in.parquet", row_group_size=5)
+    far = pa.array([2**30] * len(rows), pa.int32()).cast(pa.date32())  # no date of Python's
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    pq.write_table(table.append_column("far", far), tmp_path / "in.parquet", row_group_size=5)
     out = tmp_path / "out.parquet"
     list(score_file(scorer, tmp_path / "in.parquet", out))
-    scored = pd.read_parquet(out)
+    assert pq.read_table(out)["far"].combine_chunks() == far
+    scored = pq.read_table(out).drop_columns("far").to_pandas()
     assert list(scored) == [*rows, *OUTPUT]
     pd.testing.assert_frame_equal(scored[list(rows)], rows)
     assert (scored["asmi_error"].isna() == (scored["asmi_score"] >= 0)).all()
     assert scored["asmi_error"].isna().sum() == BATCH
     assert set(json.loads(scored["asmi_tokens"][0])[0]) == set(COMPACT)
     assert len(load_dataset("parquet", data_files=str(out), split="train")) == 2 * BATCH
+    with pytest.raises(ValueError, match="leave its column out"):
+        list(score_file(scorer, tmp_path / "in.parquet", tmp_path / "out.jsonl"))
+    pq.write_table(table, tmp_path / "in.parquet")
     list(score_file(scorer, tmp_path / "in.parquet", tmp_path / "out.jsonl"))
     assert len(written(tmp_path / "out.jsonl")) == 2 * BATCH
 
@@ -352,6 +411,30 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     done = command(*arguments)
     assert done.exit_code == 0
     assert not (tmp_path / "out.jsonl.cache").exists()
+
+
+def test_command_changes_rows_of_parquet_too(command, tmp_path):
+    pd.DataFrame([{"prompt": PROMPT}]).to_parquet(tmp_path / "in.parquet")
+    write(tmp_path / "in.jsonl", [{"prompt": PROMPT}])
+    for suffix in (".parquet", ".jsonl"):
+        out = tmp_path / f"out{suffix}"
+        done = command(tmp_path / f"in{suffix}", "--answer", " Brask", "--out", out)
+        assert done.exit_code == 0, done.output
+    (line,) = written(tmp_path / "out.jsonl")
+    assert pd.read_parquet(tmp_path / "out.parquet")["asmi_text"].tolist() == [line["scored_text"]]
+    refused = command(tmp_path / "in.parquet", "--chat", "--out", tmp_path / "chat.parquet")
+    assert "has no chat template" in " ".join(refused.stderr.split())
+
+
+def test_command_deletes_no_folder_of_others(command, tmp_path):
+    source, folder = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl.cache"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("precious")
+    refused = command(source, "--out", tmp_path / "out.jsonl")
+    assert "out.jsonl.cache exists" in " ".join(refused.stderr.split())
+    done = command(source, "--out", tmp_path / "out.jsonl", "--result-cache", folder)
+    assert done.exit_code == 0
+    assert (folder / "notes.txt").read_text() == "precious"
 
 
 def test_command_with_a_result_cache(command, calls, tmp_path):
@@ -563,8 +646,10 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         ([write(tmp_path / "none.jsonl", [])], "has no rows"),
         ([source, "--out", precious], "expected a .jsonl file"),
         ([source, "--depth", "60"], "depth must lie in (0, 1)"),
-        ([source, "--html", source], "it is the file of prompts"),
-        ([source, "--out", page, "--html", page], "name the same file"),
+        ([many, "--out", many], "it is the file of prompts"),
+        ([write(tmp_path / "p.jsonl.partial", ROWS), "--out", tmp_path / "p.jsonl"], "of prompts"),
+        ([source, "--out", tmp_path / "out.jsonl", "--html", page], "the name of an .html file"),
+        ([source, "--html", tmp_path / "no" / "page.html"], "its folder does not exist"),
     ):
         done = command(*arguments)
         assert done.exit_code == 1

@@ -62,7 +62,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Attributes", "params_style")]  # fields, told in one place
+napoleon_custom_sections = [("Attributes", "params_style")]  # fields, in one place
 maximum_signature_line_length = 88
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -74,7 +74,7 @@ html_title = f"ASMI {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
-html_show_copyright = False  # the licence stands in the repository
+html_show_copyright = False  # the licence is in the repository
 html_copy_source = False
 
 DOCS = Path(__file__).parent

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up an environment and builds docs/ as a site in build/docs/index.html. Warnings are errors,
-# tutorials are run, links between pages are checked, nothing is downloaded. Arguments go to
+# tutorials are run, links between pages are checked, no model is downloaded. Arguments go to
 # sphinx-build.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -11,7 +11,7 @@ in one chunk and in uneven ones; and again with rotary angles that change with t
 configuration supports them. The ground truth is a full forward pass over a copy of the model in
 which the masked heads have weight zero in the output projection; the script finds this projection
 and its number of heads by name, independently of the package. A class is "right" if all numbers
-agree, "refused" if ASMI raises an error, and "wrong" if any differs: then the script fails.
+agree, "unsupported" if ASMI raises an error, and "wrong" if any differs: then the script fails.
 """
 
 import copy
@@ -201,7 +201,7 @@ class Verdict:
     """Result of one class.
 
     Attributes:
-        scopes: by scope, "right", "refused: why" or "WRONG: by how much".
+        scopes: by scope, "right", "unsupported: why" or "WRONG: by how much".
         strategies: by scope, how the passes were run.
         note: layers with heads, if not all have them; or why nothing could be tested.
         compared: every comparison with its result.
@@ -220,7 +220,7 @@ REFUSALS = (TypeError, ValueError, RuntimeError)
 
 
 def _short(error: Exception) -> str:
-    return f"refused: {str(error).splitlines()[0]}"
+    return f"unsupported: {str(error).splitlines()[0]}"
 
 
 class Talk:
@@ -269,7 +269,7 @@ class Talk:
         return None
 
     def outcome(self, scope: str, series: Mapping[str, Sequence[Question]]) -> str:
-        """ "right", "refused: why" or "WRONG: by how much"."""
+        """ "right", "unsupported: why" or "WRONG: by how much"."""
         for place, of_series in enumerate(series.values()):
             model_cache(self.model).pop("checks", None)
             for question in of_series:

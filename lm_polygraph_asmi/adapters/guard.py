@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.adapters.contract import Assessment, extra
-from lm_polygraph_asmi.adapters.wire import Limits, Refusal
+from lm_polygraph_asmi.adapters.wire import Limits, RequestError
 
 with extra("serve"):
     import prometheus_client as prometheus
@@ -77,11 +77,13 @@ class Guard:
                 receive = _again(await self._body(headers, receive), receive)
             await self.app(scope, receive, watched)
         except Exception as error:
-            refusal = error if isinstance(error, Refusal) else Refusal(500, "internal error")
-            if refusal.status == 500:
+            answer = (
+                error if isinstance(error, RequestError) else RequestError(500, "internal error")
+            )
+            if answer.status == 500:
                 LOG.error("internal error: %s", type(error).__name__)
             if not status:
-                await refusal.response()(scope, receive, watched)
+                await answer.response()(scope, receive, watched)
         finally:
             seconds = time.perf_counter() - start
             self.metrics.requests.labels(route, str(status)).inc()
@@ -92,23 +94,23 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)
         name = host[0] if len(host) == 2 and host[1].isdigit() else ":".join(host)
         if self.local and name not in LOCAL:
-            raise Refusal(400, f"Host: expected one of {', '.join(LOCAL)}")
+            raise RequestError(400, f"Host: expected one of {', '.join(LOCAL)}")
         given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if path != "/health" and self._key and not hmac.compare_digest(_digest(given), self._key):
             message = "expected the header Authorization: Bearer KEY with this server's key"
-            raise Refusal(401, message, www_authenticate="Bearer")
+            raise RequestError(401, message, www_authenticate="Bearer")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
         """Read the whole body.
 
         Raises:
-            Refusal: too long, or not received in time.
+            RequestError: too long, or not received in time.
         """
         most = self.limits.body
         # A client that is still sending does not read the reply: drop some of a body too long.
         dropped = 8 * most
         message = f"the body is too long: expected at most {most} bytes"
-        too_long = Refusal(413, message, connection="close")
+        too_long = RequestError(413, message, connection="close")
         if int(headers.get(b"content-length", b"0")) > dropped:
             raise too_long
         body, length = bytearray(), 0
@@ -119,7 +121,7 @@ class Guard:
             while more and length <= dropped:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Refusal(499, "the client is gone")
+                    raise RequestError(499, "the client is gone")
                 length += len(part := message.get("body", b""))
                 body.extend(part if length <= most else b"")
                 more = message.get("more_body", False)
@@ -130,7 +132,7 @@ class Guard:
             await asyncio.wait_for(read(), BODY_SECONDS)
         except asyncio.TimeoutError:
             message = f"the body did not arrive within {BODY_SECONDS} s"
-            raise Refusal(408, message, connection="close") from None
+            raise RequestError(408, message, connection="close") from None
         return bytes(body)
 
 

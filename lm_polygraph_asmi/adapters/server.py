@@ -24,7 +24,7 @@ from lm_polygraph_asmi.adapters.wire import (
     Completion,
     Given,
     Limits,
-    Refusal,
+    RequestError,
     Words,
     sure_length,
     token_fields,
@@ -60,12 +60,12 @@ class Worker:
         Returns the job's future, and an event that halts it.
 
         Raises:
-            Refusal: 429, the queue is full.
+            RequestError: 429, the queue is full.
         """
         if self.pending > self.places:
             wait = str(max(1, math.ceil(self.pending * self._seconds)))
             message = f"the queue is full ({self.places} requests): try again in {wait} s"
-            raise Refusal(429, message, retry_after=wait)
+            raise RequestError(429, message, retry_after=wait)
         loop, gone = asyncio.get_running_loop(), threading.Event()
 
         def halted() -> bool:
@@ -127,13 +127,13 @@ class Service:
     def check_model(self, asked: str | None) -> None:
         """Raise if the request names another model."""
         if asked is not None and asked != self.name:
-            raise Refusal(404, f"expected the model {self.name!r}", "model")
+            raise RequestError(404, f"expected the model {self.name!r}", "model")
 
     async def in_turn(self, request: Request, job: Callable[[Callable[[], bool]], T]) -> T:
         """The result of a job; it is halted if the client disconnects.
 
         Raises:
-            Refusal: the queue is full, or the job failed (see `_refused`).
+            RequestError: the queue is full, or the job failed (see `_refused`).
         """
         future, gone = self.worker.submit(job)
         try:
@@ -156,13 +156,15 @@ class Service:
         own = for_request(self.scorer, stop, max_new_tokens, halted)
         if not isinstance(asked, str):
             if not getattr(own.tokenizer, "chat_template", None):
-                raise Refusal(422, "expected prompt: this model has no chat template", "messages")
+                raise RequestError(
+                    422, "expected prompt: this model has no chat template", "messages"
+                )
             if asked[-1]["role"] == "assistant":
-                raise Refusal(422, "expected the last message from the user", "messages")
+                raise RequestError(422, "expected the last message from the user", "messages")
         length, most = len(prompt_tokens(own.tokenizer, asked)), self.limits.prompt
         if length > most:
             message = f"expected a prompt of at most {most} tokens, got {length}"
-            raise Refusal(422, message, "prompt" if isinstance(asked, str) else "messages")
+            raise RequestError(422, message, "prompt" if isinstance(asked, str) else "messages")
         return own
 
     def _reported(self, score: "Score", response: str) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class Service:
         answers = given.answer if isinstance(given.answer, list) else [given.answer]
         if len(answers) > self.limits.answers:
             message = f"expected at most {self.limits.answers} answers, got {len(answers)}"
-            raise Refusal(422, message, "answer")
+            raise RequestError(422, message, "answer")
         response = f"score-{uuid.uuid4().hex}"
 
         def job(halted: Callable[[], bool]) -> list[dict[str, Any]]:
@@ -187,7 +189,7 @@ class Service:
                 length = len(own.tokenizer(answer, add_special_tokens=False)["input_ids"])
                 if length > self.limits.answer:
                     message = f"expected at most {self.limits.answer} tokens, got {length}"
-                    raise Refusal(422, message, "answer")
+                    raise RequestError(422, message, "answer")
             reports = []
             for answer in answers:
                 if halted():
@@ -207,7 +209,7 @@ class Service:
         default = min(self.scorer.config.max_new_tokens, most)
         length = asked.max_completion_tokens or asked.max_tokens or default
         if length > most:
-            raise Refusal(422, f"expected at most {most} tokens, got {length}", "max_tokens")
+            raise RequestError(422, f"expected at most {most} tokens, got {length}", "max_tokens")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         words = Words(self.name, chat=isinstance(asked, ChatCompletion))
         if asked.stream:
@@ -297,22 +299,22 @@ def _event(content: Any) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
-def _refused(error: Exception) -> Refusal:
+def _refused(error: Exception) -> RequestError:
     """Error reply without the scorer's message, which may quote the prompt."""
-    if isinstance(error, Refusal):
+    if isinstance(error, RequestError):
         return error
     if isinstance(error, Halted):
-        return Refusal(503, "the server is shutting down, or the client is gone")
+        return RequestError(503, "the server is shutting down, or the client is gone")
     if isinstance(error, ValueError):
         LOG.warning("a request could not be scored: %s", type(error).__name__)
         fits = "that fit the context window, and messages that the chat template supports"
-        return Refusal(422, f"expected a prompt and an answer of at least one token {fits}")
+        return RequestError(422, f"expected a prompt and an answer of at least one token {fits}")
     LOG.error("internal error: %s", type(error).__name__)
-    return Refusal(500, "internal error")
+    return RequestError(500, "internal error")
 
 
 async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
-    """The result of the work; a `Refusal` if the client disconnects before."""
+    """The result of the work; a `RequestError` if the client disconnects before."""
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -324,7 +326,7 @@ async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise Refusal(499, "the client is gone")
+            raise RequestError(499, "the client is gone")
         return work.result()
     finally:
         left.cancel()
@@ -336,12 +338,12 @@ async def _on_refusal(_: Request, error: Any) -> Response:
 
 
 async def _on_error(_: Request, __: Exception) -> Response:
-    return Refusal(500, "internal error").response()  # the guard logs its type
+    return RequestError(500, "internal error").response()  # the guard logs its type
 
 
 async def _on_http(_: Request, error: Any) -> Response:
     message = "the body is not JSON" if error.status_code == 400 else str(error.detail)
-    return Refusal(error.status_code, message, **(error.headers or {})).response()
+    return RequestError(error.status_code, message, **(error.headers or {})).response()
 
 
 async def _on_invalid(_: Request, error: Any) -> Response:
@@ -351,10 +353,12 @@ async def _on_invalid(_: Request, error: Any) -> Response:
         where = ".".join(str(part)[:40] for part in detail["loc"][1:])
         what = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "json_invalid":
-            return Refusal(400, f"the body is not JSON: {detail['ctx']['error']}").response()
+            return RequestError(400, f"the body is not JSON: {detail['ctx']['error']}").response()
         what = "there is no such field" if detail["type"] == "extra_forbidden" else what
         messages.append((where, f"{where}: {what}" if where else what))
-    return Refusal(422, "; ".join(what for _, what in messages), messages[0][0] or None).response()
+    return RequestError(
+        422, "; ".join(what for _, what in messages), messages[0][0] or None
+    ).response()
 
 
 def application(
@@ -377,7 +381,7 @@ def application(
     app = FastAPI(
         title="ASMI", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
         exception_handlers={
-            Refusal: _on_refusal, RequestValidationError: _on_invalid, HTTPException: _on_http,
+            RequestError: _on_refusal, RequestValidationError: _on_invalid, HTTPException: _on_http,
             Exception: _on_error,
         },
     )  # fmt: skip

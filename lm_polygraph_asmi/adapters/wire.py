@@ -46,7 +46,7 @@ class Limits:
     queue: int = 16
 
 
-class Refusal(Exception):
+class RequestError(Exception):
     """An error reply: status, what was expected, and the field concerned."""
 
     def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
@@ -160,7 +160,7 @@ class Given(_Strict):
     def asked(self) -> Any:
         """As `Scorer.score` takes it."""
         if (self.prompt is None) == (self.messages is None):
-            raise Refusal(422, "expected either prompt or messages", "prompt")
+            raise RequestError(422, "expected either prompt or messages", "prompt")
         if self.messages is None:
             return self.prompt
         return [message.model_dump() for message in self.messages]

@@ -74,8 +74,8 @@ def scale(
         raise click.ClickException(str(error)) from error
     Path(out).write_text(json.dumps(matched, indent=1, allow_nan=False), encoding="utf-8")
     for condition, scales in matched["conditions"].items():
-        if "refused" in scales:
-            console.print(f"{condition}: {scales['refused']}", highlight=False, markup=False)
+        if "unsupported" in scales:
+            console.print(f"{condition}: {scales['unsupported']}", highlight=False, markup=False)
             continue
         # Without a plain chain of layers the size of a change is unknown, and so is its scale.
         effect, norm, size = (

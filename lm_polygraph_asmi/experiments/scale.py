@@ -146,7 +146,7 @@ class ScaleSearch:
             kept = bool(self.examples[0].unmasked.targets)
             check_condition(self.model, self.used["layer"], Perturbation(condition), kept)
         except TypeError as error:
-            return {"refused": str(error)}
+            return {"unsupported": str(error)}
         own = self.size(condition)
         by_norm = size / own if size and own else None
         known: dict[float, float] = {}

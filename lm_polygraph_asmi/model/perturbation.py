@@ -38,7 +38,7 @@ returns."""
 
 @dataclass(frozen=True)
 class Masking:
-    """What an edit is told besides the values.
+    """What an edit gets besides the values.
 
     Attributes:
         masks: (B, H), 1 = kept, one for each batch row of the values.
@@ -190,7 +190,7 @@ def with_noise(values: Float[Tensor, "B n W"], at: Masking) -> Float[Tensor, "B 
 def foreign_positions(at: Masking) -> Int[Tensor, "B n"]:
     """For each mask and position an earlier one of the prompt, all of them equally likely.
 
-    Never a later one: no position is told what the model could not have seen there. The first
+    Never a later one: no position gets what the model could not have seen there. The first
     position has none before it and stands for itself.
     """
     earlier = torch.arange(len(at.unmasked.input_ids) - 1).clamp_max(at.unmasked.prompt_length)

@@ -1,8 +1,8 @@
 """From final states to log-probabilities, through the model's own forward method.
 
 Whatever a model does behind its final states (scales, soft caps, multipliers) it does itself: the
-trunk is made to return the states, the rest is the model's. The product with the unembedding keeps
-32 bits where the model has 16.
+base model is made to return the states, the rest is the model's. The product with the unembedding
+keeps 32 bits where the model has 16.
 """
 
 import functools
@@ -25,7 +25,7 @@ VOCABULARY_PART = 2**13
 
 
 class _Returned(BaseModelOutputWithPast):
-    """What a trunk returned: final states, and nothing of all else a family may ask for."""
+    """What a base model returned: final states, and nothing of all else a family may ask for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -518,7 +518,7 @@ def run_unmasked(
         )
         hooks.callback(handle.remove)
         ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
-        # The trunk stops before the output projection, which only T positions need.
+        # The base model stops before the output projection, which only T positions need.
         if found.chained and found.takes_cache:
             base_model(model)(input_ids=ids, past_key_values=tap, use_cache=True)
         else:

@@ -99,7 +99,7 @@ def matched_scale(
     content = read_scales(path)
     found = content["conditions"].get(perturbation, {})
     if found.get(matching) is None:
-        reason = found.get("refused") or f"it has {', '.join(found) or 'nothing'} for it"
+        reason = found.get("unsupported") or f"it has {', '.join(found) or 'nothing'} for it"
         raise ValueError(f"{path} has no scale of {perturbation!r} matched by {matching}: {reason}")
     other = other_than(content, model or {}, dataset or {})
     if other is not None:

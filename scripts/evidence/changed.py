@@ -1,7 +1,7 @@
 """Tables of the pages of evidence: what models do when their passage says something else, or none.
 
 In settings `changed` the reference answer was replaced in the passage by one of its kind, in
-`exchanged` the whole passage by one of another article (scripts/build_counterfactual.py); `closed`
+`exchanged` the passage by one of another article (scripts/build_counterfactual.py); `closed`
 has no passage.
 """
 

@@ -94,9 +94,9 @@ CORRECTNESS_LABELS = {
     "align": ("quality AlignScore", "AlignScore"),
 }
 FEWEST = 10
-"""Answers of either kind, below which nothing is said of what tells them apart."""
+"""Answers of either kind, below which they are not compared."""
 AFTER_ONE = ", first sentence"
-"""What a column's name ends in that correctness labels first sentences alone."""
+"""End of the name of a column of correctness labels of first sentences."""
 FIRST = "first"
 WAYS = (*AGGREGATIONS, FIRST)
 TABLES, MADE_FROM = "tables", "made-from.json"
@@ -166,7 +166,7 @@ class Evidence:
 
     @cached_property
     def cut(self) -> np.ndarray:
-        """(N,) whether something stands behind an answer's first sentence; False if not kept."""
+        """(N,) whether an answer goes on after its first sentence; False if not kept."""
         own = self.answers.get("first_sentence", pd.Series(self.length))
         return own.to_numpy() < self.length
 

@@ -26,7 +26,7 @@
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
 # first setting that fails, such as a gated model; name the others to go on without it.
 #
-# What stands behind -- goes to every run, as Hydra has it: -- nli_path=FOLDER.
+# Arguments after -- go to every run, as Hydra overrides: -- nli_path=FOLDER.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -103,8 +103,8 @@ esac
 [ -d "$out/babi" ] || python "$here/../build_babi.py" "$data/babi_qa1_test.txt" "$out/babi"
 unseen="data.except_limit=150" # rows of docs/evidence/source-plan.md
 squad="data.source=$data/xquad.en.json $unseen"
-worked="data.prompt_style=demo" # four worked questions first
-# Through the model's chat template, where answers are sentences: more room for them.
+worked="data.prompt_style=demo" # 4-shot
+# Through the model's chat template, where answers are sentences: with a higher limit of tokens.
 chat="instruct=true max_new_tokens=40"
 
 # Overrides of a setting: data set and prompt.

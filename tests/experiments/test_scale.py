@@ -207,7 +207,7 @@ def test_what_is_no_file_of_scales(tmp_path):
     other.write_text("[]")
     with pytest.raises(ValueError, match="is not a file of"):
         matched_scale(str(other), "mlp")
-    refused = {"format": 1, "conditions": {"mlp": {"refused": "a mixture of experts"}}}
+    refused = {"format": 1, "conditions": {"mlp": {"unsupported": "a mixture of experts"}}}
     other.write_text(json.dumps(refused))
     with pytest.raises(ValueError, match="a mixture of experts"):
         matched_scale(str(other), "mlp")

@@ -12,8 +12,8 @@ from .heads import PermutationNull as PermutationNull
 from .heads import concentration as concentration
 from .heads import head_criticality as head_criticality
 from .heads import permutation_null as permutation_null
-from .heads import redrawn_masks as redrawn_masks
-from .heads import redrawn_null as redrawn_null
+from .heads import resampled_masks as resampled_masks
+from .heads import resampled_null as resampled_null
 from .heads import split_half as split_half
 from .probe import flip_contrasts as flip_contrasts
 from .probe import flip_differences as flip_differences

@@ -141,14 +141,14 @@ def permutation_null(
     return _against(divergence, kept, drawn)
 
 
-def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> PermutationNull:
+def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> PermutationNull:
     """The same with masks of other seeds, independent of the divergences.
 
     A second null, which also varies how often a head is masked.
 
     Args:
         kl, masks: as of `head_criticality`, of one example.
-        redrawn: (R, S, H) other masks, as from `redrawn_masks`; examples may share them.
+        resampled: (R, S, H) other masks, as from `resampled_masks`; examples may share them.
 
     Raises:
         ValueError: as `head_criticality`, or R < 2.
@@ -156,21 +156,21 @@ def redrawn_null(kl: ArrayLike, masks: ArrayLike, redrawn: ArrayLike) -> Permuta
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
         >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
-        >>> found = redrawn_null(kl, masks, redrawn_masks(100, 256, 8, 0.5, "bernoulli"))
+        >>> found = resampled_null(kl, masks, resampled_masks(100, 256, 8, 0.5, "bernoulli"))
         >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
         ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
-    others = np.asarray(redrawn)
+    others = np.asarray(resampled)
     if others.shape[1:] != kept.shape:
-        raise ValueError(f"redrawn must have shape (R, {kept.shape}), got {others.shape}")
+        raise ValueError(f"resampled must have shape (R, {kept.shape}), got {others.shape}")
     _check_draws(len(others))
     contrasts = np.stack([_contrasts(other.astype(bool)) for other in others])
     drawn = (concentration(token @ contrasts) for token in divergence.T)
     return _against(divergence, kept, drawn)
 
 
-def redrawn_masks(
+def resampled_masks(
     other_seeds: int, num_masks: int, num_heads: int, mask_rate: float, sampler: str, seed: int = 0
 ) -> np.ndarray:
     """(R, S, H) head masks as `maths.sample_head_masks` draws them, without torch; 1 = kept.
@@ -179,7 +179,7 @@ def redrawn_masks(
         ValueError: an unknown sampler.
 
     Example:
-        >>> masks = redrawn_masks(2, 10, 4, mask_rate=0.2, sampler="balanced")
+        >>> masks = resampled_masks(2, 10, 4, mask_rate=0.2, sampler="balanced")
         >>> masks.sum(1).tolist()  # each of 4 heads is kept by 8 of 10 masks
         [[8, 8, 8, 8], [8, 8, 8, 8]]
     """

@@ -298,14 +298,14 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
 def _correlated(one: Compared, condition: ConditionRun) -> tuple[Interval, Interval | None]:
     """Rank correlation of heads and a condition; also corrected, if both have another seed."""
     scores = one.group.score(one.heads), one.score(condition)
-    again = _redrawn(one, condition)
+    again = _resampled(one, condition)
     if again is None:
         nan = float("nan")
         return Interval(rank_correlation(*scores), nan, nan), None
     return corrected_correlation(scores, again, one.group.clusters)
 
 
-def _redrawn(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
+def _resampled(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
     """Scores of heads and of a condition with another mask seed; None if one is missing."""
 
     group = one.group

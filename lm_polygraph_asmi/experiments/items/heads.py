@@ -28,8 +28,8 @@ from lm_polygraph_asmi.experiments.analysis.heads import (
     FEWEST_MASKS,
     head_criticality,
     permutation_null,
-    redrawn_masks,
-    redrawn_null,
+    resampled_masks,
+    resampled_null,
     split_half,
 )
 from lm_polygraph_asmi.experiments.items import figures
@@ -60,7 +60,7 @@ class Profiles:
         mi, early, half: MI_t of all masks, of the first 40, of the first half; nats.
         entropy: of the unmasked model, nats.
         z, p, heads, null: of the permutation null; effective heads and their mean in the null.
-        redrawn: mean effective heads under masks of other seeds.
+        resampled: mean effective heads under masks of other seeds.
         half_z: z_t of the second half of the masks.
         limit: the largest possible z_t, that of one head with all criticality.
         mass: sum of the positive criticality, nats.
@@ -80,7 +80,7 @@ class Profiles:
     p: np.ndarray
     heads: np.ndarray
     null: np.ndarray
-    redrawn: np.ndarray
+    resampled: np.ndarray
     half_z: np.ndarray
     limit: np.ndarray
     mass: np.ndarray
@@ -104,7 +104,7 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
     assert run is not None
     used = run.stats[at_depth("asmi_settings", depth)][0]
     num_masks, num_heads = used["num_masks"], used["num_heads"]
-    others = redrawn_masks(
+    others = resampled_masks(
         OTHER_SEEDS, num_masks, num_heads, used["mask_rate"], used["mask_sampler"], used["seed"]
     )
     saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
@@ -125,7 +125,7 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
         yield [
             np.full(tokens, answer), np.arange(tokens), closing, kl.mean(0),
             kl[:ESTIMATOR].mean(0), half, entropy, null.z, null.p, null.effective_heads,
-            null.null_effective_heads, redrawn_null(kl, masks, others).null_effective_heads,
+            null.null_effective_heads, resampled_null(kl, masks, others).null_effective_heads,
             of_half.z, limit, np.nansum(np.clip(criticality, 0, None), axis=1),
             np.nansum(criticality > 0, axis=1),
         ], null.unknown_pairs  # fmt: skip
@@ -192,7 +192,7 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
             "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
             "n_eff (high MI)": float(found.heads[high].mean()),
             "n_eff of noise†": float(np.nanmean(found.null[high])),
-            "n_eff of other masks†": float(np.nanmean(found.redrawn[high])),
+            "n_eff of other masks†": float(np.nanmean(found.resampled[high])),
             "n_eff minus noise†": excess,
             "median n_eff": float(np.median(found.heads[high])),
             "1 / mean HHI": float(1 / (1 / found.heads[high]).mean()),

@@ -8,8 +8,8 @@ from lm_polygraph_asmi.experiments.analysis import (
     concentration,
     head_criticality,
     permutation_null,
-    redrawn_masks,
-    redrawn_null,
+    resampled_masks,
+    resampled_null,
     split_half,
 )
 from lm_polygraph_asmi.maths.masks import sample_head_masks
@@ -200,22 +200,22 @@ def test_an_answer_without_tokens_has_no_profile():
     assert found.z.shape == found.hhi.shape == (0,)
 
 
-def test_redrawn_masks_are_a_null_too():
+def test_resampled_masks_are_a_null_too():
     kl, masks = drawn(9, masks=100, tokens=60, heads=20)
-    others = redrawn_masks(200, 100, 20, 0.3, "bernoulli")
-    found = redrawn_null(kl, masks, others)
+    others = resampled_masks(200, 100, 20, 0.3, "bernoulli")
+    found = resampled_null(kl, masks, others)
     twin = [slow_concentration(slow_criticality(kl[:, [0]], other)[0]) for other in others]
     assert found.null_mean[0] == pytest.approx(np.nanmean(twin))
     assert found.null_sd[0] == pytest.approx(np.nanstd(twin, ddof=1))
     assert abs(found.z.mean()) < 3 / np.sqrt(60)
     one = kl + 20 * (1 - masks[:, :1])
-    assert redrawn_null(one, masks, others).z.min() > 2
+    assert resampled_null(one, masks, others).z.min() > 2
 
 
 @pytest.mark.parametrize("sampler", ["bernoulli", "balanced"])
-def test_redrawn_masks_follow_their_sampler(sampler):
+def test_resampled_masks_follow_their_sampler(sampler):
     """Rate of every head, and how often it is masked, as the passes draw them."""
-    ours = redrawn_masks(300, 20, 4, 0.12, sampler)
+    ours = resampled_masks(300, 20, 4, 0.12, sampler)
     generator = torch.Generator().manual_seed(0)
     theirs = np.stack(
         [sample_head_masks(20, 4, 0.12, generator, sampler).numpy() for _ in range(300)]
@@ -229,7 +229,7 @@ def test_redrawn_masks_follow_their_sampler(sampler):
 
 
 def test_balanced_masks_leave_heads_independent():
-    masks = redrawn_masks(1, 300, 20, 0.15, "balanced", seed=5)[0]
+    masks = resampled_masks(1, 300, 20, 0.15, "balanced", seed=5)[0]
     assert set((1 - masks).sum(0)) == {45}
     kl = np.random.default_rng(0).exponential(size=(300, 40))
     assert abs(permutation_null(kl, masks, shuffles=100).z.mean()) < 3 / np.sqrt(40)
@@ -265,7 +265,7 @@ def test_too_few_draws_and_other_shapes_are_refused():
     kl, masks = drawn()
     with pytest.raises(ValueError, match="two draws"):
         permutation_null(kl, masks, shuffles=1)
-    with pytest.raises(ValueError, match="redrawn must have shape"):
-        redrawn_null(kl, masks, redrawn_masks(3, S, H + 1, 0.1, "bernoulli"))
+    with pytest.raises(ValueError, match="resampled must have shape"):
+        resampled_null(kl, masks, resampled_masks(3, S, H + 1, 0.1, "bernoulli"))
     with pytest.raises(ValueError, match="mask_sampler"):
-        redrawn_masks(2, S, H, 0.1, "other")
+        resampled_masks(2, S, H, 0.1, "other")

@@ -236,7 +236,7 @@ def test_what_either_adds_to_the_other(group):
         assert row[f"residual AUROC of {side}"] == pytest.approx(left.residual_auroc)
     assert row["ρ"].value == pytest.approx(spearmanr(group.score(SEM), other).statistic)
     assert row["ρ, corrected"] is None
-    # The one that was redrawn, with heads of the same other seed.
+    # The one that was resampled, with heads of the same other seed.
     mlp, again = (group.condition_score(group.conditions[i], "Sem-ASMI") for i in (2, 5))
     heads = group.score(SEM), group.score("Sem-ASMI (60%, K=64, seed=1)")
     found = table.loc[("Sem-ASMI", "mlp, by effect")]["ρ, corrected"]

@@ -11,8 +11,8 @@ from lm_polygraph_asmi.experiments.analysis import (
     head_criticality,
     high_stratum,
     permutation_null,
-    redrawn_masks,
-    redrawn_null,
+    resampled_masks,
+    resampled_null,
     split_half,
 )
 from lm_polygraph_asmi.experiments.items import figures
@@ -100,12 +100,12 @@ def test_concentration_stands_beside_that_of_noise(group, run, tokens, defined):
     assert row["p < .05 (high MI)†"] == pytest.approx((high["p"] < 0.05).mean())
     assert row["p < .05 (all)†"] == pytest.approx((defined["p"] < 0.05).mean())
     # Masks drawn anew, of the answers in which such tokens stand.
-    others, own, redrawn = redrawn_masks(200, 100, 8, 0.15, "bernoulli"), run[1]["stats"], []
+    others, own, resampled = resampled_masks(200, 100, 8, 0.15, "bernoulli"), run[1]["stats"], []
     for answer, group in high.groupby("row"):
         kl = np.asarray(own["asmi_kl_d60"][answer], dtype=float)
-        found = redrawn_null(kl, own["asmi_masks_d60"][answer], others)
-        redrawn += found.null_effective_heads[group["position"]].tolist()
-    assert row["n_eff of other masks†"] == pytest.approx(np.mean(redrawn))
+        found = resampled_null(kl, own["asmi_masks_d60"][answer], others)
+        resampled += found.null_effective_heads[group["position"]].tolist()
+    assert row["n_eff of other masks†"] == pytest.approx(np.mean(resampled))
     assert row["n_eff of other masks†"] != row["n_eff of noise†"]
     excess = (high["heads"] - high["noise"]).mean()
     assert row["n_eff minus noise†"].value == pytest.approx(excess)

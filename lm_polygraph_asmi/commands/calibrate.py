@@ -77,8 +77,9 @@ def calibrate(
     """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
 
     ROWS is a JSON lines file with `prompt` (text or messages), `answer`, and `correct` (true or
-    false) or `quality` (a number). Rows about one passage form a cluster, found by their `context` or
-    prompt, or named in `cluster`. Pass OUT, which includes the settings, to `score --calibration`.
+    false) or `quality` (a number). Rows about one passage form a cluster, found by their `context`
+    or prompt, or named in `cluster`. Pass OUT, which includes the settings, to
+    `score --calibration`.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -19,14 +19,14 @@ from lm_polygraph_asmi.analysis.clusters import (
     SEED,
     Interval,
     binary,
+    bootstrap_values,
     check_rows,
-    cluster_bootstrap_weights,
     control_table,
     percentile_interval,
 )
-from lm_polygraph_asmi.analysis.comparison import unchecked_auroc
+from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC
 from lm_polygraph_asmi.analysis.distinct import FOLDS, check_folds, cluster_folds
-from lm_polygraph_asmi.analysis.prr import Rejection
+from lm_polygraph_asmi.analysis.prr import weighted_prr
 
 PARTITIONS = 5
 """Partitions into folds whose predictions are averaged, so that no single one decides."""
@@ -152,9 +152,8 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
     """
     if not found:
         raise ValueError("a test over settings needs at least one setting")
-    sums = pd.DataFrame(
-        [group.sums for group in found]
-    )  # settings x clusters, NaN if a setting lacks a cluster
+    # Settings x clusters, NaN if a setting lacks a cluster.
+    sums = pd.DataFrame([group.sums for group in found])
     off = sums.sub(sums.mean(axis=1), axis=0)
     size = np.sqrt(off.pow(2).sum(axis=1))
     # One setting's spread is 1, or 0 if nothing is left of its score.
@@ -212,7 +211,6 @@ def stacked_gain(
     base = _smooth(table)
     full = np.column_stack([base, _standardised(_ranks(score)[:, None])])
     folds = cluster_folds(errors, clusters, seed)
-    oracle = Rejection(-worth)
 
     def differences(counts: np.ndarray) -> np.ndarray:
         """(b, 3) changes of log-loss, AUROC and PRR on samples (b, n)."""
@@ -221,21 +219,15 @@ def stacked_gain(
             -(counts * np.where(errors > 0, np.log(p), np.log1p(-p))).sum(1) / counts.sum(1)
             for p in (first, second)
         ]
-        found = [loss[1] - loss[0]]
         ranking = []
-        for one in zip(first, second, counts, strict=True):
-            rows = np.repeat(np.arange(len(errors)), one[2].astype(int))
-            area = [unchecked_auroc(p[rows], errors[rows] > 0) for p in one[:2]]
-            span = oracle.area(worth, one[2][None])[0] - one[2] @ worth / one[2].sum()
-            kept = [Rejection(p).area(worth, one[2][None])[0] for p in one[:2]]
-            prr = (kept[1] - kept[0]) / span if span > 0 else float("nan")
-            ranking.append((area[1] - area[0], prr))
-        return np.column_stack([*found, np.array(ranking)])
+        for *chances, sample in zip(first, second, counts[:, None], strict=True):
+            area = [BootstrapAUROC(p, errors > 0)(sample)[0] for p in chances]
+            prr = weighted_prr(chances, worth, [sample])[0]
+            ranking.append((area[1] - area[0], prr[1] - prr[0]))
+        return np.column_stack([loss[1] - loss[0], np.array(ranking)])
 
     value = differences(np.ones((1, len(errors)), dtype=int))[0]
-    drawn = np.concatenate(
-        [differences(c) for c in cluster_bootstrap_weights(clusters, resamples, seed)]
-    )
+    drawn = bootstrap_values(differences, clusters, resamples, seed)
     groups = len(set(clusters))
     columns = zip(value, drawn.T, strict=True)
     return Gain(*(percentile_interval(v, column, groups) for v, column in columns))

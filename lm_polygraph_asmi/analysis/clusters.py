@@ -119,7 +119,7 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
             "else a unique one"
         )
     if not len(clusters):
-        raise ValueError("there is no row: at least one answer is wanted")
+        raise ValueError("there is no row: expected at least one answer")
     for name, values in columns.items():
         column = finite(**{name: values})
         if len(column) != len(clusters):
@@ -131,6 +131,13 @@ def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
 def cluster_codes(clusters: Sequence[str]) -> np.ndarray:
     """(n,) number of each row's cluster, from 0, in the order of the keys."""
     return np.unique(np.asarray(clusters, dtype=str), return_inverse=True)[1]
+
+
+def tied_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) ascending order, and the places in it at which a new value starts."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    return order, np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
@@ -167,8 +174,7 @@ def cluster_bootstrap_weights(
         >>> counts.shape, bool((counts[:, 0] == counts[:, 1]).all())  # both rows of a, or neither
         ((100, 3), True)
     """
-    if not len(clusters):
-        raise ValueError("there is no row: at least one cluster is wanted")
+    check_rows(clusters)
     codes = cluster_codes(clusters)
     total = int(codes.max()) + 1
     rng = np.random.default_rng(seed)
@@ -176,6 +182,22 @@ def cluster_bootstrap_weights(
     for start in range(0, resamples, chunk):
         size = min(chunk, resamples - start)
         yield rng.multinomial(total, np.full(total, 1 / total), size=size).take(codes, axis=1)
+
+
+def bootstrap_values(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> np.ndarray:
+    """(resamples, ...) values of a statistic on resamples of whole clusters.
+
+    Args:
+        statistic: counts (b, n) -> (b, ...); a count is how often a row is in a resample.
+        clusters: key of each row.
+    """
+    samples = cluster_bootstrap_weights(clusters, resamples, seed)
+    return np.concatenate([statistic(counts) for counts in samples])
 
 
 def percentiles(clusters: int) -> tuple[float, float]:
@@ -198,10 +220,12 @@ def percentile_interval(
 ) -> Interval:
     """95 % interval by `percentiles` for this number of clusters; None: very many.
 
-    Undefined if the statistic is undefined in at least half of the resamples.
+    Undefined with fewer than two clusters, or if the statistic is undefined in at least half of the
+    resamples.
     """
     defined = resampled[np.isfinite(resampled)]
-    if not np.isfinite(value) or 2 * len(defined) <= len(resampled):
+    few = clusters is not None and clusters < 2
+    if few or not np.isfinite(value) or 2 * len(defined) <= len(resampled):
         return Interval(float(value), float("nan"), float("nan"))
     low, high = np.percentile(defined, percentiles(clusters or 0))
     return Interval(float(value), float(low), float(high))
@@ -285,8 +309,7 @@ def cluster_interval(
         >>> by_story.low < by_row.low < 0.5 < by_row.high < by_story.high  # whole stories vary more
         True
     """
-    if not len(clusters):
-        raise ValueError("there is no row: at least one cluster is wanted")
+    check_rows(clusters)
     everything = np.arange(len(clusters))
 
     def one_by_one(counts: np.ndarray) -> np.ndarray:
@@ -306,15 +329,14 @@ def bootstrap_interval(
 
     Args:
         value: the statistic on the original rows.
-        statistic: counts (b, n) -> (b,); a count is how often a row is in a resample.
+        statistic: counts (b, n) -> (b,), as of `bootstrap_values`.
         clusters: key of each row.
     """
-    if not len(clusters):
-        raise ValueError("there is no row: at least one cluster is wanted")
-    if np.isnan(value) or len(set(clusters)) < 2:
+    check_rows(clusters)
+    total = len(set(clusters))
+    if np.isnan(value) or total < 2:
         return Interval(float(value), float("nan"), float("nan"))
-    found = [statistic(counts) for counts in cluster_bootstrap_weights(clusters, resamples, seed)]
-    return percentile_interval(value, np.concatenate(found), len(set(clusters)))
+    return percentile_interval(value, bootstrap_values(statistic, clusters, resamples, seed), total)
 
 
 class Medians:
@@ -364,17 +386,20 @@ def cluster_band(
         >>> (high - low > 0.9).tolist()  # error rate of the first answer, and of all twenty
         [True, False]
     """
-    if not len(clusters):
-        raise ValueError("there is no row: at least one cluster is wanted")
+    check_rows(clusters)
     if len(set(clusters)) < 2:
         return np.full((2, points), np.nan)
-    everything, found = np.arange(len(clusters)), []
-    for draws in cluster_bootstrap_weights(clusters, resamples, seed):
-        for counts in draws:
-            values = curve(np.repeat(everything, counts))
-            places = np.linspace(0, len(values) - 1, points)
-            found.append(np.interp(places, np.arange(len(values)), values))
-    return np.percentile(found, percentiles(len(set(clusters))), axis=0)
+    everything = np.arange(len(clusters))
+
+    def on_sample(times: np.ndarray) -> np.ndarray:
+        values = curve(np.repeat(everything, times))
+        places = np.linspace(0, len(values) - 1, points)
+        return np.interp(places, np.arange(len(values)), values)
+
+    drawn = bootstrap_values(
+        lambda counts: np.array([on_sample(times) for times in counts]), clusters, resamples, seed
+    )
+    return np.percentile(drawn, percentiles(len(set(clusters))), axis=0)
 
 
 def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     check_rows,
     ordered,
     percentile_interval,
+    tied_order,
 )
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_draws
 
@@ -127,9 +128,7 @@ class BootstrapAUROC:
     """
 
     def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
-        self.order = np.argsort(score, kind="stable")
-        ranked = score[self.order]
-        self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        self.order, self.starts = tied_order(score)
         self.wrong = wrong[self.order]
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:

@@ -44,14 +44,12 @@ def method_seconds(
         >>> method_seconds(seconds, warm_up=0)["Sem-ASMI"]  # of 3, 3.5 and 5; both medians make 4
         PhaseSeconds(median=3.5, n=3)
     """
-    by_method = {}
+    together = {}
     for method, phases in PHASES_OF.items():
         taken = [seconds[phase] for phase in phases if phase in seconds]
-        if len(taken) == len(phases) and len({len(one) for one in taken}) == 1:
-            sums = np.sum(taken, axis=0)[warm_up:]
-            if len(sums):
-                by_method[method] = PhaseSeconds(float(np.median(sums)), len(sums))
-    return by_method
+        if len(taken) == len(phases) and len(set(map(len, taken))) == 1:
+            together[method] = np.sum(taken, axis=0)
+    return phase_seconds(together, warm_up)
 
 
 def phase_seconds(

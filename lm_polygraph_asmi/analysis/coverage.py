@@ -12,6 +12,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     finite,
     ordered,
     percentiles,
+    tied_order,
 )
 
 BANDS = {
@@ -141,10 +142,8 @@ def _ranks(totals: np.ndarray) -> np.ndarray:
 
 def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(b, bands, k) mean coverage by band, with each token `counts` (b, N) times."""
-    order = np.argsort(information, kind="stable")
-    ranked = information[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    group = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(ranked)]))
+    order, starts = tied_order(information)
+    group = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(order)]))
     weights = counts.take(order, axis=1).astype(float)
     sizes = np.add.reduceat(weights, starts, axis=1)
     ends = sizes.cumsum(1)

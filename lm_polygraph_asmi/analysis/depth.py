@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import SEED, check_rows
-from lm_polygraph_asmi.analysis.prr import weighted_prr
+from lm_polygraph_asmi.analysis.clusters import SEED, check_rows, cluster_codes
+from lm_polygraph_asmi.analysis.prr import normalised_prr, weighted_prr
 
 FEWEST_CLUSTERS = 6
 """Of a setting to be halved: they allow 20 different halves."""
@@ -79,12 +79,7 @@ def depth_selection(
         check_rows(sweep.clusters, quality=sweep.quality)
         for scores in sweep.scores:
             check_rows(sweep.clusters, scores=scores)
-    groups = np.array(
-        [
-            weighted_prr(list(s.scores), s.quality, iter([np.ones((1, len(s.quality)), int)]))[0]
-            for s in sweeps
-        ]
-    )
+    groups = np.array([[normalised_prr(row, s.quality) for row in s.scores] for s in sweeps])
     if np.isnan(groups).all():
         raise ValueError(
             "PRR is undefined in all settings: within each, all answers are equally good"
@@ -113,7 +108,7 @@ def depth_selection(
 
 def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarray:
     """(2, splits, D) PRR on both halves of random splits."""
-    _, codes = np.unique(np.asarray(sweep.clusters, dtype=str), return_inverse=True)
+    codes = cluster_codes(sweep.clusters)
     total = int(codes.max()) + 1
     if total < FEWEST_CLUSTERS:
         raise ValueError(
@@ -122,4 +117,4 @@ def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarra
         )
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))
-    return np.array([weighted_prr(list(sweep.scores), sweep.quality, iter([h])) for h in halves])
+    return np.array([weighted_prr(list(sweep.scores), sweep.quality, [h]) for h in halves])

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import chi2
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.model_selection import PredefinedSplit, StratifiedGroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -24,10 +24,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     check_rows,
     control_table,
 )
-from lm_polygraph_asmi.analysis.comparison import (
-    auroc_difference,
-    auroc_interval,
-)
+from lm_polygraph_asmi.analysis.comparison import auroc_difference, auroc_interval
 
 FOLDS = 5
 
@@ -93,17 +90,6 @@ def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -
     return folds
 
 
-def _out_of_fold(
-    predict: Callable[[np.ndarray, np.ndarray], np.ndarray], folds: np.ndarray
-) -> np.ndarray:
-    """predict(train, test) for every fold, concatenated."""
-    found = np.empty(len(folds))
-    for number in np.unique(folds):
-        test = folds == number
-        found[test] = predict(~test, test)
-    return found
-
-
 def _selector() -> LogisticRegression:
     return make_pipeline(StandardScaler(), LogisticRegression(C=np.inf, max_iter=1000))
 
@@ -117,23 +103,14 @@ def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) 
         folds: (n,), from `cluster_folds`.
     """
     features, wrong = np.asarray(features, dtype=float), np.asarray(wrong, dtype=bool)
-    return _out_of_fold(
-        lambda train, test: (
-            _selector().fit(features[train], wrong[train]).predict_proba(features[test])[:, 1]
-        ),
-        folds,
-    )
+    split = PredefinedSplit(folds)
+    return cross_val_predict(_selector(), features, wrong, cv=split, method="predict_proba")[:, 1]
 
 
 def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.ndarray:
     """(n,) residual of a linear model of the signal on the controls, fitted on the other folds."""
     signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
-    predicted = _out_of_fold(
-        lambda train, test: (
-            LinearRegression().fit(controls[train], signal[train]).predict(controls[test])
-        ),
-        folds,
-    )
+    predicted = cross_val_predict(LinearRegression(), controls, signal, cv=PredefinedSplit(folds))
     # For a linear function of the controls, rounding errors would be left and rank answers.
     return np.where(np.isclose(signal, predicted, rtol=1e-9, atol=0), 0.0, signal - predicted)
 

@@ -1,6 +1,6 @@
 """Prediction Rejection Ratio as LM-Polygraph defines it, fast enough to be resampled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +9,13 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import (
     ROWS_AT_ONCE,
     SEED,
+    bootstrap_values,
     check_rows,
     cluster_bootstrap_weights,
     finite,
     ordered,
     simultaneous_band,
+    tied_order,
 )
 
 COVERAGES = np.linspace(0.05, 1, 39)
@@ -44,9 +46,7 @@ class Rejection:
         scores = ordered(uncertainty=uncertainty)
         if not scores.size:
             raise ValueError("expected at least one answer, got none")
-        self.order = np.argsort(scores, kind="stable")
-        ranked = scores[self.order]
-        self.starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        self.order, self.starts = tied_order(scores)
 
     def area(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Mean of `values` over the kept rows, averaged over all levels of rejection.
@@ -106,7 +106,7 @@ def has_contrast(quality: ArrayLike) -> bool:
 
 
 def weighted_prr(
-    scores: Sequence[ArrayLike], quality: ArrayLike, samples: Iterator[np.ndarray]
+    scores: Sequence[ArrayLike], quality: ArrayLike, samples: Iterable[np.ndarray]
 ) -> np.ndarray:
     """Normalised PRR of M scores on weightings of the same n rows.
 
@@ -158,7 +158,7 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
         1.0
     """
     everything = np.ones((1, len(np.asarray(quality))), dtype=int)
-    return float(weighted_prr([uncertainty], quality, iter([everything]))[0, 0])
+    return float(weighted_prr([uncertainty], quality, [everything])[0, 0])
 
 
 def prr_draws(
@@ -237,10 +237,9 @@ def rejection_curve(
         return order.kept(worth, counts, counts.sum(1, keepdims=True) * shares)
 
     value = curve(np.ones((1, len(worth)), dtype=int))[0]
-    drawn = [value[None]]
-    if len(set(clusters)) > 1:
-        drawn = [curve(counts) for counts in cluster_bootstrap_weights(clusters, resamples, seed)]
-    band = simultaneous_band(value, np.concatenate(drawn))
+    several = len(set(clusters)) > 1
+    drawn = bootstrap_values(curve, clusters, resamples, seed) if several else value[None]
+    band = simultaneous_band(value, drawn)
     # A mean of qualities stays within their range, however wide the band.
     return RejectionCurve(shares, value, np.clip(band, worth.min(), worth.max()))
 

@@ -93,15 +93,16 @@ class Quadrants:
     gap: Interval
 
 
-def _gap(n: np.ndarray, errors: np.ndarray, n_part: np.ndarray, of_part: np.ndarray) -> np.ndarray:
-    """(b,) error rate of a part of n answers (or tokens) minus that of the others.
+def _gap(counts: np.ndarray, high: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """(b,) error rate of the high rows minus that of the others, in samples of counts (b, n).
 
-    NaN if all are right or wrong, or the part is empty or all of them.
+    NaN if all rows are right or wrong, or all high or low.
     """
-    known = (n_part > 0) & (n_part < n) & (errors > 0) & (errors < n)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gap = of_part / n_part - (errors - of_part) / (n - n_part)
-    return np.where(known, gap, np.nan)
+    high = counts * high
+    n, errors, n_high, of_high = counts.sum(1), counts @ wrong, high.sum(1), high @ wrong
+    known = (n_high > 0) & (n_high < n) & (errors > 0) & (errors < n)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(known, of_high / n_high - (errors - of_high) / (n - n_high), np.nan)
 
 
 def confident_but_fragile(
@@ -143,9 +144,7 @@ def confident_but_fragile(
 
     def gap(counts: np.ndarray) -> np.ndarray:
         middle, divide = (median(counts)[:, None] for median in medians)
-        confident = counts * (msp <= middle)
-        both = confident * (fragility > divide)
-        return _gap(confident.sum(1), confident @ wrong, both.sum(1), both @ wrong)
+        return _gap(counts * (msp <= middle), fragility > divide, wrong)
 
     value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
     unconfident, fragile = msp > np.median(msp), fragility > np.median(fragility)
@@ -217,8 +216,7 @@ def token_null(
     median = Medians(scores)
 
     def gap(counts: np.ndarray) -> np.ndarray:
-        high = counts * (scores > median(counts)[:, None])
-        return _gap(counts.sum(1), counts @ labels, high.sum(1), high @ labels)
+        return _gap(counts, scores > median(counts)[:, None], labels)
 
     value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
     detection = BootstrapAUROC(scores, labels > 0)

@@ -13,8 +13,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    bootstrap_values,
     check_rows,
-    cluster_bootstrap_weights,
     finite,
     percentile_interval,
 )
@@ -147,18 +147,15 @@ def correlations(
     """
     check_rows(units, **{f"column {i}": column for i, column in enumerate(columns)})
     ranks = [_Ranks(column) for column in columns]
-    found = [_matrices(ranks, np.ones((1, len(units)), dtype=int))]
-    if len(set(units)) > 1:
-        found += [
-            _matrices(ranks, counts) for counts in cluster_bootstrap_weights(units, resamples, seed)
-        ]
-    return np.concatenate(found)
+    matrices = _matrices(ranks, np.ones((1, len(units)), dtype=int))
+    if len(set(units)) < 2:
+        return matrices
+    drawn = bootstrap_values(lambda counts: _matrices(ranks, counts), units, resamples, seed)
+    return np.concatenate([matrices, drawn])
 
 
 def interval(values: np.ndarray, units: int) -> Interval:
     """95 % interval of a statistic (1 + B,): its value, then its values on resamples."""
-    if len(values) < 2:
-        return Interval(float(values[0]), float("nan"), float("nan"))
     return percentile_interval(float(values[0]), values[1:], units)
 
 

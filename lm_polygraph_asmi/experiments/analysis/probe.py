@@ -13,8 +13,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
     Interval,
+    bootstrap_values,
     check_rows,
-    cluster_bootstrap_weights,
     percentile_interval,
     wilson_interval,
 )
@@ -44,14 +44,12 @@ def flip_rates(
         >>> [str(rate) for rate in found]
         ['+0.00 [+0.00, +0.16]', '+0.50 [+0.30, +0.70]']
     """
-    total, found = len(set(units)), flip_differences(flips, units, resamples, seed)
-    columns = np.asarray(flips, dtype=float).T
-    for place, column in enumerate(columns):
+    total, rates = len(set(units)), flip_differences(flips, units, resamples, seed)
+    for place, column in enumerate(np.asarray(flips, dtype=float).T):
         plain = bool(np.isin(column, (0, 1)).all())
         if plain and (total == len(column) or not np.ptp(column)):
-            count = round(float(column.mean()) * total)
-            found[place] = wilson_interval(count, total)
-    return found
+            rates[place] = wilson_interval(round(float(column.mean()) * total), total)
+    return rates
 
 
 def flip_differences(
@@ -75,21 +73,9 @@ def flip_differences(
         >>> found.value, found.excludes(0)
         (0.75, True)
     """
-    table = np.asarray(differences, dtype=float)
-    if table.ndim != 2:
-        raise ValueError(f"flips must have shape (m, K), a column for each k, got {table.shape}")
-    check_rows(units, **{f"column {i}": column for i, column in enumerate(table.T)})
-    if len(set(units)) < 2:
-        drawn = np.full((1, table.shape[1]), np.nan)
-    else:
-        drawn = np.concatenate(
-            [_means(table, counts) for counts in cluster_bootstrap_weights(units, resamples, seed)]
-        )
-    drawn[:, np.ptp(table, axis=0) == 0] = np.nan
-    return [
-        percentile_interval(float(column.mean()), values, len(set(units)))
-        for column, values in zip(table.T, drawn.T, strict=True)
-    ]
+    table = _checked(differences, units)
+    drawn = bootstrap_values(lambda counts: _means(table, counts), units, resamples, seed)
+    return _intervals(table.mean(0), drawn, np.ptp(table, axis=0) == 0, units)
 
 
 def flip_contrasts(
@@ -122,28 +108,33 @@ def flip_contrasts(
         >>> str(found)
         '+0.75 [+0.55, +0.95]'
     """
-    tables = [np.asarray(own, dtype=float) for own in (first, second)]
-    if any(own.ndim != 2 for own in tables) or tables[0].shape[1] != tables[1].shape[1]:
-        shapes = " and ".join(str(own.shape) for own in tables)
-        raise ValueError(f"flips must have shapes (m, K) and (n, K), a column for each k: {shapes}")
-    for own, keys in zip(tables, (first_units, second_units), strict=True):
-        check_rows(keys, **{f"column {i}": column for i, column in enumerate(own.T)})
-    units, split = [*first_units, *second_units], len(tables[0])
-    if len(set(units)) < 2:
-        drawn = np.full((1, tables[0].shape[1]), np.nan)
-    else:
-        drawn = np.concatenate(
-            [
-                _means(tables[0], counts[:, :split]) - _means(tables[1], counts[:, split:])
-                for counts in cluster_bootstrap_weights(units, resamples, seed)
-            ]
-        )
-    drawn[:, (np.ptp(tables[0], axis=0) == 0) & (np.ptp(tables[1], axis=0) == 0)] = np.nan
-    values = tables[0].mean(0) - tables[1].mean(0)
-    return [
-        percentile_interval(float(value), column, len(set(units)))
-        for value, column in zip(values, drawn.T, strict=True)
-    ]
+    one, other = _checked(first, first_units), _checked(second, second_units)
+    if one.shape[1] != other.shape[1]:
+        raise ValueError(f"both flips must have a column for each k: {one.shape} and {other.shape}")
+    units, split = [*first_units, *second_units], len(one)
+    drawn = bootstrap_values(
+        lambda counts: _means(one, counts[:, :split]) - _means(other, counts[:, split:]),
+        units, resamples, seed,
+    )  # fmt: skip
+    constant = (np.ptp(one, axis=0) == 0) & (np.ptp(other, axis=0) == 0)
+    return _intervals(one.mean(0) - other.mean(0), drawn, constant, units)
+
+
+def _checked(flips: ArrayLike, units: Sequence[str]) -> np.ndarray:
+    table = np.asarray(flips, dtype=float)
+    if table.ndim != 2:
+        raise ValueError(f"flips must have shape (m, K), a column for each k, got {table.shape}")
+    check_rows(units, **{f"column {i}": column for i, column in enumerate(table.T)})
+    return table
+
+
+def _intervals(
+    values: np.ndarray, drawn: np.ndarray, constant: np.ndarray, units: Sequence[str]
+) -> list[Interval]:
+    """Of (K,) values and (resamples, K) draws; without bounds where the flips are constant."""
+    drawn[:, constant] = np.nan
+    columns = zip(values, drawn.T, strict=True)
+    return [percentile_interval(float(v), column, len(set(units))) for v, column in columns]
 
 
 def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:

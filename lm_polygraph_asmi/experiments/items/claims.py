@@ -1,11 +1,12 @@
 """The claims of the paper's appendix on heads, and whether they hold on these runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.experiments.analysis.coupling import Coupling
 from lm_polygraph_asmi.experiments.items.controls import prr_of_heads, verdicts_on
 from lm_polygraph_asmi.experiments.items.heads import (
     NEEDS,
@@ -19,13 +20,14 @@ from lm_polygraph_asmi.experiments.items.probe import (
     CONTROLS,
     ROWS,
     Probed,
+    all_probes,
     differences,
     numbers_of,
     probed,
     rates,
     widenings,
 )
-from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.report.item import Items, MissingItem, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not", "inconclusive", "not measured here"
@@ -52,12 +54,21 @@ class Finding(NamedTuple):
 Look = Callable[[Sequence[RunGroup]], Iterator[Finding]]
 
 
-def _said(found: Interval) -> str:
-    return str(found) if isfinite(found.low) else f"{found.value:+.2f}, without an interval"
+def _text(interval: Interval) -> str:
+    known = isfinite(interval.low)
+    return str(interval) if known else f"{interval.value:+.2f}, without an interval"
 
 
-def _above(found: Interval) -> str:
-    return HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
+def _above(*intervals: Interval, limit: float = 0) -> str:
+    """HOLDS if all intervals are above the limit, FAILS if one is below, else OPEN."""
+    if any(interval.high < limit for interval in intervals):
+        return FAILS
+    return HOLDS if all(interval.low > limit for interval in intervals) else OPEN
+
+
+def _apart(pairs: Iterable[tuple[Interval, Interval]]) -> str:
+    """The same of pairs: whether each first interval is above the second, without overlap."""
+    return _above(*(Interval(a.value - b.value, a.low - b.high, a.high - b.low) for a, b in pairs))
 
 
 def _each(grounded: bool | None, look: Callable[[RunGroup], tuple[str, str] | None]) -> Look:
@@ -68,68 +79,68 @@ def _each(grounded: bool | None, look: Callable[[RunGroup], tuple[str, str] | No
             if grounded is not None and group.grounded is not grounded:
                 continue
             try:
-                found = look(group)
+                outcome = look(group)
             except ValueError:  # data not saved, or undefined
                 continue
-            if found is not None:
-                yield Finding(found[0], group.label, found[1])
+            if outcome is not None:
+                yield Finding(outcome[0], group.label, outcome[1])
 
     return find
 
 
-def _coupled(group: RunGroup) -> Any:
-    found = coupled(group, group.depth).get("as in the paper")
-    if found is None:
+def _coupled(group: RunGroup) -> Coupling:
+    coupling = coupled(group, group.depth).get("as in the paper")
+    if coupling is None:
         raise Unavailable("too few tokens with z_t")
-    return found
+    return coupling
 
 
 def _positive(group: RunGroup) -> tuple[str, str]:
-    found = _coupled(group).information
-    return _above(found), _said(found)
+    rho = _coupled(group).information
+    return _above(rho), _text(rho)
 
 
 def _negative(group: RunGroup) -> tuple[str, str]:
-    found = _coupled(group).information
-    return _above(-found), _said(found)
+    rho = _coupled(group).information
+    return _above(-rho), _text(rho)
 
 
 def _underpowered(group: RunGroup) -> tuple[str, str] | None:
     if "babi" not in group.dataset.lower():
         return None
-    found = _coupled(group).information
-    return FAILS if found.excludes(0) else HOLDS, _said(found)
+    rho = _coupled(group).information
+    return FAILS if rho.excludes(0) else HOLDS, _text(rho)
 
 
 def _more_than_entropy(group: RunGroup) -> tuple[str, str]:
-    found = _coupled(group).difference
-    return _above(found), f"{_said(found)}, paired"
+    difference = _coupled(group).difference
+    return _above(difference), f"{_text(difference)}, paired"
 
 
 def _sharpens(group: RunGroup) -> tuple[str, str]:
-    found = sharpened(group)
-    return _above(found), f"{_said(found)} from {group.dissected_depths[0]:.0%} of depth on"
+    change = sharpened(group)
+    return _above(change), f"{_text(change)} from {group.dissected_depths[0]:.0%} of depth on"
 
 
 def _fewer_with_depth(group: RunGroup) -> tuple[str, str] | None:
     depths = group.dissected_depths
     if len(depths) < 2:
         return None
-    ends = [excess_heads(group, depth) for depth in (depths[0], depths[-1])]
-    outcome = HOLDS if ends[1].high < ends[0].low else FAILS if ends[1].low > ends[0].high else OPEN
-    return outcome, f"{_said(ends[0])} at {depths[0]:.0%}, {_said(ends[1])} at {depths[-1]:.0%}"
+    shallow, deep = (excess_heads(group, depth) for depth in (depths[0], depths[-1]))
+    values = f"{_text(shallow)} at {depths[0]:.0%}, {_text(deep)} at {depths[-1]:.0%}"
+    return _apart([(shallow, deep)]), values
 
 
 def _spread(group: RunGroup) -> tuple[str, str]:
-    found, excess = profiles(group, group.depth), excess_heads(group, group.depth)
-    count = float(found.heads[found.high].mean())
-    return _above(excess), f"{count:.1f} heads, minus noise {_said(excess)}"
+    tokens, excess = profiles(group, group.depth), excess_heads(group, group.depth)
+    count = float(tokens.heads[tokens.high].mean())
+    return _above(excess), f"{count:.1f} heads, minus noise {_text(excess)}"
 
 
 def _errors(group: RunGroup) -> tuple[str, str]:
-    found = error_detection(group, group.depth)["mean z"]
-    moved = _above(Interval(*(value - 0.5 for value in found)))
-    return moved, f"AUROC {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    area = error_detection(group, group.depth)["mean z"]
+    values = f"AUROC {area.value:.2f} [{area.low:.2f}, {area.high:.2f}]"
+    return _above(area, limit=0.5), values
 
 
 def _no_errors(group: RunGroup) -> tuple[str, str]:
@@ -138,12 +149,15 @@ def _no_errors(group: RunGroup) -> tuple[str, str]:
     return FAILS if coupling == HOLDS else OPEN, values
 
 
+def _of_heads(group: RunGroup) -> list[Probed]:
+    return [probe for probe in probed(group) if probe.condition == "heads"]
+
+
 def _rates(group: RunGroup, row: str) -> dict[int, Interval] | None:
     """Flip rates in percent by k, from the probe of heads."""
-    for found in probed(group):
-        known = rates(found, ROWS[row]) if found.condition == "heads" else None
-        if known:
-            return dict(zip(found.probe.k, known[1], strict=True))
+    for probe in _of_heads(group):
+        if flips := rates(probe, ROWS[row]):
+            return dict(zip(probe.probe.k, flips[1], strict=True))
     return None
 
 
@@ -151,8 +165,7 @@ def _one_head(group: RunGroup) -> tuple[str, str] | None:
     high, low = (_rates(group, f"{which} MI, critical heads") for which in ("high", "low"))
     if not high or not low:
         return None
-    outcome = HOLDS if high[1].low > low[1].high else FAILS if high[1].high < low[1].low else OPEN
-    return outcome, f"{high[1].value:.0f} % against {low[1].value:.0f} %"
+    return _apart([(high[1], low[1])]), f"{high[1].value:.0f} % against {low[1].value:.0f} %"
 
 
 def _low_stay(group: RunGroup) -> tuple[str, str] | None:
@@ -167,67 +180,54 @@ def _low_stay(group: RunGroup) -> tuple[str, str] | None:
 
 
 def _widens(group: RunGroup) -> tuple[str, str] | None:
-    for found in probed(group):
-        steps = widenings(found, PAPER_K[-1]) if found.condition == "heads" else None
-        if steps:  # else a layer with one head, or not run
-            return _all_above(steps), ", ".join(map(_said, steps)) + " points from k to k"
+    for probe in _of_heads(group):
+        if steps := widenings(probe, PAPER_K[-1]):  # else a layer with one head, or not run
+            return _above(*steps), ", ".join(map(_text, steps)) + " points from k to k"
     return None
 
 
-def _all_above(found: Sequence[Interval]) -> str:
-    """HOLDS if all intervals are above 0, FAILS if one is below, else OPEN."""
-    outcomes = {_above(one) for one in found}
-    return FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
-
-
 def _highest_on_recall(groups: Sequence[RunGroup]) -> Iterator[Finding]:
-    known = [(group, _rates(group, "high MI, critical heads")) for group in groups]
-    for group, own in known:
-        if group.grounded is not False or not own:
-            continue
-        for other, theirs in known:
-            if other.grounded and other.model == group.model and theirs:
-                shared = [k for k in own if k >= 2 and k in theirs]
-                if not shared:
-                    continue
-                # Other questions, so no pairs: compare whether the intervals overlap.
-                outcome = HOLDS if all(own[k].low > theirs[k].high for k in shared) else OPEN
-                if any(own[k].high < theirs[k].low for k in shared):
-                    outcome = FAILS
-                yield Finding(outcome, group.label, f"against {other.dataset}")
+    by_group = [(group, _rates(group, "high MI, critical heads")) for group in groups]
+    for closed, recall in by_group:
+        for opened, context in by_group:
+            alike = closed.grounded is False and opened.grounded and opened.model == closed.model
+            if not (alike and recall and context):
+                continue
+            # Other questions, so no pairs: compare whether the intervals overlap.
+            pairs = [(recall[k], context[k]) for k in recall if k >= 2 and k in context]
+            if pairs:
+                yield Finding(_apart(pairs), closed.label, f"against {opened.dataset}")
 
 
-def _control(found: Probed, pair: str) -> dict[int, Interval]:
+def _control(probe: Probed, pair: str) -> dict[int, Interval]:
     """Critical heads minus one of `CONTROLS`, for each informative k; empty if not run."""
-    known = differences(found, pair)
-    speaking = numbers_of(found, pair)
-    by_k = zip(found.probe.k, known[1], strict=True) if known else ()
-    return {k: gap for k, gap in by_k if k in PAPER_K and k in speaking}
+    gaps = differences(probe, pair)
+    informative = {*PAPER_K}.intersection(numbers_of(probe, pair))
+    by_k = zip(probe.probe.k, gaps[1], strict=True) if gaps else ()
+    return {k: gap for k, gap in by_k if k in informative}
 
 
-def _gaps(found: dict[int, Interval]) -> str:
-    return ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in found.items())
+def _gaps(by_k: dict[int, Interval]) -> str:
+    return ", ".join(f"k = {k}: {gap.value:+.0f}" for k, gap in by_k.items())
 
 
 def _where_confident(group: RunGroup) -> tuple[str, str] | None:
-    for found in probed(group):
-        gaps = _control(found, "high MI, top token at .9 or more")
-        if found.condition == "heads" and gaps:
-            return _all_above(list(gaps.values())), _gaps(gaps)
+    for probe in _of_heads(group):
+        if gaps := _control(probe, "high MI, top token at .9 or more"):
+            return _above(*gaps.values()), _gaps(gaps)
     return None
 
 
 def _identifiable(group: RunGroup) -> tuple[str, str] | None:
     """Whether every control agrees; lists those that do not, or were not run."""
-    for found in probed(group):
-        gaps = {pair: _control(found, pair) for pair in CONTROLS}
-        if found.condition != "heads" or not any(gaps.values()):  # a layer of a single head
+    for probe in _of_heads(group):
+        gaps = {pair: _control(probe, pair) for pair in CONTROLS}
+        if not any(gaps.values()):  # a layer of a single head
             continue
         outcomes = {
-            pair: _all_above(list(own.values())) if own else UNMEASURED
-            for pair, own in gaps.items()
+            pair: _above(*by_k.values()) if by_k else UNMEASURED for pair, by_k in gaps.items()
         }
-        against = [f"{pair} {said}" for pair, said in outcomes.items() if said != HOLDS]
+        against = [f"{pair} {outcome}" for pair, outcome in outcomes.items() if outcome != HOLDS]
         outcome = HOLDS if not against else FAILS if FAILS in outcomes.values() else OPEN
         return outcome, "; ".join([_gaps(gaps[CONTROLS[0]]) or "random heads not run", *against])
     return None
@@ -237,10 +237,8 @@ def _not_above_msp(group: RunGroup) -> tuple[str, str]:
     sem, msp = group.need("u_sem", "msp")
     scores = {"sem": sem, "msp": msp}
     _, paired = prr_intervals(scores, group.quality, group.clusters, [("sem", "msp")])
-    found = paired["sem", "msp"]
-    return {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}[
-        _above(found)
-    ], f"Sem-ASMI minus MSP {_said(found)}"
+    gap = paired["sem", "msp"]
+    return _above(-gap), f"Sem-ASMI minus MSP {_text(gap)}"
 
 
 def _not_reproduced(groups: Sequence[RunGroup]) -> Iterator[Finding]:
@@ -288,33 +286,22 @@ def head_claims(groups: Sequence[RunGroup]) -> Items:
 
     def compute(line: tuple[str, Look]) -> dict[str, Any]:
         claim, look = line
-        found = list(look(groups))
-        outcomes = {one.outcome for one in found}
+        findings = list(look(groups))
+        outcomes = {finding.outcome for finding in findings}
         outcome = next((o for o in (FAILS, OPEN, HOLDS) if o in outcomes), UNMEASURED)
-        where = "; ".join(f"{one.where}: {one.outcome} ({one.values})" for one in found)
+        where = "; ".join(f"{one.where}: {one.outcome} ({one.values})" for one in findings)
         return {"claim": claim, "here": outcome, "where": where or "–"}
 
-    if not any(group.dissected_depths or group.conditions for group in groups) and not _any_probe(
-        groups
-    ):
-        return frame("head_claims", "The paper's claims on heads", [], compute, [], otherwise=NEEDS)
+    title = "The paper's claims on heads"
+    if not any(g.dissected_depths or g.conditions for g in groups) and not all_probes(groups)[0]:
+        return [MissingItem(title, NEEDS)]
     notes = [
         "Holds: on every setting with the data. Does not: refuted on at least one setting. "
         "Inconclusive: all else. †: measured otherwise than in the paper, with a control that it "
         "lacks. The paper's values are of Qwen3-4B-Base; a claim that fails here fails on this "
         "model."
     ]
-    items = frame("head_claims", "The paper's claims on heads", CLAIMS, compute, notes)
+    items = frame("head_claims", title, CLAIMS, compute, notes)
     for item in items:
         item.groups = list(groups)  # type: ignore[union-attr]
     return items
-
-
-def _any_probe(groups: Sequence[RunGroup]) -> bool:
-    for group in groups:
-        try:
-            if probed(group):
-                return True
-        except ValueError:
-            continue
-    return False

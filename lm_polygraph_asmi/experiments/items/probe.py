@@ -1,6 +1,6 @@
 """Predictions that flip without some heads: table "causal-flip" of the paper, with controls."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -96,60 +96,54 @@ def probed(group: RunGroup) -> list[Probed]:
         (condition.condition, condition.run)
         for condition in (*group.conditions, *group.condition_parts)
     ]
-    found = ((condition, run, read_probe(run.path)) for condition, run in runs)
     return [
-        Probed(group, condition, run, probe) for condition, run, probe in found if probe is not None
+        Probed(group, condition, run, probe)
+        for condition, run in runs
+        if (probe := read_probe(run.path)) is not None
     ]
 
 
 def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
     """Number of tokens, and their flip rates in percent for each k; None if not run."""
-    flips, rows = [], []
-    for group, rule in parts:
-        known = _flips(found.probe, rule, group)
-        if known is None:
-            continue
-        flips.append(known[0])
-        rows.append(known[1])
-    if not flips or not len(table := np.concatenate(flips)):
+    pooled = _pooled(found.probe, parts)
+    if pooled is None:
         return None
-    keys = found.clusters(np.concatenate(rows))
-    return len(table), [_percent(rate) for rate in flip_rates(table, keys)]
-
-
-def _flips(probe: Probe, rule: str, group: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(m, K) flips of the tokens that a rule was run on, and their rows; None if not run."""
-    if group not in probe.groups or rule not in probe.predicted:
-        return None
-    flips = probe.flipped(rule, group)
-    known = np.isfinite(flips).all(1)
-    return flips[known], probe.tokens["row"][probe.groups[group]][known]
-
-
-def _percent(rate: Interval) -> Interval:
-    return Interval(*(100 * value for value in rate))
+    flips, rows = pooled
+    return len(flips), _percent(flip_rates(flips, found.clusters(rows)))
 
 
 def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
     """Number of tokens, and one of `DIFFERENCES` in percentage points; None if not run."""
-    probe = found.probe
-    gaps, rows = [], []
-    for group, first, second in DIFFERENCES[pair]:
-        if group not in probe.groups or not {first, second} <= {*probe.predicted, OWN}:
+    pooled = _pooled(found.probe, DIFFERENCES[pair])
+    if pooled is None:
+        return None
+    gaps, rows = pooled
+    return len(gaps), _percent(flip_differences(gaps, found.clusters(rows)))
+
+
+def _pooled(probe: Probe, parts: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray] | None:
+    """(m, K) flips over groups of tokens, minus those by a second rule if one is given, and their
+    rows in the run; None if no part was run."""
+    tables, rows = [], []
+    for group, *rules in parts:
+        if group not in probe.groups or not {*rules} <= {*probe.predicted, OWN}:
             continue
         chosen = probe.groups[group]
-        if second == OWN:
-            other = probe.tokens["own_flips"][chosen][:, None]
-        else:
-            other = probe.flipped(second, group)
-        gap = probe.flipped(first, group) - other
-        known = np.isfinite(gap).all(1)
-        gaps.append(gap[known])
-        rows.append(probe.tokens["row"][chosen][known])
-    if not gaps or not len(table := np.concatenate(gaps)):
-        return None
-    found_gaps = flip_differences(table, found.clusters(np.concatenate(rows)))
-    return len(table), [_percent(rate) for rate in found_gaps]
+        first, *others = (
+            probe.tokens["own_flips"][chosen][:, None]
+            if rule == OWN
+            else probe.flipped(rule, group)
+            for rule in rules
+        )
+        table = first - others[0] if others else first
+        run = np.isfinite(table).all(1)
+        tables.append(table[run])
+        rows.append(probe.tokens["row"][chosen][run])
+    return (np.concatenate(tables), np.concatenate(rows)) if sum(map(len, tables)) else None
+
+
+def _percent(intervals: Iterable[Interval]) -> list[Interval]:
+    return [Interval(*(100 * value for value in interval)) for interval in intervals]
 
 
 def numbers_of(found: Probed, pair: str) -> list[int]:
@@ -171,48 +165,47 @@ def widenings(found: Probed, most: int) -> list[Interval] | None:
 
     None if critical heads were not run on both, or for a single k.
     """
-    groups = [_flips(found.probe, "critical", group) for group in ("high", "low")]
+    high, low = (_pooled(found.probe, [(group, "critical")]) for group in ("high", "low"))
     steps = sum(k <= most for k in found.probe.k)
-    if steps < 2 or any(own is None or not len(own[0]) for own in groups):
+    if steps < 2 or high is None or low is None:
         return None
     tables: list[Any] = []
-    for flips, rows in filter(None, groups):
+    for flips, rows in (high, low):
         tables += [np.diff(flips[:, :steps], axis=1), found.clusters(rows)]
-    return [_percent(gap) for gap in flip_contrasts(*tables)]
+    return _percent(flip_contrasts(*tables))
 
 
-def _probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str, str]]]:
+def all_probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str, str]]]:
     """All probes, and the settings with a damaged one."""
-    found: list[Probed] = []
-    broken = []
+    probes: list[Probed] = []
+    damaged = []
     for group in groups:
         try:
-            found += probed(group)
+            probes += probed(group)
         except ValueError as error:
-            broken.append((group.label, str(error)))
-    return found, broken
+            damaged.append((group.label, str(error)))
+    return probes, damaged
 
 
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
     """Table "causal-flip" of the paper; also with random heads, and on matched tokens."""
     title = "Do predictions depend on critical heads?"
-    everything, broken = _probes(groups)
+    everything, damaged = all_probes(groups)
     panels = {}
 
     def compute(found: Probed) -> list[dict[str, Any]]:
         probe = found.probe
         rows, curves = [], {}
         for name, parts in ROWS.items():
-            known = rates(found, parts)
-            if known is None:
+            flipped = rates(found, parts)
+            if flipped is None:
                 continue
-            tokens, own = known
-            curves[name] = own
+            tokens, curves[name] = flipped
             group = parts[0][0]
             flips = probe.tokens["own_flips"][probe.groups[group]] if len(parts) == 1 else []
             rows.append(
                 {"setting": found.label, "tokens and heads": name, "tokens": tokens}
-                | {f"k = {k}": rate for k, rate in zip(probe.k, own, strict=True)}
+                | {f"k = {k}": rate for k, rate in zip(probe.k, curves[name], strict=True)}
                 | {"run's own masks†": 100 * float(np.mean(flips)) if len(flips) else None}
             )
         if not rows:
@@ -237,7 +230,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
 
     return frame(
         "causal_probe", title, everything, compute, notes, lambda _: figures.flips(panels),
-        digits=0, label=lambda found: found.label, reasons=broken,
+        digits=0, label=lambda found: found.label, reasons=damaged,
         otherwise="no run has a probe: polygraph_asmi experiments probe RUN",
     )  # fmt: skip
 
@@ -263,18 +256,18 @@ def _account(found: Probed) -> str:
 def causal_differences(groups: Sequence[RunGroup]) -> Items:
     """Flips by critical heads minus flips by as many others, same tokens; not in the paper."""
     title = "Critical heads against as many others†"
-    everything, broken = _probes(groups)
+    everything, damaged = all_probes(groups)
 
     def compute(found: Probed) -> list[dict[str, Any]]:
         rows = []
         for name, ((_, _, second), *_) in DIFFERENCES.items():
-            known = differences(found, name)
-            if known is None:
+            gaps = differences(found, name)
+            if gaps is None:
                 continue
-            tokens, own = known
+            tokens, by_k = gaps
             rows.append(
                 {"setting": found.label, "tokens": name, "against": AGAINST[second], "n": tokens}
-                | {f"k = {k}": gap for k, gap in zip(found.probe.k, own, strict=True)}
+                | {f"k = {k}": gap for k, gap in zip(found.probe.k, by_k, strict=True)}
             )
         if not rows:
             raise Unavailable("the probe ablated no other heads")
@@ -290,6 +283,6 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
     ]
     return frame(
         "causal_differences", title, everything, compute, notes, digits=0,
-        signed=tuple(f"k = {k}" for k in widest), label=lambda found: found.label, reasons=broken,
+        signed=tuple(f"k = {k}" for k in widest), label=lambda found: found.label, reasons=damaged,
         otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
     )  # fmt: skip

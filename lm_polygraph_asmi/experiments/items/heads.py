@@ -93,9 +93,9 @@ class Profiles:
     @property
     def high(self) -> np.ndarray:
         """The high-MI stratum, of the tokens with z_t."""
-        found = np.zeros(len(self.z), dtype=bool)
-        found[self.defined] = high_stratum(self.mi[self.defined])
-        return found
+        high = self.defined.copy()
+        high[high] = high_stratum(self.mi[high])
+        return high
 
 
 def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], int]]:
@@ -149,10 +149,10 @@ def profiles(group: RunGroup, depth: float) -> Profiles:
     parts, unknown = zip(*_columns(group, depth), strict=True)
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     settings = dict(run.stats[at_depth("asmi_settings", depth)][0])
-    found = Profiles(settings, sum(unknown), *columns)
-    if not found.defined.any():
+    tokens = Profiles(settings, sum(unknown), *columns)
+    if not tokens.defined.any():
         raise Unavailable("masks change no token: criticality is undefined everywhere")
-    return found
+    return tokens
 
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
@@ -168,12 +168,10 @@ def _head(group: RunGroup, depth: float) -> dict[str, Any]:
     return {"setting": group.label, "depth": f"{depth:.0%}"}
 
 
-def _units(group: RunGroup, found: Profiles) -> dict[str, np.ndarray]:
-    """Keys of each token's example and cluster."""
-    return {
-        "examples": found.answer.astype(str),
-        "clusters": np.asarray(group.clusters, dtype=str)[found.answer],
-    }
+def _units(group: RunGroup, tokens: Profiles, unit: str = "clusters") -> np.ndarray:
+    """Key of each token's cluster, or of its example if `unit` is "examples"."""
+    keys = np.asarray(group.clusters) if unit == "clusters" else np.arange(len(group))
+    return keys.astype(str)[tokens.answer]
 
 
 def head_concentration(groups: Sequence[RunGroup]) -> Items:
@@ -231,41 +229,37 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
 @cache
 def excess_heads(group: RunGroup, depth: float) -> Interval:
     """Effective heads minus those of noise on the high-MI stratum, over clusters."""
-    found = profiles(group, depth)
-    high = found.high
-    excess = (found.heads - found.null)[high]
-    clusters = _units(group, found)["clusters"][high]
-    return cluster_interval(lambda rows: float(excess[rows].mean()), clusters.tolist())
+    tokens = profiles(group, depth)
+    high = tokens.high
+    excess = (tokens.heads - tokens.null)[high]
+    clusters = _units(group, tokens)[high].tolist()
+    return cluster_interval(lambda rows: float(excess[rows].mean()), clusters)
 
 
 @cache
 def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, Coupling]:
     """The coupling of a setting at a depth, for each way to measure it."""
-    found = profiles(group, depth)
-    keys = _units(group, found)[unit]
-    everything = np.ones(len(keys), dtype=bool)
+    tokens = profiles(group, depth)
+    keys = _units(group, tokens, unit)
     readings = {
-        "as in the paper": (found.mi, found.z, everything),
-        "halves of the masks†": (found.half, found.half_z, everything),
-        "first 40 masks' MI": (found.early, found.z, everything),
-        "without closing tokens†": (found.mi, found.z, ~found.closing),
-        "MI above 1e-5†": (found.mi, found.z, found.mi > NEGLIGIBLE),
+        "as in the paper": (tokens.mi, tokens.z, True),
+        "halves of the masks†": (tokens.half, tokens.half_z, True),
+        "first 40 masks' MI": (tokens.early, tokens.z, True),
+        "without closing tokens†": (tokens.mi, tokens.z, ~tokens.closing),
+        "MI above 1e-5†": (tokens.mi, tokens.z, tokens.mi > NEGLIGIBLE),
     }
     by_reading = {}
     for name, (information, z, chosen) in readings.items():
         rows = chosen & np.isfinite(z)
         if rows.sum() > 2:
             by_reading[name] = criticality_coupling(
-                information[rows], found.entropy[rows], z[rows], keys[rows].tolist(),
-                found.position[rows, None],
+                information[rows], tokens.entropy[rows], z[rows], keys[rows].tolist(),
+                tokens.position[rows, None],
             )  # fmt: skip
-    rows = found.defined
-    table = pd.DataFrame(
-        {"mi": found.mi, "entropy": found.entropy, "z": found.z, "unit": keys}
-    )[rows]  # fmt: skip
-    by_answer = table.groupby(found.answer[rows]).agg(
-        {"mi": "mean", "entropy": "mean", "z": "mean", "unit": "first"}
-    )
+    rows = tokens.defined
+    table = pd.DataFrame({"mi": tokens.mi, "entropy": tokens.entropy, "z": tokens.z})[rows]
+    by_answer = table.groupby(tokens.answer[rows]).mean()
+    by_answer["unit"] = pd.Series(keys[rows]).groupby(tokens.answer[rows]).first()
     if len(by_answer) > 2:
         by_reading["means of answers†"] = criticality_coupling(
             by_answer["mi"], by_answer["entropy"], by_answer["z"], by_answer["unit"].tolist()
@@ -285,9 +279,8 @@ def sharpened(group: RunGroup) -> Interval:
         raise Unavailable("only one depth was analysed")
     shallow, deep = (profiles(group, depth) for depth in (depths[0], depths[-1]))
     rows = shallow.defined & deep.defined
-    keys = _units(group, shallow)["examples"][rows].tolist()
-    pairs = [(found.mi[rows], found.z[rows]) for found in (shallow, deep)]
-    return sharpening(pairs[0], pairs[1], keys)
+    first, second = ((tokens.mi[rows], tokens.z[rows]) for tokens in (shallow, deep))
+    return sharpening(first, second, _units(group, shallow, "examples")[rows].tolist())
 
 
 def head_coupling(groups: Sequence[RunGroup]) -> Items:
@@ -300,17 +293,17 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
             _head(*at_depth)
             | {
                 "read": name,
-                "tokens": found.tokens,
-                "examples": found.units,
-                "ρ(MI, z)": found.information,
-                "ρ(H, z)": found.entropy,
+                "tokens": coupling.tokens,
+                "examples": coupling.units,
+                "ρ(MI, z)": coupling.information,
+                "ρ(H, z)": coupling.entropy,
                 "ρ(MI, z), clusters†": by_cluster[name].information,
                 "ρ(H, z), clusters†": by_cluster[name].entropy,
-                "difference†": found.difference,
+                "difference†": coupling.difference,
                 "difference, clusters†": by_cluster[name].difference,
-                "ρ(MI, z) given H and position†": found.partial,
+                "ρ(MI, z) given H and position†": coupling.partial,
             }
-            for name, found in by_example.items()
+            for name, coupling in by_example.items()
         ]
 
     notes = [
@@ -326,7 +319,7 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
     ]
     return frame(
         "head_coupling", title, at_all_depths(groups), compute, notes,
-        lambda table: figures.coupling(table),
+        figures.coupling,
         signed=(
             "ρ(MI, z)", "ρ(H, z)", "ρ(MI, z), clusters†", "ρ(H, z), clusters†", "difference†",
             "difference, clusters†", "ρ(MI, z) given H and position†",
@@ -358,11 +351,11 @@ def answers(group: RunGroup, depth: float) -> Answers:
     Raises:
         Unavailable: no profiles, or not both right and wrong answers among them.
     """
-    found = profiles(group, depth)
+    tokens = profiles(group, depth)
     group.need_errors()
-    rows = found.defined
-    table = pd.DataFrame({"mean z": found.z, "mass": found.mass, "MI": found.mi})[rows]
-    means = table.groupby(found.answer[rows]).mean()
+    rows = tokens.defined
+    table = pd.DataFrame({"mean z": tokens.z, "mass": tokens.mass, "MI": tokens.mi})[rows]
+    means = table.groupby(tokens.answer[rows]).mean()
     known = np.isin(np.arange(len(group)), means.index)
     wrong = group.wrong[known]
     if wrong.all() or not wrong.any():
@@ -424,11 +417,11 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
 
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["signal", "depth"])["p"].transform(holm)
-        said = [
+        adds = [
             None if np.isnan(p) else verdict(p, direction)
             for p, direction in zip(adjusted, table["direction"], strict=True)
         ]
-        return table.assign(**{"p, Holm": adjusted, "adds": said}).drop(columns="direction")
+        return table.assign(**{"p, Holm": adjusted, "adds": adds}).drop(columns="direction")
 
     notes = [
         "The paper says that its boundary depends on whether fragility couples to errors, but "

@@ -4,7 +4,7 @@ Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
 Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +42,7 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
         [[0.3, -0.3]]
     """
     divergence, kept = _checked(kl, masks)
-    found = divergence.T @ _contrasts(kept)
-    found[:, ~_contrasted(kept)] = np.nan
-    return found
+    return np.where(_contrasted(kept), divergence.T @ _contrasts(kept), np.nan)
 
 
 def concentration(criticality: ArrayLike) -> np.ndarray:
@@ -88,7 +86,6 @@ class PermutationNull:
         null_mean, null_sd: of the null's indices.
         effective_heads: 1 / hhi.
         null_effective_heads: mean of 1 / index over the null.
-        undefined_draws: (T,) draws of the null without a positive head; used only in p.
         unknown_pairs: pairs of a token and a head that no mask ablates, or none keeps; in no index.
     """
 
@@ -99,13 +96,7 @@ class PermutationNull:
     null_sd: np.ndarray
     effective_heads: np.ndarray
     null_effective_heads: np.ndarray
-    undefined_draws: np.ndarray
     unknown_pairs: int
-
-    @property
-    def undefined(self) -> int:
-        """Tokens without z: no head is positive, or the null does not vary."""
-        return int(np.isnan(self.z).sum())
 
 
 def permutation_null(
@@ -270,28 +261,22 @@ def _against(
 ) -> PermutationNull:
     """The observed index of every token against draws of its null, one array (B,) per token."""
     observed = concentration(divergence.T @ _contrasts(kept))
-    parts = list(_standardised(observed, drawn))
-    columns = np.array(parts, dtype=float).reshape(len(observed), 6).T
-    z, p, mean, spread, heads, lost = columns
-    return PermutationNull(
-        observed, z, p, mean, spread, 1 / observed, heads, lost.astype(int),
-        int((~_contrasted(kept)).sum()) * len(observed),
-    )  # fmt: skip
+    tokens = (_standardised(index, null) for index, null in zip(observed, drawn, strict=True))
+    columns = np.array(list(tokens), dtype=float).reshape(len(observed), 5).T
+    z, p, mean, spread, heads = columns
+    unknown = int((~_contrasted(kept)).sum()) * len(observed)
+    return PermutationNull(observed, z, p, mean, spread, 1 / observed, heads, unknown)
 
 
-def _standardised(observed: np.ndarray, drawn: Iterable[np.ndarray]) -> Iterator[list[float]]:
-    """z, p, mean, standard deviation, effective heads and undefined draws, token by token."""
-    nan = float("nan")
-    for value, indices in zip(observed, drawn, strict=True):
-        # A draw with one huge divergence at a mask that keeps all heads has no positive head.
-        known = indices[np.isfinite(indices)]
-        lost = len(indices) - len(known)
-        if len(known) < 2:
-            yield [nan, nan, nan, nan, nan, lost]
-            continue
-        mean, spread = known.mean(), known.std(ddof=1)
-        z = (value - mean) / spread if spread > ROUNDING else nan
-        # That draw counts too, as at least as concentrated.
-        as_much = (~(indices < value - ROUNDING)).sum()
-        p = (1 + as_much) / (1 + len(indices)) if value == value else nan
-        yield [z, p, mean, spread, (1 / known).mean(), lost]
+def _standardised(index: float, null: np.ndarray) -> tuple[float, ...]:
+    """z, p, mean, standard deviation and effective heads of one token."""
+    # A draw with one huge divergence at a mask that keeps all heads has no positive head.
+    known = null[np.isfinite(null)]
+    if len(known) < 2:
+        return (np.nan,) * 5
+    mean, spread = known.mean(), known.std(ddof=1)
+    z = (index - mean) / spread if spread > ROUNDING else np.nan
+    # Such a draw counts too, as at least as concentrated.
+    as_much = (~(null < index - ROUNDING)).sum()
+    p = np.nan if np.isnan(index) else (1 + as_much) / (1 + len(null))
+    return z, p, mean, spread, (1 / known).mean()

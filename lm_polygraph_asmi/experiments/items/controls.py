@@ -69,20 +69,18 @@ class Compared(NamedTuple):
 
 def _name(condition: ConditionRun) -> str:
     """Name of a condition in a table."""
-    if condition.matching is None:
-        return (
-            condition.condition
-            if condition.perturbation_scale is None
-            else f"{condition.condition}, scale {condition.perturbation_scale:.3g}"
-        )
-    times = "" if condition.times == 1 else f", {condition.times:g} times"
-    return f"{condition.condition}, by {condition.matching}{times}"
+    if condition.matching is not None:
+        times = "" if condition.times == 1 else f", {condition.times:g} times"
+        return f"{condition.condition}, by {condition.matching}{times}"
+    if condition.perturbation_scale is not None:
+        return f"{condition.condition}, scale {condition.perturbation_scale:.3g}"
+    return condition.condition
 
 
 @cache
 def comparable(group: RunGroup) -> list[Compared]:
     """Comparisons on a setting: the first run of each condition, and heads with the same masks."""
-    found: dict[tuple[str, str], dict[str, ConditionRun]] = {}
+    by_heads: dict[tuple[str, str], dict[str, ConditionRun]] = {}
     for symbol in SCORES:
         for condition in group.conditions:
             try:
@@ -90,10 +88,10 @@ def comparable(group: RunGroup) -> list[Compared]:
                 group.condition_score(condition, symbol)
             except Unavailable:
                 continue
-            found.setdefault((symbol, heads), {}).setdefault(_name(condition), condition)
+            by_heads.setdefault((symbol, heads), {}).setdefault(_name(condition), condition)
     # Of several mask seeds, the one with the most conditions; others are for seed stability.
     most: dict[str, Compared] = {}
-    for (symbol, heads), conditions in found.items():
+    for (symbol, heads), conditions in by_heads.items():
         if symbol not in most or len(conditions) > len(most[symbol].conditions):
             most[symbol] = Compared(group, symbol, heads, conditions)
     return list(most.values())
@@ -107,9 +105,10 @@ def _all(groups: Sequence[RunGroup]) -> Iterator[Compared]:
 @cache
 def _compared(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
     """Every condition against heads; see `condition_comparisons`."""
-    (found,) = (one for one in comparable(group) if one.symbol == symbol)
-    scores = {name: found.score(condition) for name, condition in found.conditions.items()}
-    return condition_comparisons(group.score(found.heads), scores, group.quality, group.clusters)
+    (compared,) = (c for c in comparable(group) if c.symbol == symbol)
+    scores = {name: compared.score(condition) for name, condition in compared.conditions.items()}
+    heads = group.score(compared.heads)
+    return condition_comparisons(heads, scores, group.quality, group.clusters)
 
 
 def prr_of_heads(one: Compared) -> Interval:
@@ -121,19 +120,18 @@ def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
     """Verdict per setting with conditions at matched effect, Holm over settings of a score."""
     results = []
     for symbol in SCORES:
-        found, comparisons = [], []
-        for one in _all(groups):
-            if one.symbol != symbol or not one.matched:
+        tested, comparisons = [], []
+        for compared in _all(groups):
+            if compared.symbol != symbol or not compared.matched:
                 continue
             try:
-                by_name = _compared(one.group, symbol)
+                by_name = _compared(compared.group, symbol)
             except ValueError:
                 continue
-            found.append(one)
-            comparisons.append(
-                {name: by_name[_name(condition)] for name, condition in one.matched.items()}
-            )
-        results += list(zip(found, verdicts(comparisons), strict=True))
+            tested.append(compared)
+            matched = compared.matched.items()
+            comparisons.append({name: by_name[_name(condition)] for name, condition in matched})
+        results += list(zip(tested, verdicts(comparisons), strict=True))
     return results
 
 
@@ -300,22 +298,20 @@ def _correlated(one: Compared, condition: ConditionRun) -> tuple[Interval, Inter
     scores = one.group.score(one.heads), one.score(condition)
     again = _resampled(one, condition)
     if again is None:
-        nan = float("nan")
-        return Interval(rank_correlation(*scores), nan, nan), None
+        return Interval(rank_correlation(*scores), np.nan, np.nan), None
     return corrected_correlation(scores, again, one.group.clusters)
 
 
 def _resampled(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
     """Scores of heads and of a condition with another mask seed; None if one is missing."""
-
     group = one.group
-    wanted = group.methods[one.heads]
+    settings = group.methods[one.heads]
     for other in group.conditions:
         if _name(other) != _name(condition) or other is condition:
             continue
         try:
             heads = group.counterpart(other, one.symbol)
-            if heads != one.heads and group.methods[heads].same_but(wanted, "seed"):
+            if heads != one.heads and group.methods[heads].same_but(settings, "seed"):
                 return group.score(heads), group.condition_score(other, one.symbol)
         except Unavailable:
             continue
@@ -331,38 +327,38 @@ def dissociation(groups: Sequence[RunGroup]) -> Items:
         rows = pairs_of_rows(opened, closed, same_answers=False)
         if not rows:
             raise Unavailable("no question is in both runs")
-        ours, theirs = (list(column) for column in zip(*rows, strict=True))
-        clusters = [opened.clusters[i] for i in ours]
-        by_symbol = {one.symbol: one for one in comparable(closed)}
-        found = []
+        here, there = (list(column) for column in zip(*rows, strict=True))
+        clusters = [opened.clusters[i] for i in here]
+        by_symbol = {compared.symbol: compared for compared in comparable(closed)}
+        table = []
         for one in comparable(opened):
             other = by_symbol.get(one.symbol)
-            for name in one.conditions:
-                if other is None or name not in other.conditions:
-                    continue
-                sides = [
+            if other is None:
+                continue
+            for name in [name for name in one.conditions if name in other.conditions]:
+                with_context, without = (
                     (
                         side.group.score(side.heads)[chosen],
                         side.score(side.conditions[name])[chosen],
                         side.group.quality[chosen],
                     )
-                    for side, chosen in ((one, ours), (other, theirs))
-                ]
-                found.append(
+                    for side, chosen in ((one, here), (other, there))
+                )
+                table.append(
                     {
                         "open": opened.label,
                         "closed": closed.label,
                         "score": one.symbol,
                         "condition": name,
-                        "questions": len(ours),
+                        "questions": len(here),
                         "heads minus condition, open minus closed": double_dissociation(
-                            sides[0], sides[1], clusters
+                            with_context, without, clusters
                         ),
                     }
                 )
-        if not found:
+        if not table:
             raise Unavailable("no condition was run both with and without the context")
-        return found
+        return table
 
     notes = [
         "PRR(heads) minus PRR(condition) with the passage, minus the same closed-book, on the "

@@ -6,10 +6,11 @@ so random heads are ablated too.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ DRAWS = 10
 """Draws of random heads, per token and number of heads."""
 CONTROL_DEPTH = 0.3
 """Depth of the other layer whose random heads are ablated for comparison."""
+SIDES = ("high", "low")
+"""By MI_t."""
 NOT_RUN = -1
 STATES = 2**28
 """Bytes of final states in memory at once."""
@@ -93,27 +96,21 @@ class Tokens:
                 f"{run.path} lacks {', '.join(lacking)}: the probe needs a run of the config "
                 "asmi_heads (asmi.details=true)"
             )
-        found: dict[str, list[np.ndarray]] = {}
+        parts: dict[str, list[np.ndarray]] = defaultdict(list)
         for row, values in enumerate(zip(*(run.stats[name] for name in names), strict=True)):
             masks, kl, mi, top, entropy, likelihood, tokens = map(np.asarray, values)
-            half = len(masks) // 2
-            first, second = slice(None, half), slice(half, None)
             for name, column in {
-                "row": np.full(len(mi), row),
-                "position": np.arange(len(mi)),
-                "mi": mi,
-                "entropy": entropy,
-                "log_likelihood": likelihood,
-                "token": tokens,
-                "all": head_criticality(kl, masks),
-                "first": head_criticality(kl[first], masks[first]),
-                "second": head_criticality(kl[second], masks[second]),
-                "kl_first": kl[first].mean(0),
-                "kl_second": kl[second].mean(0),
-                "top": top.T,
-            }.items():
-                found.setdefault(name, []).append(column)
-        joined = {name: np.concatenate(columns) for name, columns in found.items()}
+                "row": np.full(len(mi), row), "position": np.arange(len(mi)), "token": tokens,
+                "mi": mi, "entropy": entropy, "log_likelihood": likelihood, "top": top.T,
+            }.items():  # fmt: skip
+                parts[name].append(column)
+            half = len(masks) // 2
+            for name, of in (
+                ("all", slice(None)), ("first", slice(half)), ("second", slice(half, None)),
+            ):  # fmt: skip
+                parts[name].append(head_criticality(kl[of], masks[of]))
+                parts[f"kl_{name}"].append(kl[of].mean(0))
+        joined = {name: np.concatenate(columns) for name, columns in parts.items()}
         columns = ("token", "mi", "entropy", "log_likelihood", "top")
         return cls(
             joined["row"],
@@ -139,7 +136,7 @@ class Tokens:
         flattest = -CONFIDENT * np.log(CONFIDENT) - left * np.log(left / others)
         possible = self.columns["log_likelihood"] <= np.log(left)
         possible &= self.columns["entropy"] <= flattest + 1e-3
-        found = self.confident.copy()
+        confident = self.confident.copy()
         for row in np.unique(self.row[possible]).tolist():
             at, answer = np.flatnonzero(possible & (self.row == row)), answers[row]
             with scoring_session(model, used["attention"]):
@@ -148,8 +145,8 @@ class Tokens:
                 )
                 answer.check_model(model, unmasked)
                 log_probs = readout(model, unmasked.final_hidden[self.position[at]])
-            found[at] = log_probs.max(-1).values.cpu().numpy() >= np.log(CONFIDENT)
-        return replace(self, confident=found)
+            confident[at] = log_probs.max(-1).values.cpu().numpy() >= np.log(CONFIDENT)
+        return replace(self, confident=confident)
 
     def groups(self, count: int = COUNT) -> dict[str, np.ndarray]:
         """Tokens to probe, by name of the group; see `experiments.probe_file`."""
@@ -164,7 +161,7 @@ class Tokens:
         return {
             f"{side}{name}": tokens
             for name, pair in chosen.items()
-            for side, tokens in zip(("high", "low"), pair, strict=True)
+            for side, tokens in zip(SIDES, pair, strict=True)
         }
 
 
@@ -179,6 +176,14 @@ RULES = {
 """Rule -> groups of tokens it is used for, without high and low."""
 REPLAYED = ("replayed", "control_replayed")
 """Most likely tokens without ablation, from passes of the target and of the control layer."""
+
+
+class Ablation(NamedTuple):
+    """Masks for one token, by its place among the tokens of an example: (K, H) or (draws, K, H)."""
+
+    token: int
+    rule: str
+    masks: np.ndarray
 
 
 class CausalProbe:
@@ -226,12 +231,11 @@ class CausalProbe:
         )
         self.result_cache, self._keys = ResultCache(result_cache), ModelKeys()
         members = {
-            rule: np.unique(np.concatenate([self.groups[f"{side}{name}"] for name in names
-                                            for side in ("high", "low")]))
+            rule: np.concatenate([self.groups[side + name] for name in names for side in SIDES])
             for rule, names in RULES.items()
-        }  # fmt: skip
+        }
         self.chosen = np.unique(np.concatenate(list(members.values())))
-        self.members = {rule: np.isin(self.chosen, own) for rule, own in members.items()}
+        self.members = {rule: np.isin(self.chosen, tokens) for rule, tokens in members.items()}
         if not len(self.chosen):
             raise ValueError("the run has no two tokens with different MI_t")
 
@@ -252,12 +256,11 @@ class CausalProbe:
         Raises:
             ValueError: not the run's model.
         """
-        found: dict[str, list[Any]] = {}
+        parts = []
         for row in self.rows.tolist():
-            for name, values in self._example(answers[row]).items():
-                found.setdefault(name, []).append(values)
+            parts.append(self._example(answers[row]))
             done()
-        own = {name: np.concatenate(values) for name, values in found.items()}
+        predicted = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns = self.tokens.columns
         top = columns["top"][self.chosen]
         place = {token: i for i, token in enumerate(self.chosen.tolist())}
@@ -266,7 +269,7 @@ class CausalProbe:
             "row": self.tokens.row[self.chosen],
             "position": self.tokens.position[self.chosen],
             **{name: columns[name][self.chosen] for name in columns if name != "top"},
-            **{name: own.pop(name) for name in ("argmax", "probability", *REPLAYED)},
+            **{name: predicted.pop(name) for name in ("argmax", "probability", *REPLAYED)},
             "positive": (criticality > 0).sum(1),
         }
         table["own_flips"] = (top != table["argmax"][:, None]).mean(1)
@@ -277,15 +280,17 @@ class CausalProbe:
             "seed": self.seed,
             "control_layer": self.control,
             "tokens": {name: column.tolist() for name, column in table.items()},
-            "criticality": [[_known(value) for value in heads] for heads in criticality.tolist()],
+            "criticality": [
+                [None if np.isnan(b) else b for b in heads] for heads in criticality.tolist()
+            ],
             "groups": {
                 name: [place[token] for token in tokens.tolist()]
                 for name, tokens in self.groups.items()
             },
-            "predicted": {rule: ids.tolist() for rule, ids in own.items()},
+            "predicted": {rule: ids.tolist() for rule, ids in predicted.items()},
         }
 
-    def _masks(self, place: int, answer: Answer, layer: int) -> Iterator[tuple[str, np.ndarray]]:
+    def _masks(self, place: int, answer: Answer, layer: int) -> dict[str, np.ndarray]:
         """By rule, the masks (..., H) of one chosen token at a layer."""
         token = self.chosen[place]
         heads = num_heads(self.model, layer)
@@ -294,37 +299,42 @@ class CausalProbe:
         shuffled = drawn.permuted(np.tile(np.arange(heads), (self.draws, 1)), axis=1)
         numbers = [min(k, heads) for k in self.numbers]  # another layer may have fewer
         if layer != self.used["layer"]:
-            yield "control_random", ablations(shuffled, numbers)
-            return
-        known = {name: values[token] for name, values in self.tokens.criticality.items()}
-        yield "critical", ablations(critical_first(known["all"]), numbers)
-        yield "least", ablations(critical_last(known["all"]), numbers)
-        yield "random", ablations(shuffled, numbers)
-        yield "held_first", ablations(critical_first(known["first"]), numbers)
-        yield "held_second", ablations(critical_first(known["second"]), numbers)
+            return {"control_random": ablations(shuffled, numbers)}
+        criticality = {name: values[token] for name, values in self.tokens.criticality.items()}
+        orders = {
+            "critical": critical_first(criticality["all"]),
+            "least": critical_last(criticality["all"]),
+            "random": shuffled,
+            "held_first": critical_first(criticality["first"]),
+            "held_second": critical_first(criticality["second"]),
+        }
+        return {rule: ablations(order, numbers) for rule, order in orders.items()}
 
     def _example(self, answer: Answer) -> dict[str, np.ndarray]:
         """Columns of the chosen tokens of one example, in order."""
         places = np.flatnonzero(self.tokens.row[self.chosen] == answer.row)
         positions = self.tokens.position[self.chosen[places]]
         layers = [self.used["layer"], *([] if self.control is None else [self.control])]
-        wanted: dict[int, list[tuple[int, str, np.ndarray]]] = {layer: [] for layer in layers}
-        for layer in layers:
-            for i, place in enumerate(places.tolist()):
-                for rule, masks in self._masks(place, answer, layer):
-                    if self.members[rule][place]:
-                        wanted[layer].append((i, rule, masks))
-        key = self._key(answer, positions, wanted)
-        kept = self.result_cache.get(key) if key else None
-        if kept is not None:
-            return dict(kept)
+        by_layer = {
+            layer: [
+                Ablation(i, rule, masks)
+                for i, place in enumerate(places.tolist())
+                for rule, masks in self._masks(place, answer, layer).items()
+                if self.members[rule][place]
+            ]
+            for layer in layers
+        }
+        key = self._key(answer, positions, by_layer)
+        cached = self.result_cache.get(key) if key else None
+        if cached is not None:
+            return dict(cached)
         with scoring_session(self.model, self.used["attention"]):
             unmasked = run_unmasked(
                 self.model, answer.input_ids, answer.prompt_length, layers, self.used["scope"]
             )
             answer.check_model(self.model, unmasked)
             best = readout(self.model, unmasked.final_hidden[positions]).max(-1)
-            found = {
+            columns = {
                 "argmax": best.indices.cpu().numpy(),
                 "probability": best.values.exp().double().cpu().numpy(),
                 **{name: np.full(len(places), NOT_RUN) for name in REPLAYED},
@@ -332,25 +342,24 @@ class CausalProbe:
             shape = (len(places), len(self.numbers))
             for rule in RULES:
                 drawn = (self.draws,) if "random" in rule else ()
-                found[rule] = np.full((*shape, *drawn), NOT_RUN)
-            for replayed, (layer, asked) in zip(REPLAYED, wanted.items(), strict=False):
-                if not asked:
+                columns[rule] = np.full((*shape, *drawn), NOT_RUN)
+            for replayed, (layer, ablated) in zip(REPLAYED, by_layer.items(), strict=False):
+                if not ablated:
                     continue
                 # The same passes also run without ablation; flips are counted against these, so
                 # that rounding causes none.
-                kept_all = np.ones((len(places), num_heads(self.model, layer)))
-                flat = [kept_all, *(own.reshape(-1, own.shape[-1]) for _, _, own in asked)]
-                asked_at = [positions[i] for i, _, _ in asked]
-                times = [len(own) for own in flat]
-                at = np.concatenate([positions, np.repeat(asked_at, times[1:])])
+                all_kept = np.ones((len(places), num_heads(self.model, layer)))
+                flat = [all_kept, *(a.masks.reshape(-1, a.masks.shape[-1]) for a in ablated)]
+                times = [len(masks) for masks in flat]
+                ablated_at = np.repeat([positions[a.token] for a in ablated], times[1:])
+                at = np.concatenate([positions, ablated_at])
                 ids = self._predict(unmasked, layer, at, np.concatenate(flat))
-                found[replayed], *parts = np.split(ids, np.cumsum(times)[:-1])
-                for (i, rule, own), said in zip(asked, parts, strict=True):
-                    said = said.reshape(own.shape[:-1])  # (K,) or (draws, K)
-                    found[rule][i] = said.T if said.ndim == 2 else said
+                columns[replayed], *parts = np.split(ids, np.cumsum(times)[:-1])
+                for a, tokens in zip(ablated, parts, strict=True):
+                    columns[a.rule][a.token] = tokens.reshape(a.masks.shape[:-1]).T
         if key:
-            self.result_cache.put(key, found)
-        return found
+            self.result_cache.put(key, columns)
+        return columns
 
     def _predict(
         self, unmasked: UnmaskedPass, layer: int, positions: np.ndarray, masks: np.ndarray
@@ -368,8 +377,8 @@ class CausalProbe:
             vocabulary = self.model.config.get_text_config().vocab_size
             budget = self.memory_budget or default_budget(rows.device)
             chunk = int(budget) // (16 * vocabulary)
-            said = in_chunks(lambda i: readout(self.model, rows[i]).argmax(-1), len(rows), chunk)
-            return torch.cat(said).cpu()
+            ids = in_chunks(lambda i: readout(self.model, rows[i]).argmax(-1), len(rows), chunk)
+            return torch.cat(ids).cpu()
 
         return torch.cat(in_chunks(predict, len(masks), at_once)).numpy()
 
@@ -377,27 +386,23 @@ class CausalProbe:
         self,
         answer: Answer,
         positions: np.ndarray,
-        wanted: Mapping[int, list[tuple[int, str, np.ndarray]]],
+        by_layer: Mapping[int, Sequence[Ablation]],
     ) -> dict[str, Any]:
         """What an example's part of the probe depends on; empty without a result cache."""
         if not self.result_cache.kept:
             return {}
-        asked = hashlib.sha256()
-        for layer, parts in wanted.items():
-            for i, rule, masks in parts:
-                asked.update(f"{layer} {i} {rule} {masks.shape} ".encode() + masks.tobytes())
+        probe = hashlib.sha256()
+        for layer, ablated in by_layer.items():
+            for i, rule, masks in ablated:
+                probe.update(f"{layer} {i} {rule} {masks.shape} ".encode() + masks.tobytes())
         return self._keys.of(self.model, model_state(self.model)) | {
-            "probe": asked.hexdigest(),
+            "probe": probe.hexdigest(),
             "input_ids": answer.input_ids.tolist(),
             "prompt_length": answer.prompt_length,
             "positions": positions.tolist(),
             "numbers": self.numbers,
             "settings": dict(self.used),
         }
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def probe_of(
@@ -425,5 +430,5 @@ def probe_of(
     used, tokens = settings_of(finished, depth), Tokens.of(finished, depth)
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
     answers = {answer.row: answer for answer in answers_of(finished, tokenizer)}
-    known = tokens.with_confidence(loaded, used, answers)
-    return CausalProbe(loaded, used, known, **settings), answers
+    tokens = tokens.with_confidence(loaded, used, answers)
+    return CausalProbe(loaded, used, tokens, **settings), answers

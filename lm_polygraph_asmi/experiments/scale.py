@@ -89,11 +89,9 @@ class ScaleSearch:
     def effect(self, condition: str, perturbation_scale: float | None = None) -> float:
         """Mean over tokens and masks of KL(p_0 || p_s), nats."""
         change = Perturbation(condition, perturbation_scale, self.used["seed"])
-        found = []
         with self._session():
-            for example in self.examples:
-                found.append(self._divergences(example, change))
-        return float(torch.cat(found).mean())
+            parts = [self._divergences(example, change) for example in self.examples]
+        return float(torch.cat(parts).mean())
 
     def _divergences(self, example: _Example, change: Perturbation) -> Tensor:
         """(T,) means over masks."""
@@ -115,7 +113,7 @@ class ScaleSearch:
     def size(self, condition: str) -> float | None:
         """Median over tokens of the unscaled change of the layer's output, relative to that output;
         a scale multiplies it. None if layers are not a plain chain, so that no layer runs alone."""
-        layer, found = self.used["layer"], []
+        layer, sizes = self.used["layer"], []
         change = Perturbation(condition, None, self.used["seed"])
         with self._session():
             for example in self.examples:
@@ -127,19 +125,16 @@ class ScaleSearch:
                     self.model, unmasked, layer, torch.ones_like(masks[:1]), at
                 )
                 changed = perturbed_layer(self.model, unmasked, layer, masks, at, change)
-                found.append(relative_change(plain, changed))
-        return float(np.median(torch.cat(found).cpu().numpy()))
+                sizes.append(relative_change(plain, changed))
+        return float(np.median(torch.cat(sizes).cpu().numpy()))
 
     def matched(self, conditions: Iterable[str] = PERTURBATIONS) -> dict[str, dict[str, Any]]:
         """By condition: scales by "norm" and "effect", size and effect unscaled, effects at these
         scales."""
         size, effect = self.size("heads"), self.effect("heads")
         heads = {"norm": 1.0, "effect": 1.0, "relative_change": size, "kl": effect}
-        found: dict[str, dict[str, Any]] = {"heads": heads}
-        for condition in conditions:
-            if condition != "heads":
-                found[condition] = self._matched(condition, size, effect)
-        return found
+        others = [condition for condition in conditions if condition != "heads"]
+        return {"heads": heads, **{name: self._matched(name, size, effect) for name in others}}
 
     def _matched(self, condition: str, size: float | None, effect: float) -> dict[str, Any]:
         try:
@@ -147,26 +142,24 @@ class ScaleSearch:
             check_condition(self.model, self.used["layer"], Perturbation(condition), kept)
         except TypeError as error:
             return {"unsupported": str(error)}
-        own = self.size(condition)
-        by_norm = size / own if size and own else None
-        known: dict[float, float] = {}
+        unscaled = self.size(condition)
+        by_norm = size / unscaled if size and unscaled else None
+        effects: dict[float, float] = {}
 
-        def at(perturbation_scale: float) -> float:
-            same = next(
-                (d for d in known if math.isclose(d, perturbation_scale, rel_tol=SAME_SCALE)), None
-            )
-            known[perturbation_scale] = (
-                self.effect(condition, perturbation_scale) if same is None else known[same]
-            )
-            return known[perturbation_scale]
+        def at(scale: float) -> float:
+            for tried, kl in effects.items():
+                if math.isclose(tried, scale, rel_tol=SAME_SCALE):
+                    return kl
+            effects[scale] = self.effect(condition, scale)
+            return effects[scale]
 
-        as_it_is = at(1.0)
+        kl = at(1.0)
         by_effect = matching_scale(at, effect, by_norm or 1.0)
         return {
             "norm": by_norm,
             "effect": by_effect,
-            "relative_change": own,
-            "kl": as_it_is,
+            "relative_change": unscaled,
+            "kl": kl,
             "kl_at_norm": None if by_norm is None else at(by_norm),
             "kl_at_effect": None if by_effect is None else at(by_effect),
         }

@@ -62,8 +62,7 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Expectations that a test computes with the same functions are thinned with them.
     """
-    from lm_polygraph_asmi.analysis import added, clusters, prr
-    from lm_polygraph_asmi.experiments.analysis import coupling, probe
+    from lm_polygraph_asmi.analysis import clusters, prr
 
     if request.config.getoption("--slow"):
         yield
@@ -74,7 +73,7 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
         return drawn(names, resamples // 10, *seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (added, clusters, prr, coupling, probe):
+        for module in (clusters, prr):
             patch.setattr(module, "cluster_bootstrap_weights", few)
         yield
 

@@ -293,21 +293,21 @@ def _logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> n
     squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
     penalties = _penalties(features, PENALTY)
     share = (weights @ wrong + 0.5) / (weights.sum(1) + 1)
-    found = np.zeros((len(weights), m))
-    found[:, 0] = logit(share)
+    coefficients = np.zeros((len(weights), m))
+    coefficients[:, 0] = logit(share)
     for _ in range(50):
-        chance = expit(np.clip(found @ features.T, -30, 30))
-        slope = (weights * (wrong - chance)) @ features - found @ penalties
+        chance = expit(np.clip(coefficients @ features.T, -30, 30))
+        slope = (weights * (wrong - chance)) @ features - coefficients @ penalties
         bend = ((weights * chance * (1 - chance)) @ squares).reshape(-1, m, m) + penalties
         bend[:, 0, 0] += 1e-9  # a training set without errors, or without right answers
         step = np.linalg.solve(bend, slope[..., None])[..., 0]
         # Newton's step can overshoot if errors are well separated.
         furthest = np.abs(step @ features.T).max(1, keepdims=True)
         step *= np.minimum(1, 5 / np.maximum(furthest, 1e-12))
-        found += step
-        if furthest.max() < 1e-6 or np.abs(found[:, 0]).max() > 30:
+        coefficients += step
+        if furthest.max() < 1e-6 or np.abs(coefficients[:, 0]).max() > 30:
             break
-    return found
+    return coefficients
 
 
 def _out_of_fold(

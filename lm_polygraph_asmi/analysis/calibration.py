@@ -149,11 +149,11 @@ def held_out_brier(
         >>> round(calibrated, 4), base  # a coin's is 0.25
         (0.0001, 0.25)
     """
-    found = held_out_probability(scores, wrong, clusters)
-    if found is None:
+    chances = held_out_probability(scores, wrong, clusters)
+    if chances is None:
         return None
     errors = np.asarray(wrong, dtype=float)
-    calibrated, base = (float(np.mean((chance - errors) ** 2)) for chance in found)
+    calibrated, base = (float(np.mean((chance - errors) ** 2)) for chance in chances)
     return calibrated, base
 
 
@@ -235,9 +235,9 @@ def reliability(
 
     def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
         """Isotonic fit of the groups' rates, and by how much it lowers the Brier score."""
-        found = _isotonic(rates, sizes)
-        gain = (rates - distinct) ** 2 - (rates - found) ** 2
-        return found, float(sizes @ gain / len(p_wrong))
+        fitted = _isotonic(rates, sizes)
+        gain = (rates - distinct) ** 2 - (rates - fitted) ** 2
+        return fitted, float(sizes @ gain / len(p_wrong))
 
     rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, len(excess)))

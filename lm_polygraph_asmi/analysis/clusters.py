@@ -54,10 +54,10 @@ def ordered(**column: ArrayLike) -> np.ndarray:
         ValueError: NaN, or values that are not numbers.
     """
     ((name, values),) = column.items()
-    found = _numbers(name, values)
-    if np.isnan(found).any():
+    numbers = _numbers(name, values)
+    if np.isnan(numbers).any():
         raise ValueError(f"{name} contains NaN: leave these rows out for all methods")
-    return found
+    return numbers
 
 
 def finite(**column: ArrayLike) -> np.ndarray:
@@ -67,12 +67,12 @@ def finite(**column: ArrayLike) -> np.ndarray:
         ValueError: NaN, infinite values, or values that are not numbers.
     """
     ((name, values),) = column.items()
-    found = _numbers(name, values)
-    if not np.isfinite(found).all():
+    numbers = _numbers(name, values)
+    if not np.isfinite(numbers).all():
         raise ValueError(
             f"{name} has values that are not finite: leave these rows out for all methods"
         )
-    return found
+    return numbers
 
 
 def binary(**column: ArrayLike) -> np.ndarray:
@@ -82,14 +82,14 @@ def binary(**column: ArrayLike) -> np.ndarray:
         ValueError: values other than True and False, 1 and 0.
     """
     ((name, _),) = column.items()
-    found = finite(**column)
-    if not np.isin(found, (0, 1)).all():
+    numbers = finite(**column)
+    if not np.isin(numbers, (0, 1)).all():
         raise ValueError(
             f"{name} must contain True and False (or 1 and 0), got "
-            f"{found[~np.isin(found, (0, 1))][0]}: convert a quality, for example with quality < "
-            "0.5"
+            f"{numbers[~np.isin(numbers, (0, 1))][0]}: convert a quality, for example with "
+            "quality < 0.5"
         )
-    return found.astype(bool)
+    return numbers.astype(bool)
 
 
 def control_table(controls: ArrayLike) -> np.ndarray:
@@ -152,9 +152,9 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
         ['Ann saw Bo.', 'Ann saw Bo.']
     """
     for pattern in _SHARED_TEXT:
-        found = [pattern.search(prompt) for prompt in prompts]
-        if found and all(found):
-            return [match[1] for match in found if match]
+        matches = [pattern.search(prompt) for prompt in prompts]
+        if matches and all(matches):
+            return [match[1] for match in matches if match]
     return list(prompts)
 
 

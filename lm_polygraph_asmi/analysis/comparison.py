@@ -142,8 +142,8 @@ class BootstrapAUROC:
         # Twice the right answers below each error, once those with the same score: integers.
         below = 2 * right.cumsum(1) - right
         pairs = 2 * errors.sum(1) * right.sum(1)
-        found = np.einsum("bg,bg->b", errors, below)
-        return np.divide(found, pairs, out=np.full(len(found), np.nan), where=pairs > 0)
+        in_order = np.einsum("bg,bg->b", errors, below)
+        return np.divide(in_order, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
 
 
 def augrc(score: ArrayLike, wrong: ArrayLike) -> float:

@@ -115,7 +115,7 @@ def coverage_intervals(
             f"{len(information)}, {len(coverage)} and {len(clusters)}, "
             f"{sum(not length for length in lengths)} without a token"
         )
-    mass = np.concatenate([np.asarray(own, dtype=float) for own in coverage])
+    mass = np.concatenate([np.asarray(answer_mass, dtype=float) for answer_mass in coverage])
     tokens = finite(information=np.concatenate(information))
     bands = [*BANDS, "all tokens"]
     if len(set(clusters)) < 2:
@@ -147,11 +147,11 @@ def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarra
     weights = counts.take(order, axis=1).astype(float)
     sizes = np.add.reduceat(weights, starts, axis=1)
     ends = sizes.cumsum(1)
-    found = []
+    means = []
     for bounds in _ranks(ends[:, -1]):
         start, stop = bounds[:, :1], bounds[:, 1:]
         # Share of the ranks of each group of ties that is in the band.
         inside = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None)
         share = np.divide(inside, sizes, out=np.zeros_like(inside), where=sizes > 0)
-        found.append((share[:, group] * weights) @ coverage[order] / (stop - start))
-    return np.stack(found, 1)
+        means.append((share[:, group] * weights) @ coverage[order] / (stop - start))
+    return np.stack(means, 1)

@@ -1,5 +1,6 @@
 """How much masking changes a model's predictions, and where."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def error_separation(
     answers = [finite(information=answer) for answer in information]
 
     def mean(chosen: np.ndarray) -> float:
-        tokens = [answer for answer, wanted in zip(answers, chosen, strict=True) if wanted]
+        tokens = list(itertools.compress(answers, chosen))
         return float(np.concatenate(tokens).mean()) if sum(map(len, tokens)) else float("nan")
 
     return ErrorSeparation(
@@ -130,11 +131,11 @@ def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
         >>> votes(np.array([[7], [7], [7], [2]]), tokens=[7])  # four masks, one token
         [Vote(agree=0.75, alternative=2, share=0.25)]
     """
-    found = []
-    for position, own in enumerate(np.asarray(tokens).tolist()):
+    by_position = []
+    for position, token in enumerate(np.asarray(tokens).tolist()):
         counts = Counter(np.asarray(top_tokens)[:, position].tolist())
-        agree = counts.pop(own, 0)
+        agree = counts.pop(token, 0)
         others = counts.most_common(1)
         alternative, times = others[0] if others else (None, 0)
-        found.append(Vote(agree / len(top_tokens), alternative, times / len(top_tokens)))
-    return found
+        by_position.append(Vote(agree / len(top_tokens), alternative, times / len(top_tokens)))
+    return by_position

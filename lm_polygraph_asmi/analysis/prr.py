@@ -93,10 +93,10 @@ class Rejection:
         count = counts.take(self.order, axis=1)
         group = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
         summed = np.add.reduceat(count * values[self.order], self.starts, axis=1).cumsum(1)
-        found = np.empty(number.shape)
+        means = np.empty(number.shape)
         for row, (known, total) in enumerate(zip(group, summed, strict=True)):
-            found[row] = np.interp(number[row], np.r_[0, known], np.r_[0, total]) / number[row]
-        return found
+            means[row] = np.interp(number[row], np.r_[0, known], np.r_[0, total]) / number[row]
+        return means
 
 
 def has_contrast(quality: ArrayLike) -> bool:
@@ -126,7 +126,7 @@ def weighted_prr(
         worth = (worth - worth.min()) / np.ptp(worth)
     oracle = Rejection(-worth)
     ranked = worth[oracle.order]
-    found = []
+    parts = []
     for sample in samples:
         pieces = min(len(sample), max(1, sample.size // ROWS_AT_ONCE))
         for counts in np.array_split(sample, pieces):
@@ -134,8 +134,8 @@ def weighted_prr(
             present = counts.take(oracle.order, axis=1) > 0
             first, last = present.argmax(1), len(ranked) - 1 - present[:, ::-1].argmax(1)
             span = np.where(contrast & (ranked[first] > ranked[last]), best - random, np.nan)
-            found.append(np.stack([(o.area(worth, counts) - random) / span for o in orders], 1))
-    return np.concatenate(found)
+            parts.append(np.stack([(o.area(worth, counts) - random) / span for o in orders], 1))
+    return np.concatenate(parts)
 
 
 def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:

@@ -130,22 +130,22 @@ def risk_threshold(
     tested, labels = score[~fixing], errors[~fixing]
     owners = np.unique(codes[~fixing], return_inverse=True)[1]
     level = 1 - confidence
-    found = None
+    accepted_to = None
     for threshold in grid:
         if _p_value(tested <= threshold, labels, owners, risk, largest, seed) > level:
             break
-        found = float(threshold)
+        accepted_to = float(threshold)
     base = float(errors.mean())
-    if found is None:
+    if accepted_to is None:
         share = (~fixing).mean()
         more = _needed(score, errors, codes, risk, level, largest)
         needed = None if more is None else int(np.ceil(more * len(score) / share))
         return RiskThreshold(None, 0.0, None, risk, confidence, base, len(score), total, needed)
     # Accepting all was tested, but answers above all scores in the sample were not.
-    found = min(found, float(score.max()))
-    kept = errors[score <= found]
+    accepted_to = min(accepted_to, float(score.max()))
+    kept = errors[score <= accepted_to]
     coverage, rate = len(kept) / len(score), float(kept.mean())
-    return RiskThreshold(found, coverage, rate, risk, confidence, base, len(score), total)
+    return RiskThreshold(accepted_to, coverage, rate, risk, confidence, base, len(score), total)
 
 
 def fixing_rows(clusters: Sequence[str], seed: int = SEED) -> np.ndarray:

@@ -389,7 +389,7 @@ def global_selector(
     folds = cluster_folds(wrong, clusters, seed)
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, signal]), wrong, folds)
-    orders, found = (Rejection(full), Rejection(base)), {}
+    orders, by_coverage = (Rejection(full), Rejection(base)), {}
     for coverage in coverages:
 
         def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
@@ -399,5 +399,5 @@ def global_selector(
 
         without, beside = (retained_error(score, wrong, coverage) for score in (base, full))
         interval = bootstrap_interval(beside - without, difference, clusters, resamples)
-        found[coverage] = (without, beside, interval)
-    return found
+        by_coverage[coverage] = (without, beside, interval)
+    return by_coverage

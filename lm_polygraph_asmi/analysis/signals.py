@@ -129,8 +129,8 @@ def best_signal(
     errors = binary(wrong=wrong)[rows]
 
     def worth(name: str) -> float:
-        found = auroc(np.asarray(scores[name], dtype=float)[rows], errors)
-        return 0.5 if np.isnan(found) else found
+        area = auroc(np.asarray(scores[name], dtype=float)[rows], errors)
+        return 0.5 if np.isnan(area) else area
 
     return max(scores, key=worth)
 

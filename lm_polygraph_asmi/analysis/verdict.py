@@ -72,14 +72,14 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None
         >>> (romano_wolf([1.0, 0.1], drawn) < 0.05).tolist()  # 5 and 0.5 standard errors
         [True, False]
     """
-    found, resampled = np.asarray(values, dtype=float), np.asarray(drawn, dtype=float)
+    estimates, resampled = np.asarray(values, dtype=float), np.asarray(drawn, dtype=float)
     resampled = resampled[np.isfinite(resampled).all(1)]
-    if len(resampled) < 2 or np.isnan(found).any():
-        return np.full(len(found), np.nan)
+    if len(resampled) < 2 or np.isnan(estimates).any():
+        return np.full(len(estimates), np.nan)
     spread = resampled.std(0, ddof=1)
     spread[spread == 0] = np.inf  # the same score twice: no difference in any resample
-    sizes, null = np.abs(found) / spread, np.abs(resampled - found) / spread
-    adjusted, least = np.empty(len(found)), 0.0
+    sizes, null = np.abs(estimates) / spread, np.abs(resampled - estimates) / spread
+    adjusted, least = np.empty(len(estimates)), 0.0
     order = np.argsort(-sizes, kind="stable")
     for place, i in enumerate(order):
         largest = null[:, order[place:]].max(1)

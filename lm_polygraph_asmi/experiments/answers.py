@@ -36,8 +36,8 @@ class Answer(NamedTuple):
         """Raise ValueError unless the model reproduces the answer's saved likelihood."""
         tokens = self.input_ids[self.prompt_length :]
         log_probs = readout(model, unmasked.final_hidden)
-        own = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0].cpu().numpy()
-        apart = float(np.median(np.abs(own - self.log_likelihood)))
+        again = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0].cpu().numpy()
+        apart = float(np.median(np.abs(again - self.log_likelihood)))
         if not apart <= SAME_MODEL:
             raise ValueError(
                 f"row {self.row} has another likelihood with this model than in the run (median "
@@ -51,10 +51,10 @@ def settings_of(run: Run, depth: float) -> dict[str, Any]:
     Raises:
         ValueError: the run has none at that depth.
     """
-    found = run.stats.get(at_depth("asmi_settings", depth))
-    if not found:
+    settings = run.stats.get(at_depth("asmi_settings", depth))
+    if not settings:
         raise ValueError(f"{run.path} has no ASMI score at depth {depth:g}")
-    return dict(found[0])
+    return dict(settings[0])
 
 
 def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
@@ -68,7 +68,7 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
     if lacking:
         raise ValueError(f"{run.path} lacks {', '.join(lacking)}: expected a run of ASMI")
     chat = bool(run.recorded("config").get("instruct"))
-    found = []
+    answers = []
     for row, (text, tokens, length, likelihood) in enumerate(
         zip(*(run.stats[name] for name in names), strict=True)
     ):
@@ -79,5 +79,5 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
                 "tokenizer: load the run's model"
             )
         ids = torch.cat([prompt, torch.as_tensor(np.asarray(tokens), dtype=prompt.dtype)])
-        found.append(Answer(row, ids, int(length), np.asarray(likelihood, dtype=float)))
-    return found
+        answers.append(Answer(row, ids, int(length), np.asarray(likelihood, dtype=float)))
+    return answers

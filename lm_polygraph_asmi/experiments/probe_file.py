@@ -57,8 +57,8 @@ class Probe:
         predicted, plain = self.predicted[rule][chosen], self.tokens["replayed"]
         if rule.startswith("control"):
             plain = self.tokens.get("control_replayed", plain)
-        own = plain[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
-        flips = np.where(predicted < 0, np.nan, predicted != own)
+        unablated = plain[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
+        flips = np.where(predicted < 0, np.nan, predicted != unablated)
         return flips if flips.ndim == 2 else flips.mean(-1)
 
 

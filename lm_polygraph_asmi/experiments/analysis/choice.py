@@ -67,8 +67,8 @@ def matched_pairs(
         if distance[nearest] <= caliper:
             free[nearest] = False
             pairs.append((int(token), int(low[nearest])))
-    found = np.array(pairs, dtype=int).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    places = np.array(pairs, dtype=int).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
 
 
 def critical_first(criticality: ArrayLike) -> np.ndarray:

@@ -101,12 +101,12 @@ def condition_comparisons(
         raise ValueError("PRR is undefined: all answers equally good, or fewer than two clusters")
     sizes = len(set(clusters)), len(clusters)
     alone = {name: percentile_interval(value[name], drawn[name], sizes[0]) for name in scores}
-    found = {}
+    comparisons = {}
     for name in conditions:
         gap = value["heads"] - value[f"condition {name}"]
         gaps = drawn["heads"] - drawn[f"condition {name}"]
         error = float(np.nanstd(gaps, ddof=1))
-        found[name] = ConditionComparison(
+        comparisons[name] = ConditionComparison(
             alone["heads"],
             alone[f"condition {name}"],
             percentile_interval(gap, gaps, sizes[0]),
@@ -117,7 +117,7 @@ def condition_comparisons(
             sample_size(abs(gap), error, *sizes).questions if gap and error else None,
             equivalence_size(margin, error, *sizes) if error else sizes[1],
         )
-    return found
+    return comparisons
 
 
 @dataclass(frozen=True)
@@ -157,55 +157,56 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
         ['special', 'reproduced']
     """
     nearest = [
-        min(found, key=lambda condition: _reproduced(found[condition]), default=None)
-        for found in groups
+        min(comparisons, key=lambda condition: _reproduced(comparisons[condition]), default=None)
+        for comparisons in groups
     ]
-    special = holm([_special(found) for found in groups])
+    special = holm([_special(comparisons) for comparisons in groups])
     reproduced = holm(
         [
-            _reproduced(found[condition]) if condition else float("nan")
-            for found, condition in zip(groups, nearest, strict=True)
+            _reproduced(comparisons[condition]) if condition else float("nan")
+            for comparisons, condition in zip(groups, nearest, strict=True)
         ]
     )
     outcomes = []
-    for found, condition, p, q in zip(groups, nearest, special, reproduced, strict=True):
+    for comparisons, condition, p, q in zip(groups, nearest, special, reproduced, strict=True):
         if q < LEVEL:
             outcomes.append(Verdict("reproduced", condition, float(p), float(q), None))
         elif p < LEVEL:
             outcomes.append(Verdict("special", None, float(p), float(q), None))
         else:
-            needed = questions_to_decide(found)
+            needed = questions_to_decide(comparisons)
             outcomes.append(Verdict("inconclusive", None, float(p), float(q), needed))
     return outcomes
 
 
-def _special(found: Mapping[str, ConditionComparison]) -> float:
+def _special(comparisons: Mapping[str, ConditionComparison]) -> float:
     """p-value of heads being no better than some condition that they must beat."""
-    if not set(MUST_BEAT) <= set(found):
+    if not set(MUST_BEAT) <= set(comparisons):
         return float("nan")
-    return max(found[condition].p_above for condition in MUST_BEAT)
+    return max(comparisons[condition].p_above for condition in MUST_BEAT)
 
 
-def _reproduced(found: ConditionComparison) -> float:
+def _reproduced(comparison: ConditionComparison) -> float:
     """p-value of a condition being worse than heads by the margin or more, and no better."""
-    return float(np.nanmin([found.p_equivalent, found.p_below]))
+    return float(np.nanmin([comparison.p_equivalent, comparison.p_below]))
 
 
-def questions_to_decide(found: Mapping[str, ConditionComparison]) -> int | None:
+def questions_to_decide(comparisons: Mapping[str, ConditionComparison]) -> int | None:
     """Questions needed to decide a setting with a power of 0.8, if its differences are true.
 
     The fewest of: to beat all of `MUST_BEAT`; to show one condition better; to show one within the
     margin equivalent. None without a condition.
     """
     sizes = []
-    if all(condition in found and found[condition].difference.value > 0 for condition in MUST_BEAT):
-        sizes.append(max(found[condition].to_differ or 0 for condition in MUST_BEAT))
-    for one in found.values():
-        gap = one.difference.value
-        if gap < 0 and one.to_differ:
-            sizes.append(one.to_differ)
+    to_beat = [comparisons[name] for name in MUST_BEAT if name in comparisons]
+    if len(to_beat) == len(MUST_BEAT) and all(c.difference.value > 0 for c in to_beat):
+        sizes.append(max(comparison.to_differ or 0 for comparison in to_beat))
+    for comparison in comparisons.values():
+        gap = comparison.difference.value
+        if gap < 0 and comparison.to_differ:
+            sizes.append(comparison.to_differ)
         if abs(gap) < MARGIN:
-            sizes.append(one.to_equal)
+            sizes.append(comparison.to_equal)
     return min(sizes, default=None)
 
 
@@ -240,8 +241,8 @@ def double_dissociation(
     for heads, condition, quality in (opened, closed):
         scores = {"heads": heads, "condition": condition}
         # The same clusters and seed give the same resamples.
-        own, resampled = drawn_prr(scores, quality, clusters, resamples, seed)
-        value.append(own["heads"] - own["condition"])
+        prr, resampled = drawn_prr(scores, quality, clusters, resamples, seed)
+        value.append(prr["heads"] - prr["condition"])
         drawn.append(resampled["heads"] - resampled["condition"])
     return percentile_interval(value[0] - value[1], drawn[0] - drawn[1], len(set(clusters)))
 
@@ -278,9 +279,9 @@ def corrected_correlation(
         >>> plain.excludes(1), corrected.excludes(1)
         (True, False)
     """
-    found = correlations([*scores, *again], clusters, resamples, seed)
-    reliability = found[:, 0, 2] * found[:, 1, 3]
-    known = (found[:, 0, 2] > 0) & (found[:, 1, 3] > 0)
+    rho = correlations([*scores, *again], clusters, resamples, seed)
+    reliability = rho[:, 0, 2] * rho[:, 1, 3]
+    known = (rho[:, 0, 2] > 0) & (rho[:, 1, 3] > 0)
     root = np.sqrt(np.where(known, reliability, np.nan))
     total = len(set(clusters))
-    return interval(found[:, 0, 1], total), interval(found[:, 0, 1] / root, total)
+    return interval(rho[:, 0, 1], total), interval(rho[:, 0, 1] / root, total)

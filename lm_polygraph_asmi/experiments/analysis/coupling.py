@@ -78,13 +78,13 @@ def criticality_coupling(
     columns = [information, entropy, z]
     if controls is not None:
         columns += [c for c in np.asarray(controls, dtype=float).T if np.ptp(finite(control=c))]
-    found = correlations(columns, units, resamples, seed)
+    rho = correlations(columns, units, resamples, seed)
     total = len(set(units))
     return Coupling(
-        interval(found[:, 0, 2], total),
-        interval(found[:, 1, 2], total),
-        interval(found[:, 0, 2] - found[:, 1, 2], total),
-        interval(_partial(found), total),
+        interval(rho[:, 0, 2], total),
+        interval(rho[:, 1, 2], total),
+        interval(rho[:, 0, 2] - rho[:, 1, 2], total),
+        interval(_partial(rho), total),
         len(units),
         total,
     )
@@ -112,8 +112,8 @@ def sharpening(
         >>> sharpening(shallow, deep, units, resamples=200).low > 0
         True
     """
-    found = correlations([*shallow, *deep], units, resamples, seed)
-    return interval(found[:, 2, 3] - found[:, 0, 1], len(set(units)))
+    rho = correlations([*shallow, *deep], units, resamples, seed)
+    return interval(rho[:, 2, 3] - rho[:, 0, 1], len(set(units)))
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
@@ -186,9 +186,9 @@ def _matrices(ranks: Sequence[_Ranks], counts: np.ndarray) -> np.ndarray:
 
 def _partial(matrices: np.ndarray) -> np.ndarray:
     """(b,) correlation of columns 0 and 2 given all others; NaN if undefined."""
-    found = np.full(len(matrices), np.nan)
+    partial = np.full(len(matrices), np.nan)
     known = np.isfinite(matrices).all((1, 2))
     known[known] = np.linalg.cond(matrices[known]) < 1e9
     inverse = np.linalg.inv(matrices[known])
-    found[known] = -inverse[:, 0, 2] / np.sqrt(inverse[:, 0, 0] * inverse[:, 2, 2])
-    return found
+    partial[known] = -inverse[:, 0, 2] / np.sqrt(inverse[:, 0, 0] * inverse[:, 2, 2])
+    return partial

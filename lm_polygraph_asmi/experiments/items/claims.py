@@ -243,14 +243,13 @@ def _not_above_msp(group: RunGroup) -> tuple[str, str]:
 
 def _not_reproduced(groups: Sequence[RunGroup]) -> Iterator[Finding]:
     outcomes = {"special": HOLDS, "reproduced": FAILS, "inconclusive": OPEN}
-    for one, found in verdicts_on(groups):
-        if one.group.grounded is not False:
-            by = f" by {found.condition}" if found.condition else ""
-            ranked = prr_of_heads(one).low > 0
+    for compared, verdict in verdicts_on(groups):
+        if compared.group.grounded is not False:
+            by = f" by {verdict.condition}" if verdict.condition else ""
+            ranked = prr_of_heads(compared).low > 0
             none = "" if ranked else ", but no evidence that heads rank errors"
-            yield Finding(
-                outcomes[found.outcome], one.group.label, f"{one.symbol}: {found.outcome}{by}{none}"
-            )
+            values = f"{compared.symbol}: {verdict.outcome}{by}{none}"
+            yield Finding(outcomes[verdict.outcome], compared.group.label, values)
 
 
 CLAIMS: tuple[tuple[str, Look], ...] = (

@@ -111,9 +111,9 @@ def _compared(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
     return condition_comparisons(heads, scores, group.quality, group.clusters)
 
 
-def prr_of_heads(one: Compared) -> Interval:
+def prr_of_heads(compared: Compared) -> Interval:
     """PRR of the score of heads; if its interval includes 0, there is little to reproduce."""
-    return next(iter(_compared(one.group, one.symbol).values())).heads
+    return next(iter(_compared(compared.group, compared.symbol).values())).heads
 
 
 def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
@@ -144,28 +144,28 @@ def _counted(table: pd.DataFrame) -> pd.DataFrame:
 def control_verdicts(groups: Sequence[RunGroup]) -> Items:
     """Special, reproduced or inconclusive, by a rule fixed before the labels were seen."""
     title = "Is the signal special to heads? Verdicts†"
-    by_score = {(one.group, one.symbol): found for one, found in verdicts_on(groups)}
+    by_score = {(c.group, c.symbol): result for c, result in verdicts_on(groups)}
 
-    def compute(one: Compared) -> dict[str, Any]:
-        if not one.matched:
+    def compute(compared: Compared) -> dict[str, Any]:
+        if not compared.matched:
             raise Unavailable(
                 "no condition at matched effect: needs perturbation scales (polygraph_asmi "
                 "experiments scale)"
             )
-        found = by_score[one.group, one.symbol]
-        lacking = [condition for condition in MUST_BEAT if condition not in one.matched]
+        result = by_score[compared.group, compared.symbol]
+        lacking = [condition for condition in MUST_BEAT if condition not in compared.matched]
         return {
-            "setting": one.group.label,
-            "context": {True: "given", False: "none", None: "not known"}[one.group.grounded],
-            "score": one.symbol,
-            "PRR of heads": prr_of_heads(one),
-            "verdict": found.outcome,
-            "by": found.condition,
-            "p special, Holm": found.p_special,
-            "p reproduced, Holm": found.p_reproduced,
-            "questions": len(one.group),
-            "questions to decide": found.questions,
-            "conditions": ", ".join(one.matched),
+            "setting": compared.group.label,
+            "context": {True: "given", False: "none", None: "not known"}[compared.group.grounded],
+            "score": compared.symbol,
+            "PRR of heads": prr_of_heads(compared),
+            "verdict": result.outcome,
+            "by": result.condition,
+            "p special, Holm": result.p_special,
+            "p reproduced, Holm": result.p_reproduced,
+            "questions": len(compared.group),
+            "questions to decide": result.questions,
+            "conditions": ", ".join(compared.matched),
             "not run": ", ".join(lacking) or None,
         }
 
@@ -191,22 +191,22 @@ def controls(groups: Sequence[RunGroup]) -> Items:
     """PRR of heads against every condition and scale."""
     title = "Heads against other perturbations of the same layer†"
 
-    def compute(one: Compared) -> list[dict[str, Any]]:
+    def compute(compared: Compared) -> list[dict[str, Any]]:
         return [
             {
-                "setting": one.group.label,
-                "score": one.symbol,
+                "setting": compared.group.label,
+                "score": compared.symbol,
                 "condition": name,
-                "perturbation_scale": one.conditions[name].perturbation_scale,
-                "PRR of heads": found.heads,
-                "PRR of condition": found.condition,
-                "heads minus condition": found.difference,
-                "p equal": found.p_equivalent,
-                "SE": found.standard_error,
-                "questions to differ": found.to_differ,
-                "questions to be equal": found.to_equal,
+                "perturbation_scale": compared.conditions[name].perturbation_scale,
+                "PRR of heads": comparison.heads,
+                "PRR of condition": comparison.condition,
+                "heads minus condition": comparison.difference,
+                "p equal": comparison.p_equivalent,
+                "SE": comparison.standard_error,
+                "questions to differ": comparison.to_differ,
+                "questions to be equal": comparison.to_equal,
             }
-            for name, found in _compared(one.group, one.symbol).items()
+            for name, comparison in _compared(compared.group, compared.symbol).items()
         ]
 
     def draw(table: pd.DataFrame) -> Figure:
@@ -239,17 +239,17 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
     """Whether heads add information on errors to a condition, and a condition to heads."""
     title = "Do heads add to another perturbation, and the reverse?†"
 
-    def compute(one: Compared) -> list[dict[str, Any]]:
-        group = one.group
+    def compute(compared: Compared) -> list[dict[str, Any]]:
+        group = compared.group
         group.need_errors()
         msp, entropy = group.need("msp", "entropy")
         rows = []
-        for name, condition in one.conditions.items():
-            heads, other = group.score(one.heads), one.score(condition)
-            plain, corrected = _correlated(one, condition)
+        for name, condition in compared.conditions.items():
+            heads, other = group.score(compared.heads), compared.score(condition)
+            plain, corrected = _correlated(compared, condition)
             row: dict[str, Any] = {
                 "setting": group.label,
-                "score": one.symbol,
+                "score": compared.symbol,
                 "condition": name,
                 "ρ": plain,
                 "ρ, corrected": corrected,
@@ -262,9 +262,9 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
                 if group.lengths is not None:
                     beyond = np.column_stack([controls, group.lengths])
                 added = adds_information(signal, beyond, group.wrong, group.clusters)
-                found = distinct_signal(signal, controls, group.wrong, group.clusters)
+                distinct = distinct_signal(signal, controls, group.wrong, group.clusters)
                 row |= {
-                    f"residual AUROC of {side}": found.residual_auroc,
+                    f"residual AUROC of {side}": distinct.residual_auroc,
                     f"z of {side}": added.statistic,
                     f"p of {side}": added.p_value,
                     f"way of {side}": added.direction,
@@ -293,26 +293,26 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
     )  # fmt: skip
 
 
-def _correlated(one: Compared, condition: ConditionRun) -> tuple[Interval, Interval | None]:
+def _correlated(compared: Compared, condition: ConditionRun) -> tuple[Interval, Interval | None]:
     """Rank correlation of heads and a condition; also corrected, if both have another seed."""
-    scores = one.group.score(one.heads), one.score(condition)
-    again = _resampled(one, condition)
+    scores = compared.group.score(compared.heads), compared.score(condition)
+    again = _resampled(compared, condition)
     if again is None:
         return Interval(rank_correlation(*scores), np.nan, np.nan), None
-    return corrected_correlation(scores, again, one.group.clusters)
+    return corrected_correlation(scores, again, compared.group.clusters)
 
 
-def _resampled(one: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
+def _resampled(compared: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
     """Scores of heads and of a condition with another mask seed; None if one is missing."""
-    group = one.group
-    settings = group.methods[one.heads]
+    group = compared.group
+    settings = group.methods[compared.heads]
     for other in group.conditions:
         if _name(other) != _name(condition) or other is condition:
             continue
         try:
-            heads = group.counterpart(other, one.symbol)
-            if heads != one.heads and group.methods[heads].same_but(settings, "seed"):
-                return group.score(heads), group.condition_score(other, one.symbol)
+            heads = group.counterpart(other, compared.symbol)
+            if heads != compared.heads and group.methods[heads].same_but(settings, "seed"):
+                return group.score(heads), group.condition_score(other, compared.symbol)
         except Unavailable:
             continue
     return None
@@ -375,16 +375,15 @@ def dissociation(groups: Sequence[RunGroup]) -> Items:
 def findings(groups: Sequence[RunGroup]) -> list[str]:
     """First lines of the report: settings with a context whose signal is not special to heads."""
     lines = []
-    for one, found in verdicts_on(groups):
-        if found.outcome != "reproduced" or one.group.grounded is False:
+    for compared, result in verdicts_on(groups):
+        if result.outcome != "reproduced" or compared.group.grounded is False:
             continue
-        ranked = prr_of_heads(one).low > 0
+        ranked = prr_of_heads(compared).low > 0
         none = "" if ranked else " There is no evidence that heads rank errors here."
-        few = " (few answers, so weak evidence)" if one.group.too_small else ""
+        few = " (few answers, so weak evidence)" if compared.group.too_small else ""
         lines.append(
-            f"**Not special to heads: {one.group.label}.** {found.condition} at matched effect "
-            "reproduces "
-            f"{one.symbol} or does better (p {found.p_reproduced:.3f}, Holm): the paper's "
-            f"hypothesis fails on this setting by its own criterion{few}.{none}"
+            f"**Not special to heads: {compared.group.label}.** {result.condition} at matched "
+            f"effect reproduces {compared.symbol} or does better (p {result.p_reproduced:.3f}, "
+            f"Holm): the paper's hypothesis fails on this setting by its own criterion{few}.{none}"
         )
     return lines

@@ -39,8 +39,8 @@ def coupling(table: pd.DataFrame) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for name, colour, mark, shift in (("MI", BLUE, "o", -0.14), ("H", BLACK, "s", 0.14)):
         for place, label in enumerate(labels):
-            own = main[main["setting"] == label].iloc[0]
-            _whisker(left, own[f"ρ({name}, z)"], place + shift, colour, mark)
+            rows = main[main["setting"] == label].iloc[0]
+            _whisker(left, rows[f"ρ({name}, z)"], place + shift, colour, mark)
     shown = main.drop_duplicates("setting")["depth"].tolist()  # first of each setting
     alike = len(set(shown)) == 1
     names = [
@@ -57,13 +57,13 @@ def coupling(table: pd.DataFrame) -> Figure:
     left.legend(handles=signals, fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for number, label in enumerate(labels):
-        own = main[main["setting"] == label]
-        at = [depths.index(depth) + 0.04 * (number - len(labels) / 2) for depth in own["depth"]]
-        found = list(own["ρ(MI, z)"])
+        rows = main[main["setting"] == label]
+        at = [depths.index(depth) + 0.04 * (number - len(labels) / 2) for depth in rows["depth"]]
+        intervals = list(rows["ρ(MI, z)"])
         colour = colours[number % len(colours)]
-        right.plot(at, [i.value for i in found], marker=marks[number % len(marks)], linewidth=1,
+        right.plot(at, [i.value for i in intervals], marker=marks[number % len(marks)], linewidth=1,
                    markersize=4, color=colour, label=label)  # fmt: skip
-        for x, i in zip(at, found, strict=True):
+        for x, i in zip(at, intervals, strict=True):
             right.plot([x, x], [i.low, i.high], color=colour, linewidth=0.8)
             right.plot(x, i.value, marks[number % len(marks)], markersize=4, color=colour,
                        markerfacecolor=colour if i.excludes(0) else "white")  # fmt: skip
@@ -80,14 +80,14 @@ def coupling(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _whisker(ax: Axes, found: Interval, place: float, colour: str, mark: str) -> None:
+def _whisker(ax: Axes, interval: Interval, place: float, colour: str, mark: str) -> None:
     """A value with its interval, filled if the interval excludes 0."""
-    if not np.isfinite(found.value):
+    if not np.isfinite(interval.value):
         return
-    if np.isfinite(found.low):
-        ax.plot([found.low, found.high], [place, place], color=colour, linewidth=1.2)
-    ax.plot(found.value, place, mark, markersize=4, color=colour,
-            markerfacecolor=colour if found.excludes(0) else "white")  # fmt: skip
+    if np.isfinite(interval.low):
+        ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=1.2)
+    ax.plot(interval.value, place, mark, markersize=4, color=colour,
+            markerfacecolor=colour if interval.excludes(0) else "white")  # fmt: skip
 
 
 FLIPS: Any = {

@@ -180,27 +180,27 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
 
     def compute(at_depth: tuple[RunGroup, float]) -> dict[str, Any]:
         group, depth = at_depth
-        found = profiles(group, depth)
-        high, used = found.high, found.settings
+        tokens = profiles(group, depth)
+        high, used = tokens.high, tokens.settings
         excess = excess_heads(group, depth)
         return _head(group, depth) | {
             "H": used["num_heads"],
             "S": used["num_masks"],
-            "tokens": len(found.z),
-            "tokens an answer": len(found.z) / len(set(found.answer.tolist())),
-            "n_eff (high MI)": float(found.heads[high].mean()),
-            "n_eff of noise†": float(np.nanmean(found.null[high])),
-            "n_eff of other masks†": float(np.nanmean(found.resampled[high])),
+            "tokens": len(tokens.z),
+            "tokens an answer": len(tokens.z) / len(set(tokens.answer.tolist())),
+            "n_eff (high MI)": float(tokens.heads[high].mean()),
+            "n_eff of noise†": float(np.nanmean(tokens.null[high])),
+            "n_eff of other masks†": float(np.nanmean(tokens.resampled[high])),
             "n_eff minus noise†": excess,
-            "median n_eff": float(np.median(found.heads[high])),
-            "1 / mean HHI": float(1 / (1 / found.heads[high]).mean()),
-            "mean z (high MI)†": float(found.z[high].mean()),
-            "z at most†": float(found.limit[high].mean()),
-            "p < .05 (high MI)†": float((found.p[high] < 0.05).mean()),
-            "p < .05 (all)†": float((found.p[found.defined] < 0.05).mean()),
-            "positive heads": float(found.positive[high].mean()),
-            "without z": int((~found.defined).sum()),
-            "unknown pairs": found.unknown_pairs,
+            "median n_eff": float(np.median(tokens.heads[high])),
+            "1 / mean HHI": float(1 / (1 / tokens.heads[high]).mean()),
+            "mean z (high MI)†": float(tokens.z[high].mean()),
+            "z at most†": float(tokens.limit[high].mean()),
+            "p < .05 (high MI)†": float((tokens.p[high] < 0.05).mean()),
+            "p < .05 (all)†": float((tokens.p[tokens.defined] < 0.05).mean()),
+            "positive heads": float(tokens.positive[high].mean()),
+            "without z": int((~tokens.defined).sum()),
+            "unknown pairs": tokens.unknown_pairs,
         }
 
     notes = [
@@ -371,10 +371,10 @@ def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
     Raises:
         Unavailable: as `answers`.
     """
-    found = answers(group, depth)
+    labelled = answers(group, depth)
     return {
-        str(name): auroc_interval(values, found.wrong, found.clusters)
-        for name, values in found.signals.items()
+        str(name): auroc_interval(values, labelled.wrong, labelled.clusters)
+        for name, values in labelled.signals.items()
     }
 
 
@@ -384,19 +384,19 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
 
     def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
         group, depth = at_depth
-        found = answers(group, depth)
+        labelled = answers(group, depth)
         msp, entropy = group.need("msp", "entropy")
-        controls = np.column_stack([msp, entropy])[found.known]
+        controls = np.column_stack([msp, entropy])[labelled.known]
         beyond = controls
         if group.lengths is not None:
-            beyond = np.column_stack([controls, group.lengths[found.known]])
+            beyond = np.column_stack([controls, group.lengths[labelled.known]])
         rows = []
         for name, area in error_detection(group, depth).items():
-            values = found.signals[name].to_numpy()
+            values = labelled.signals[name].to_numpy()
             row = _head(group, depth) | {
                 "signal": {"mass": "mass of criticality"}.get(name, name),
                 "answers": len(values),
-                "errors": int(found.wrong.sum()),
+                "errors": int(labelled.wrong.sum()),
                 "AUROC": area,
                 "residual AUROC": None,
                 "z of the test": None,
@@ -404,8 +404,8 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
                 "direction": 0,
             }
             with suppress(ValueError):  # too few clusters or errors for folds: only the AUROC
-                added = adds_information(values, beyond, found.wrong, found.clusters)
-                left = distinct_signal(values, controls, found.wrong, found.clusters)
+                added = adds_information(values, beyond, labelled.wrong, labelled.clusters)
+                left = distinct_signal(values, controls, labelled.wrong, labelled.clusters)
                 row |= {
                     "residual AUROC": left.residual_auroc,
                     "z of the test": added.statistic,

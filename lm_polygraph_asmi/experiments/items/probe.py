@@ -103,22 +103,22 @@ def probed(group: RunGroup) -> list[Probed]:
     ]
 
 
-def rates(found: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
+def rates(probed: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
     """Number of tokens, and their flip rates in percent for each k; None if not run."""
-    pooled = _pooled(found.probe, parts)
+    pooled = _pooled(probed.probe, parts)
     if pooled is None:
         return None
     flips, rows = pooled
-    return len(flips), _percent(flip_rates(flips, found.clusters(rows)))
+    return len(flips), _percent(flip_rates(flips, probed.clusters(rows)))
 
 
-def differences(found: Probed, pair: str) -> tuple[int, list[Interval]] | None:
+def differences(probed: Probed, pair: str) -> tuple[int, list[Interval]] | None:
     """Number of tokens, and one of `DIFFERENCES` in percentage points; None if not run."""
-    pooled = _pooled(found.probe, DIFFERENCES[pair])
+    pooled = _pooled(probed.probe, DIFFERENCES[pair])
     if pooled is None:
         return None
     gaps, rows = pooled
-    return len(gaps), _percent(flip_differences(gaps, found.clusters(rows)))
+    return len(gaps), _percent(flip_differences(gaps, probed.clusters(rows)))
 
 
 def _pooled(probe: Probe, parts: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -146,32 +146,32 @@ def _percent(intervals: Iterable[Interval]) -> list[Interval]:
     return [Interval(*(100 * value for value in interval)) for interval in intervals]
 
 
-def numbers_of(found: Probed, pair: str) -> list[int]:
+def numbers_of(probed: Probed, pair: str) -> list[int]:
     """The k at which a control of `CONTROLS` is informative.
 
     Beyond half of the heads, other choices contain mostly the critical ones too. A mask of the run
     removes p H heads on average, so it is compared with the k next to p H.
     """
-    heads = found.probe.criticality.shape[1]
-    few = [k for k in found.probe.k if k <= heads // 2]
+    heads = probed.probe.criticality.shape[1]
+    few = [k for k in probed.probe.k if k <= heads // 2]
     if pair != "high MI, run's own masks":
         return few
-    taken = found.probe.settings["mask_rate"] * heads
+    taken = probed.probe.settings["mask_rate"] * heads
     return [k for k in few if not any(taken <= other < k or k < other <= taken for other in few)]
 
 
-def widenings(found: Probed, most: int) -> list[Interval] | None:
+def widenings(probed: Probed, most: int) -> list[Interval] | None:
     """Growth of the gap between high and low MI from each k to the next, up to `most`, percent.
 
     None if critical heads were not run on both, or for a single k.
     """
-    high, low = (_pooled(found.probe, [(group, "critical")]) for group in ("high", "low"))
-    steps = sum(k <= most for k in found.probe.k)
+    high, low = (_pooled(probed.probe, [(group, "critical")]) for group in ("high", "low"))
+    steps = sum(k <= most for k in probed.probe.k)
     if steps < 2 or high is None or low is None:
         return None
     tables: list[Any] = []
     for flips, rows in (high, low):
-        tables += [np.diff(flips[:, :steps], axis=1), found.clusters(rows)]
+        tables += [np.diff(flips[:, :steps], axis=1), probed.clusters(rows)]
     return _percent(flip_contrasts(*tables))
 
 
@@ -193,24 +193,24 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
     everything, damaged = all_probes(groups)
     panels = {}
 
-    def compute(found: Probed) -> list[dict[str, Any]]:
-        probe = found.probe
+    def compute(probed: Probed) -> list[dict[str, Any]]:
+        probe = probed.probe
         rows, curves = [], {}
         for name, parts in ROWS.items():
-            flipped = rates(found, parts)
+            flipped = rates(probed, parts)
             if flipped is None:
                 continue
             tokens, curves[name] = flipped
             group = parts[0][0]
             flips = probe.tokens["own_flips"][probe.groups[group]] if len(parts) == 1 else []
             rows.append(
-                {"setting": found.label, "tokens and heads": name, "tokens": tokens}
+                {"setting": probed.label, "tokens and heads": name, "tokens": tokens}
                 | {f"k = {k}": rate for k, rate in zip(probe.k, curves[name], strict=True)}
                 | {"run's own masks†": 100 * float(np.mean(flips)) if len(flips) else None}
             )
         if not rows:
             raise Unavailable("the probe has no token")
-        panels[found.label] = probe.k, curves
+        panels[probed.label] = probe.k, curves
         return rows
 
     def notes(item: ReportItem) -> list[str]:
@@ -225,19 +225,19 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
             "that chose tokens and heads under which the token flips. Other masks: tokens chosen "
             "by MI_t of one half of the masks, heads by the other, and swapped. Matched: pairs of "
             "a high and a low token whose H_t differ by at most .1 nats. " + DAGGER,
-            *(_account(found) for found in everything if found.group in item.groups),
+            *(_account(probed) for probed in everything if probed.group in item.groups),
         ]
 
     return frame(
         "causal_probe", title, everything, compute, notes, lambda _: figures.flips(panels),
-        digits=0, label=lambda found: found.label, reasons=damaged,
+        digits=0, reasons=damaged,
         otherwise="no run has a probe: polygraph_asmi experiments probe RUN",
     )  # fmt: skip
 
 
-def _account(found: Probed) -> str:
+def _account(probed: Probed) -> str:
     """Size and layer of a probe, in one line."""
-    probe, tokens = found.probe, found.probe.tokens
+    probe, tokens = probed.probe, probed.probe.tokens
     high, low = (probe.groups.get(name, np.array([], dtype=int)) for name in ("high", "low"))
     chosen = np.concatenate([high, low])
     other = int((tokens["argmax"][chosen] != tokens["token"][chosen]).sum())
@@ -245,7 +245,7 @@ def _account(found: Probed) -> str:
     positive = float(tokens["positive"][high].mean()) if len(high) else float("nan")
     used = probe.settings
     return (
-        f"{found.label}: {len(high)} tokens of the highest and {len(low)} of the lowest MI_t at "
+        f"{probed.label}: {len(high)} tokens of the highest and {len(low)} of the lowest MI_t at "
         f"layer {used.get('layer')}, scope {used.get('scope')}; on {other} of them the unmasked "
         f"model's most likely token is not the answer's; on {moved} the passes without an "
         f"ablation, which flips are counted against, predict another one; {positive:.1f} heads of "
@@ -258,22 +258,22 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
     title = "Critical heads against as many others†"
     everything, damaged = all_probes(groups)
 
-    def compute(found: Probed) -> list[dict[str, Any]]:
+    def compute(probed: Probed) -> list[dict[str, Any]]:
         rows = []
         for name, ((_, _, second), *_) in DIFFERENCES.items():
-            gaps = differences(found, name)
+            gaps = differences(probed, name)
             if gaps is None:
                 continue
             tokens, by_k = gaps
             rows.append(
-                {"setting": found.label, "tokens": name, "against": AGAINST[second], "n": tokens}
-                | {f"k = {k}": gap for k, gap in zip(found.probe.k, by_k, strict=True)}
+                {"setting": probed.label, "tokens": name, "against": AGAINST[second], "n": tokens}
+                | {f"k = {k}": gap for k, gap in zip(probed.probe.k, by_k, strict=True)}
             )
         if not rows:
             raise Unavailable("the probe ablated no other heads")
         return rows
 
-    widest = max((found.probe.k for found in everything), key=len, default=())
+    widest = max((probed.probe.k for probed in everything), key=len, default=())
     notes = [
         "Percentage points of tokens, critical minus others, paired by token; 95 % intervals over "
         "clusters. Random: mean over the draws. Identifiable heads carry the fragility if every "
@@ -283,6 +283,6 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
     ]
     return frame(
         "causal_differences", title, everything, compute, notes, digits=0,
-        signed=tuple(f"k = {k}" for k in widest), label=lambda found: found.label, reasons=damaged,
+        signed=tuple(f"k = {k}" for k in widest), reasons=damaged,
         otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
     )  # fmt: skip

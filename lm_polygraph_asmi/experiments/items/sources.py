@@ -22,15 +22,15 @@ def _by_source(group: RunGroup) -> Iterator[dict[str, str]]:
     for method, config in group.methods.items():
         if not same_depth(config.depth, group.depth):
             continue
-        for other, found in groups:
+        for other, by_source in groups:
             if config.same_but(other, "source"):
-                found[config.source] = method
+                by_source[config.source] = method
                 break
         else:
             groups.append((config, {config.source: method}))
-    for _, found in groups:
-        if set(found) - {"all"}:
-            yield found
+    for _, by_source in groups:
+        if set(by_source) - {"all"}:
+            yield by_source
 
 
 def _tokens(group: RunGroup, statistic: str, source: str) -> list[np.ndarray] | None:
@@ -110,7 +110,7 @@ def _rows(group: RunGroup, methods: Mapping[tuple[str, str], str]) -> list[dict[
     rows = []
     for (symbol, source), method in methods.items():
         values, of_all = scores[method], whole.get((symbol, source))
-        own = source != "all"
+        partial = source != "all"
         rows.append(
             {
                 "setting": group.label,
@@ -120,8 +120,8 @@ def _rows(group: RunGroup, methods: Mapping[tuple[str, str], str]) -> list[dict[
                 "Δ all": None if of_all is None else paired[method, of_all],
                 "AUROC": auroc(values, group.wrong),
                 **_beyond(group, values),
-                "share of MI": _share(group, method, of_all) if own else None,
-                "attention": _attention(group, source) if own else None,
+                "share of MI": _share(group, method, of_all) if partial else None,
+                "attention": _attention(group, source) if partial else None,
                 "ρ all": None if of_all is None else _rank(values, scores[of_all]),
                 "ρ length": _rank(values, group.lengths),
             }
@@ -134,10 +134,10 @@ def _beyond(group: RunGroup, values: np.ndarray) -> dict[str, Any]:
     try:
         msp, entropy, lengths = group.need("msp", "entropy", "lengths")
         controls = np.column_stack([msp, entropy, lengths])
-        found = adds_information(values, controls, group.wrong, group.clusters)
+        added = adds_information(values, controls, group.wrong, group.clusters)
     except (Unavailable, ValueError):
         return {"z": float("nan"), "p": float("nan")}
-    return {"z": found.statistic, "p": found.p_value}
+    return {"z": added.statistic, "p": added.p_value}
 
 
 def _rank(values: np.ndarray, others: np.ndarray | None) -> float | None:

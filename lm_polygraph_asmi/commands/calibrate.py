@@ -130,10 +130,22 @@ def calibrate(
         if run is None:
             with Progress(console=errors, transient=True) as bar:
                 scoring = bar.add_task("Scoring", total=None)
+                scored: list[int] = []
+
+                def progress(done: int, total: int) -> None:
+                    scored.append(done)
+                    bar.update(scoring, completed=done, total=total)
+
                 result = calibrate_rows(
                     labelled, scorer, risk, confidence, signal=signal, right_from=limit,
-                    name=Path(str(rows)).name,
-                    progress=lambda done, all_: bar.update(scoring, completed=done, total=all_),
+                    name=Path(str(rows)).name, progress=progress,
+                )  # fmt: skip
+            saved = sum("tokens" in row.content for row in labelled)
+            if again := max(0, len(scored) - (len(labelled) - saved)):
+                errors.print(
+                    f"Warning: {again} rows with scores were scored again: their model or options "
+                    "differ from these, or their scores are not reproduced",
+                    style="yellow", highlight=False, soft_wrap=True,
                 )  # fmt: skip
         else:
             with errors.status("Calibrating"):

@@ -133,6 +133,8 @@ def score(
         for field, close in misspelt({name for row in first for name in row.content}).items():
             errors.print(f"Warning: ignoring the field {field!r}; did you mean {close!r}?",
                          style="yellow", highlight=False)  # fmt: skip
+        if all(row.error for row in first):
+            raise ValueError(f"{rows_file}, row {first[0].number}: {first[0].error}")
         added: dict[str, Any] = {} if answer is None else {"answer": answer}
         if context:
             added["context"] = list(map(_passage, context))
@@ -173,6 +175,9 @@ def score(
                 errors.print(f"{named}: {outcome.error}", style="red", markup=False,
                              highlight=False, soft_wrap=True)  # fmt: skip
                 continue
+            if summary.differs(result):
+                errors.print(f"Warning: {result.accept_reason}", style="yellow", markup=False,
+                             highlight=False, soft_wrap=True)  # fmt: skip
             if html:
                 pages.append(result)
             if number == 1:
@@ -241,6 +246,12 @@ class Summary:
             self.measured.append(Measured(score.score, score.msp, score.prompt_tokens))
             if accept is None:
                 self.reason = self.reason or score.accept_reason
+
+    def differs(self, score: "Score") -> bool:
+        """Whether this is the first score, of several, that the calibration is not for."""
+        if self.calibration is None or self.counts["scored"] != 1:
+            return False
+        return bool(self.calibration.other_settings(score.compared_settings))
 
     def drifts(self) -> list[Any]:
         """Quantities that differ from the calibration run's answers."""

@@ -515,6 +515,13 @@ def test_from_rows_to_decisions_by_command(folder):
     assert code == 0, said
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     accepted = [line["accept"] for line in lines]
+    again = ("calibrate", folder / "out.jsonl", "--model", model, "--risk", 0.4,
+             "--out", folder / "again.json", *OPTIONS)  # fmt: skip
+    for seed, warned in ((0, False), (1, True)):
+        code, text = run(*again, "--seed", seed)
+        assert (code, "were scored again" in text) == (0, warned), text
+    code, text = run("score", *given, *OPTIONS, "--depth", 0.9, *files[:3], folder / "other.jsonl")
+    assert "settings differ" in text
     for answer, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
         number = accepted.count(answer)
         assert (f"{number} {name}" in said) == bool(number)

@@ -646,6 +646,10 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
         ([write(tmp_path / "none.jsonl", [])], "has no rows"),
         ([source, "--out", precious], "expected a .jsonl file"),
         ([source, "--depth", "60"], "depth must lie in (0, 1)"),
+        (
+            [write(tmp_path / "odd.jsonl", [{"q": "Who?"}]), "--html", tmp_path / "p.html"],
+            'row 1: expected an object with a "prompt", got the fields q',
+        ),
         ([many, "--out", many], "it is the file of prompts"),
         ([write(tmp_path / "p.jsonl.partial", ROWS), "--out", tmp_path / "p.jsonl"], "of prompts"),
         ([source, "--out", tmp_path / "out.jsonl", "--html", page], "the name of an .html file"),

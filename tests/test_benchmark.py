@@ -41,8 +41,8 @@ BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
 NEEDED = {
-    "asmi_stability": ["asmi.answers=somewhere"],
-    "asmi_controls": ["asmi.answers=somewhere"],
+    "asmi_stability": ["answers=somewhere"],
+    "asmi_controls": ["answers=somewhere"],
     "asmi_heads": ["asmi.answers=somewhere"],
 }
 """What a user must give besides data and model."""
@@ -300,7 +300,7 @@ def test_stability_redraws_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
     other_seeds = tmp_path / "other_seeds"
     polygraph_eval_here(
-        "--config-name", "asmi_stability", *overrides, f"asmi.answers={answers}",
+        "--config-name", "asmi_stability", *overrides, f"answers={answers}",
         f"hydra.sweep.dir={other_seeds}", "redraw=0,1",
     )  # fmt: skip
     given = load_run(answers)
@@ -395,7 +395,7 @@ def test_conditions_of_the_falsifier_on_fixed_answers(answers, tiny, stand_ins, 
     found = {"mlp": {"effect": 0.75, "norm": 0.5}}
     scales.write_text(json.dumps({"format": 1, "conditions": found}))
     polygraph_eval_here(
-        "--config-name", "asmi_controls", *overrides, f"asmi.answers={answers}",
+        "--config-name", "asmi_controls", *overrides, f"answers={answers}",
         f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
         f"controls.scales={scales}", "controls.times=2",
     )  # fmt: skip

@@ -297,7 +297,7 @@ def settable() -> set[str]:
     configs = [
         composed("asmi_coqa"), composed("asmi_demo"), composed("asmi_stability"),
         composed("asmi_offline", "model=asmi_local"), composed("asmi_grid"),
-        composed("asmi_controls", "asmi.answers=a run"),
+        composed("asmi_controls", "answers=a run"),
     ]  # fmt: skip
     found = set(configs[0].hydra.runtime.choices)
     return found.union(*(keys(OmegaConf.to_container(config)) for config in configs))

@@ -292,10 +292,15 @@ class PreparedModel:
             )
         return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}
 
+    @cached_property
+    def _tokenizer_key(self) -> str:
+        """Made once: it goes through the whole vocabulary."""
+        return tokenizer_key(self.tokenizer)["tokenizer"]
+
     @property
     def _tokenizer_fingerprint(self) -> str:
         template = str(getattr(self.tokenizer, "chat_template", None))
-        described = f"{tokenizer_key(self.tokenizer)['tokenizer']} {template}"
+        described = f"{self._tokenizer_key} {template}"
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def _stats(

@@ -244,7 +244,7 @@ def score_file(
     check_out(source, out)
     tokens = tokens or ("compact" if _is_parquet(out) else "full")
     check_one_of("tokens", tokens, TOKENS)
-    partial = Path(out).with_name(f"{Path(out).name}.partial")
+    partial = _partial(out)
     if _is_parquet(out):
         yield from _score_tables(scorer, source, partial, tokens, change)
     else:
@@ -258,6 +258,11 @@ def score_file(
     partial.replace(out)
 
 
+def _partial(out: str | Path) -> Path:
+    """File of an output that is not complete."""
+    return Path(f"{out}.partial")
+
+
 def check_new(out: str | Path, then: str) -> None:
     """Raise ValueError if a file exists; scores never overwrite one."""
     if Path(out).exists():
@@ -266,7 +271,7 @@ def check_new(out: str | Path, then: str) -> None:
 
 def check_out(source: str | Path, out: str | Path) -> None:
     """Raise ValueError unless the rows of `source` can be written to `out`."""
-    for file in (Path(out), Path(f"{out}.partial")):
+    for file in (Path(out), _partial(out)):
         if file.resolve() == Path(source).resolve():
             raise ValueError(f"cannot write {file}: it is the file of prompts")
     if _is_parquet(out) and _is_parquet(source):

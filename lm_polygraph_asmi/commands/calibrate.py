@@ -140,7 +140,7 @@ def calibrate(
                     labelled, scorer, risk, confidence, signal=signal, right_from=limit,
                     name=Path(str(rows)).name, progress=progress,
                 )  # fmt: skip
-            saved = sum("tokens" in row.content for row in labelled)
+            saved = sum(bool(row.content.get("tokens")) for row in labelled)
             if again := max(0, len(scored) - (len(labelled) - saved)):
                 errors.print(
                     f"Warning: {again} rows with scores were scored again: their model or options "

@@ -13,6 +13,8 @@ SEED = 20260711
 """Seed of all resampling, as in the paper."""
 RESAMPLES = 2000
 """Resamples for statistics that are recomputed in each."""
+FEW_CLUSTERS = 50
+"""Below this, intervals may be too narrow and estimates far off."""
 
 _SHARED_TEXT = (
     re.compile(r"\nStory: (.*?)\n\nQuestion: ", re.DOTALL),  # CoQA: the story

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
+from lm_polygraph_asmi.analysis.clusters import (
+    FEW_CLUSTERS,
+    SEED,
+    binary,
+    check_rows,
+    cluster_codes,
+    finite,
+)
 from lm_polygraph_asmi.validation import check_number
 
 STRICTEST = 0.05
@@ -64,11 +71,12 @@ class RiskThreshold:
                 f"{self.error_rate:.1%} of them wrong ({promise})"
             )
         else:
-            more = (
-                "more such answers would not help"
-                if self.answers_needed is None
-                else f"about {self.answers_needed} such answers might suffice"
-            )
+            if self.clusters < FEW_CLUSTERS:
+                more = f"too few clusters ({self.clusters}) to estimate how many would suffice"
+            elif self.answers_needed is None:
+                more = "more such answers would not help"
+            else:
+                more = f"about {self.answers_needed} such answers might suffice"
             sentence = f"not attainable with these {self.answers} answers ({promise}); {more}"
         if self.unavoidable:
             sentence += (

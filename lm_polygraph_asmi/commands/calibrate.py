@@ -112,8 +112,9 @@ def calibrate(
         )
         from lm_polygraph_asmi.scoring.calibration import Calibration
         from lm_polygraph_asmi.scoring.loading import load
-        from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
+        from lm_polygraph_asmi.scoring.rows import check_new, in_chat, read_rows
 
+        check_new(out)
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
             labelled = [row._replace(content=in_chat(row.content)) for row in labelled]

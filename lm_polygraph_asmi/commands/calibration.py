@@ -21,10 +21,12 @@ def calibration(run: str, out: str, **settings: Any) -> None:
     from rich.console import Console
 
     from lm_polygraph_asmi.scoring import Calibration
+    from lm_polygraph_asmi.scoring.rows import check_new
 
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `score` needs it, got {out}")
     try:
+        check_new(out)
         calibrated = Calibration.read(run, **given_settings(settings))
         calibrated.save(out)
     except (OSError, ValueError) as error:

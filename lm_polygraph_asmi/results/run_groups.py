@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.analysis.clusters import FEW_CLUSTERS, text_clusters
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.aggregation import aggregate
 from lm_polygraph_asmi.results.names import at_depth
@@ -69,7 +69,7 @@ def of_config(group: "RunGroup", config: ASMIConfig) -> "RunGroup":
     return replace(group, operating=config, depth=config.depth)
 
 
-FEW_CLUSTERS, FEW_ERRORS = 50, 20
+FEW_ERRORS = 20
 FEW = (
     f"Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % intervals may "
     "cover the true value less often."

@@ -140,6 +140,11 @@ class Calibration:
             )
         path = Path(path)
         if path.suffix.lower() in ROWS or path.suffix == ".json":
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"{path}: no such calibration; `polygraph_asmi calibrate` and `calibration` "
+                    "write one"
+                )
             calibration = cls.load(path) if path.suffix == ".json" else cls.from_spans(path)
             calibration.check_wanted(wanted)
             return calibration

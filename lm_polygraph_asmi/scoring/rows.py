@@ -263,8 +263,8 @@ def _partial(out: str | Path) -> Path:
     return Path(f"{out}.partial")
 
 
-def check_new(out: str | Path, then: str) -> None:
-    """Raise ValueError if a file exists; scores never overwrite one."""
+def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:
+    """Raise ValueError if a file exists; scores and calibrations never overwrite one."""
     if Path(out).exists():
         raise ValueError(f"{out} exists: {then}")
 
@@ -288,7 +288,7 @@ def check_out(source: str | Path, out: str | Path) -> None:
             )
     elif Path(out).suffix.lower() not in ROWS:
         raise ValueError(f"expected a .jsonl file, or .parquet for rows in Parquet; got {out}")
-    check_new(out, "name another file, or remove it")
+    check_new(out)
 
 
 def _score_tables(

@@ -235,15 +235,17 @@ def test_corners(size):
 
 
 def test_how_many_would_do():
-    """Answers all right: 29 single ones show at most 10 % errors at 95 %, and a fifth is spent."""
-    score = np.random.default_rng(3).normal(size=20)
-    found = risk_threshold(score, np.zeros(20), keys(20, 1), 0.1, 0.95)
+    """Answers all right: 59 single ones show at most 5 % errors at 95 %, and a fifth is spent."""
+    score = np.random.default_rng(3).normal(size=60)
+    found = risk_threshold(score, np.zeros(60), keys(60, 1), 0.05, 0.95)
     assert found.threshold is None
-    assert 29 / 0.8 <= found.answers_needed <= 1.6 * 29 / 0.8
+    assert 59 / 0.8 <= found.answers_needed <= 1.6 * 59 / 0.8
     more = found.answers_needed
-    score = np.random.default_rng(4).normal(size=more)
-    assert risk_threshold(score, np.zeros(more), keys(more, 1), 0.1, 0.95).coverage == 1
     assert f"about {more} such answers might suffice" in str(found)
+    few = risk_threshold(score[:49], np.zeros(49), keys(49, 1), 0.05, 0.95)
+    assert "too few clusters (49) to estimate how many would suffice" in str(few)
+    score = np.random.default_rng(4).normal(size=more)
+    assert risk_threshold(score, np.zeros(more), keys(more, 1), 0.05, 0.95).coverage == 1
 
 
 def test_what_is_said_of_a_threshold():

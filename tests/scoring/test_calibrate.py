@@ -520,6 +520,7 @@ def test_from_rows_to_decisions_by_command(folder):
     for seed, warned in ((0, False), (1, True)):
         code, text = run(*again, "--seed", seed)
         assert (code, "were scored again" in text) == (0, warned), text
+        (folder / "again.json").unlink()
     code, text = run("score", *given, *OPTIONS, "--depth", 0.9, *files[:3], folder / "other.jsonl")
     assert "settings differ" in text
     for answer, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
@@ -534,6 +535,10 @@ def test_from_rows_to_decisions_by_command(folder):
     assert code != 0
     assert "expected risk between 0 and 1 (exclusive), got 1.4" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "calibration.json")
+    code, said = run("calibrate", folder / "rows.jsonl", *given, *OPTIONS)
+    assert code == 1
+    assert "calibration.json exists: name another file, or remove it" in said
+    (folder / "calibration.json").unlink()
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
     (folder / "few.jsonl").write_text(few)

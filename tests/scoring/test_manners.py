@@ -69,7 +69,7 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
             "neither a manager file .*: no such file or folder",
         ),
         ("", ValueError, "expected a path, got an empty one"),
-        ("none.json", FileNotFoundError, "none.json"),
+        ("none.json", FileNotFoundError, "none.json: no such calibration"),
     ],
 )
 def test_a_reference_is_read_before_anything_is_loaded(calibration, error, message, monkeypatch):

@@ -619,6 +619,10 @@ def test_command_that_saves_a_reference(tmp_path):
         expected = Calibration.from_run(run, method=variant)
         assert Calibration.load(out) == expected
         assert expected.ground in done.stdout
+        done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
+        assert done.exit_code == 1
+        assert "name another file, or remove it" in done.stderr
+        out.unlink()
     for words, message in (
         (
             [str(run), "--depth", "0.9", "--out", str(out)],

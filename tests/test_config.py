@@ -16,7 +16,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
-from lm_polygraph_asmi.results.runs import load_run, together
+from lm_polygraph_asmi.results.runs import combine_runs, load_run
 from lm_polygraph_asmi.scoring.calibration import settled
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import check_number
@@ -182,8 +182,8 @@ def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
         }
         found.append(load_run(runs.save(tmp_path / str(number), saved)))
     with pytest.raises(ValueError, match=r"other settings than in another run.*num_samples"):
-        together(found)
-    assert together([found[0], found[0]]).scores.equals(found[0].scores)
+        combine_runs(found)
+    assert combine_runs([found[0], found[0]]).scores.equals(found[0].scores)
 
 
 @pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}])

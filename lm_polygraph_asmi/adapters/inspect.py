@@ -38,7 +38,7 @@ def asmi(**settings: Any) -> Scorer:
         api: Any = get_model().api
         if not all(hasattr(api, name) for name in ("model", "tokenizer", "hf_chat")):
             raise TypeError(f"expected a model of Inspect's provider hf/, got {state.model}")
-        messages, answer = _asked(state)
+        messages, answer = _messages_and_answer(state)
         found = await anyio.to_thread.run_sync(partial(tested, api, messages, answer))
         return Score(
             value=found.score, answer=answer, explanation=found.reason, metadata=found.to_dict()
@@ -47,7 +47,7 @@ def asmi(**settings: Any) -> Scorer:
     return score
 
 
-def _asked(state: TaskState) -> tuple[list[ChatMessage], str]:
+def _messages_and_answer(state: TaskState) -> tuple[list[ChatMessage], str]:
     """The messages of the model's last call, and its answer.
 
     Raises:

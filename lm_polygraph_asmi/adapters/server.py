@@ -124,28 +124,28 @@ class Service:
         self.worker = Worker(limits.queue)
         self.metrics = Metrics(lambda: self.worker.pending)
 
-    def check_model(self, asked: str | None) -> None:
+    def check_model(self, requested: str | None) -> None:
         """Raise if the request names another model."""
-        if asked is not None and asked != self.name:
+        if requested is not None and requested != self.name:
             raise RequestError(404, f"expected the model {self.name!r}", "model")
 
     async def in_turn(self, request: Request, job: Callable[[Callable[[], bool]], T]) -> T:
         """The result of a job; it is halted if the client disconnects.
 
         Raises:
-            RequestError: the queue is full, or the job failed (see `_refused`).
+            RequestError: the queue is full, or the job failed (see `_as_request_error`).
         """
         future, gone = self.worker.submit(job)
         try:
             return await _unless_gone(request, asyncio.wrap_future(future))
         except ValueError as error:
-            raise _refused(error) from None
+            raise _as_request_error(error) from None
         finally:
             gone.set()
 
     def _own(
         self,
-        asked: Any,
+        prompt: Any,
         stop: Sequence[str] | None,
         max_new_tokens: int,
         halted: Callable[[], bool],
@@ -154,17 +154,17 @@ class Service:
         from lm_polygraph_asmi.scoring.text import prompt_tokens
 
         own = for_request(self.scorer, stop, max_new_tokens, halted)
-        if not isinstance(asked, str):
+        if not isinstance(prompt, str):
             if not getattr(own.tokenizer, "chat_template", None):
                 raise RequestError(
                     422, "expected prompt: this model has no chat template", "messages"
                 )
-            if asked[-1]["role"] == "assistant":
+            if prompt[-1]["role"] == "assistant":
                 raise RequestError(422, "expected the last message from the user", "messages")
-        length, most = len(prompt_tokens(own.tokenizer, asked)), self.limits.prompt
+        length, most = len(prompt_tokens(own.tokenizer, prompt)), self.limits.prompt
         if length > most:
             message = f"expected a prompt of at most {most} tokens, got {length}"
-            raise RequestError(422, message, "prompt" if isinstance(asked, str) else "messages")
+            raise RequestError(422, message, "prompt" if isinstance(prompt, str) else "messages")
         return own
 
     def _reported(self, score: "Score", response: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Service:
     async def score(self, given: Given, request: Request) -> Any:
         """Score the answers of a request."""
         self.check_model(given.model)
-        asked = given.asked
+        prompt = given.prompt_or_messages
         answers = given.answer if isinstance(given.answer, list) else [given.answer]
         if len(answers) > self.limits.answers:
             message = f"expected at most {self.limits.answers} answers, got {len(answers)}"
@@ -184,7 +184,7 @@ class Service:
         response = f"score-{uuid.uuid4().hex}"
 
         def job(halted: Callable[[], bool]) -> list[dict[str, Any]]:
-            own = self._own(asked, None, self.scorer.config.max_new_tokens, halted)
+            own = self._own(prompt, None, self.scorer.config.max_new_tokens, halted)
             for answer in answers:
                 length = len(own.tokenizer(answer, add_special_tokens=False)["input_ids"])
                 if length > self.limits.answer:
@@ -194,7 +194,7 @@ class Service:
             for answer in answers:
                 if halted():
                     raise Halted
-                reports.append(self._reported(own.score(asked, answer), response))
+                reports.append(self._reported(own.score(prompt, answer), response))
             return reports
 
         scored = await self.in_turn(request, job)
@@ -202,29 +202,29 @@ class Service:
         body = {"id": response, "object": "list", "model": self.name, "data": data}
         return body if answers is given.answer else body | {"asmi": data[0]["asmi"]}
 
-    async def complete(self, asked: Completion | ChatCompletion, request: Request) -> Any:
+    async def complete(self, completion: Completion | ChatCompletion, request: Request) -> Any:
         """Generate and score an answer, whole or streamed."""
-        self.check_model(asked.model)
+        self.check_model(completion.model)
         most = self.limits.answer
         default = min(self.scorer.config.max_new_tokens, most)
-        length = asked.max_completion_tokens or asked.max_tokens or default
+        length = completion.max_completion_tokens or completion.max_tokens or default
         if length > most:
             raise RequestError(422, f"expected at most {most} tokens, got {length}", "max_tokens")
-        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-        words = Words(self.name, chat=isinstance(asked, ChatCompletion))
-        if asked.stream:
-            return await self._streamed(asked, stop, length, words, request)
+        stop = [completion.stop] if isinstance(completion.stop, str) else completion.stop
+        words = Words(self.name, chat=isinstance(completion, ChatCompletion))
+        if completion.stream:
+            return await self._streamed(completion, stop, length, words, request)
 
         def job(halted: Callable[[], bool]) -> dict[str, Any]:
-            own = self._own(asked.asked, stop, length, halted)
-            score = own.score(asked.asked)
+            own = self._own(completion.prompt_or_messages, stop, length, halted)
+            score = own.score(completion.prompt_or_messages)
             return words.whole(own, score) | {"asmi": self._reported(score, words.id)}
 
         return await self.in_turn(request, job)
 
     async def _streamed(
         self,
-        asked: Completion | ChatCompletion,
+        completion: Completion | ChatCompletion,
         stop: Sequence[str] | None,
         length: int,
         words: Words,
@@ -232,7 +232,7 @@ class Service:
     ) -> StreamingResponse:
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Any] = asyncio.Queue()
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        usage = completion.stream_options is not None and completion.stream_options.include_usage
 
         def put(part: Any) -> None:
             if not loop.is_closed():
@@ -240,8 +240,8 @@ class Service:
 
         def job(halted: Callable[[], bool]) -> None:
             try:
-                own = self._own(asked.asked, stop, length, halted)
-                writing = own.stream(asked.asked)
+                own = self._own(completion.prompt_or_messages, stop, length, halted)
+                writing = own.stream(completion.prompt_or_messages)
                 put(words.chunk(""))  # all checks are done
                 shown, text, waiting = 0, "", []
                 for token in writing:
@@ -252,7 +252,7 @@ class Service:
                     if (sure := sure_length(text, own.stop)) > shown:
                         put(words.chunk(text[shown:sure]) | {"asmi": {"tokens": waiting}})
                         shown, waiting = sure, []
-                score = finished(own, asked.asked, writing.result)
+                score = finished(own, completion.prompt_or_messages, writing.result)
                 last = words.chunk(str(score.answer)[shown:], words.reason(own, score))
                 put(last | {"asmi": self._reported(score, words.id)})
                 if usage:
@@ -265,7 +265,7 @@ class Service:
         try:
             first = await _unless_gone(request, asyncio.ensure_future(parts.get()))
             if isinstance(first, Exception):
-                raise _refused(first) from None
+                raise _as_request_error(first) from None
         except BaseException:
             gone.set()
             raise
@@ -275,7 +275,7 @@ class Service:
             try:
                 while part is not None:
                     if isinstance(part, Exception):
-                        yield _event(_refused(part).content)
+                        yield _event(_as_request_error(part).content)
                         return
                     yield _event(part)
                     part = await parts.get()
@@ -299,7 +299,7 @@ def _event(content: Any) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
-def _refused(error: Exception) -> RequestError:
+def _as_request_error(error: Exception) -> RequestError:
     """Error reply without the scorer's message, which may quote the prompt."""
     if isinstance(error, RequestError):
         return error
@@ -333,7 +333,7 @@ async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
         work.cancel()
 
 
-async def _on_refusal(_: Request, error: Any) -> Response:
+async def _on_request_error(_: Request, error: Any) -> Response:
     return error.response()
 
 
@@ -381,8 +381,8 @@ def application(
     app = FastAPI(
         title="ASMI", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
         exception_handlers={
-            RequestError: _on_refusal, RequestValidationError: _on_invalid, HTTPException: _on_http,
-            Exception: _on_error,
+            RequestError: _on_request_error, RequestValidationError: _on_invalid,
+            HTTPException: _on_http, Exception: _on_error,
         },
     )  # fmt: skip
 

@@ -132,7 +132,7 @@ class Completion(Generation):
     prompt: Text
 
     @property
-    def asked(self) -> Any:
+    def prompt_or_messages(self) -> Any:
         """As `Scorer.score` takes it."""
         return self.prompt
 
@@ -143,7 +143,7 @@ class ChatCompletion(Generation):
     messages: Messages
 
     @property
-    def asked(self) -> Any:
+    def prompt_or_messages(self) -> Any:
         """As `Scorer.score` takes it."""
         return [message.model_dump() for message in self.messages]
 
@@ -157,7 +157,7 @@ class Given(_Strict):
     answer: Text | Annotated[list[Text], Field(min_length=1)]
 
     @property
-    def asked(self) -> Any:
+    def prompt_or_messages(self) -> Any:
         """As `Scorer.score` takes it."""
         if (self.prompt is None) == (self.messages is None):
             raise RequestError(422, "expected either prompt or messages", "prompt")

@@ -16,12 +16,12 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from lm_polygraph_asmi.report.tables import about_quality, about_run, prr_rows, prr_table
-    from lm_polygraph_asmi.results.runs import load_run, manager_files, together
+    from lm_polygraph_asmi.results.runs import combine_runs, load_run, manager_files
 
     console = Console()
     try:
         loaded = [load_run(file) for path in runs for file in manager_files(path)]
-        loaded = [together(loaded)] if as_one else loaded
+        loaded = [combine_runs(loaded)] if as_one else loaded
         for run in loaded:
             run.check_scored()
     except (FileNotFoundError, ValueError) as error:

@@ -6,7 +6,7 @@ winner" for "Six". These test whether the answer contains the gold answer, or it
     generation_metrics: [{name: ReferenceInAnswer}, {name: TokenF1}, {name: TokenRecall}]
 
 LM-Polygraph looks metrics up in its own script. The callback of the shipped configs adds these with
-`offer`.
+`register_metrics`.
 """
 
 import re
@@ -99,7 +99,7 @@ METRICS: dict[str, type[GenerationMetric]] = {
 }
 
 
-def offer(script: dict[str, Any]) -> None:
+def register_metrics(script: dict[str, Any]) -> None:
     """Add the metrics to `script`, the global names of LM-Polygraph's script."""
     for name, metric in METRICS.items():
         script.setdefault(name, metric)

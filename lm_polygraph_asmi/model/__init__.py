@@ -37,7 +37,7 @@ from lm_polygraph_asmi.model.sources import (
     HeadPart,
     check_spans,
     head_parts,
-    together,
+    sum_parts,
 )
 from lm_polygraph_asmi.model.stepwise import StreamState, steps_of
 from lm_polygraph_asmi.model.structure import Structure, plain_model, structure_of
@@ -86,8 +86,8 @@ __all__ = [
     "steps_of",
     "structure_of",
     "subnetwork_log_probs",
+    "sum_parts",
     "target_layer",
-    "together",
     "unembedding",
     "without_part",
 ]

@@ -27,7 +27,7 @@ class KeyValueTap(DynamicCache):
 
     Attributes:
         length: how many positions it says it holds.
-        asked: whether anyone has wanted to know.
+        length_read: whether anyone has read it.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class KeyValueTap(DynamicCache):
         super().__init__(config=config) if config is not None else super().__init__()
         self._answer = answer
         self.length = 0
-        self.asked = False
+        self.length_read = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        self.asked = True
+        self.length_read = True
         return self.length
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:

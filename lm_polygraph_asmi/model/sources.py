@@ -47,7 +47,7 @@ class HeadPart:
 
     Example:
         >>> part = HeadPart(heads=torch.zeros(2, 16), attention=torch.full((4, 2), 0.5))
-        >>> together([part, part]).attention.unique()
+        >>> sum_parts([part, part]).attention.unique()
         tensor([1.])
     """
 
@@ -283,7 +283,7 @@ def _what_is_wrong(
     return None
 
 
-def together(parts: Sequence[HeadPart]) -> HeadPart:
+def sum_parts(parts: Sequence[HeadPart]) -> HeadPart:
     """What heads bring from several sources.
 
     Example:
@@ -291,7 +291,7 @@ def together(parts: Sequence[HeadPart]) -> HeadPart:
         >>> with scoring_session(model):
         ...     unmasked = run_unmasked(model, ids, 6, [2])
         ...     parts = head_parts(model, unmasked, 2, [(1, 4)])
-        >>> torch.allclose(together(parts).heads, unmasked.targets[2].heads[0, 5:7], atol=1e-5)
+        >>> torch.allclose(sum_parts(parts).heads, unmasked.targets[2].heads[0, 5:7], atol=1e-5)
         True
     """
     return HeadPart(

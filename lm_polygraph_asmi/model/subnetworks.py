@@ -22,7 +22,7 @@ from lm_polygraph_asmi.model.perturbation import (
 )
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.sources import check_spans, head_parts, together
+from lm_polygraph_asmi.model.sources import check_spans, head_parts, sum_parts
 from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Strategy, run_suffix, strategies
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
@@ -227,7 +227,7 @@ def subnetwork_log_probs(
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         if source != "all":
             *inside, elsewhere = head_parts(model, unmasked, layer, spans)
-            part = together(inside) if source == "context" else elsewhere
+            part = sum_parts(inside) if source == "context" else elsewhere
             change = replace(change, edit=without_part(part.heads))
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)
         hidden = subnetworks.hidden

@@ -130,7 +130,7 @@ def masked_in_response(
                 [known.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1
             )
         hidden = call.replay_after(
-            decoder_layers(model)[index], hidden, unmasked.known[index], places, packed[kind]
+            decoder_layers(model)[index], hidden, unmasked.keys_values[index], places, packed[kind]
         )
     return final_norm(model)(hidden.reshape(copies, length, width))
 
@@ -264,7 +264,7 @@ def strategies(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> It
         if not strategy.whole and has_foreign_code(model):
             continue
         if strategy.packed and (
-            unmasked.by_length or not all(index in unmasked.known for index in above)
+            unmasked.by_length or not all(index in unmasked.keys_values for index in above)
         ):
             continue
         yield strategy

@@ -67,8 +67,8 @@ class UnmaskedPass:
         start: the first position that was run; those before it were known (`PrefixCache`).
         remembered: what was known: "nothing"; "keys" and values of the positions before `start`; or
             also the hidden "states" of those from `start` on, so that only target layers were run.
-        known: for scope "response", keys and values of the positions before the predicting ones,
-            for every layer above the first target layer that keeps any.
+        keys_values: for scope "response", those of the positions before the predicting ones, for
+            every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
         final_hidden: states after the final norm at the T positions that predict the response.
         by_length: whether layers ask the cache how many positions it holds, as those do that scale
@@ -91,7 +91,7 @@ class UnmaskedPass:
     targets: dict[int, TargetInput]
     calls: dict[int, LayerCall]
     scope: str
-    known: dict[int, KeysValues]
+    keys_values: dict[int, KeysValues]
     devices: frozenset[torch.device]
     final_hidden: Float[Tensor, "T D"]
     by_length: bool = False
@@ -215,7 +215,7 @@ class PrefixCache:
         )
 
     @staticmethod
-    def refuse(model: PreTrainedModel) -> None:
+    def disable(model: PreTrainedModel) -> None:
         """Have `serves` say no from now on: what came of it was wrong."""
         model_cache(model)[NO_MEMORY] = True
 
@@ -276,9 +276,11 @@ class PrefixCache:
         are not known of all."""
         total = num_layers(model)
         wanted = {*layers, total}
-        asks_length = model_cache(model).get((ASKS_LENGTH, attention_of(model), min(wanted)), True)
+        reads_length = model_cache(model).get(
+            (READS_LENGTH, attention_of(model), min(wanted)), True
+        )
         if (
-            asks_length  # or nobody has seen; layers that are not run cannot tell
+            reads_length  # True if untested: layers that are not run do not show it
             or not wanted <= self.states.keys()
             or start < self.first
             or len(self.layers) < total
@@ -289,7 +291,7 @@ class PrefixCache:
         return {index: self.states[index][:, here] for index in wanted}
 
 
-ASKS_LENGTH = "layers ask how many positions a cache holds"
+READS_LENGTH = "layers read how many positions a cache holds"
 NO_MEMORY = "passes over known keys and values were wrong"
 
 
@@ -481,12 +483,12 @@ def run_unmasked(
         start = prefix_cache.common(model, input_ids[: prompt_length - 1].tolist())
         if 0 < start == prompt_length - 1:
             states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
-    known: dict[int, KeysValues] = {}
+    keys_values: dict[int, KeysValues] = {}
     every: dict[int, KeysValues] = {}
     devices: set[torch.device] = set()
     final: list[Tensor] = []
 
-    def record_known(key: Tensor, value: Tensor, index: int) -> KeysValues:
+    def record_keys_values(key: Tensor, value: Tensor, index: int) -> KeysValues:
         if start:
             key = torch.cat([kept[index][0][:, :, :start], key], dim=-2)
             value = torch.cat([kept[index][1][:, :, :start], value], dim=-2)
@@ -496,14 +498,14 @@ def run_unmasked(
             devices.add(key.device)
         if scope == "response" and index > first:
             before = slice(0, prompt_length - 1)
-            known[index] = key[:, :, before], value[:, :, before]
+            keys_values[index] = key[:, :, before], value[:, :, before]
         return key, value
 
     def begun(*_: Any) -> None:
-        tap.asked = False  # the model itself may; do layers?
+        tap.length_read = False  # the model itself may; do layers?
 
     # Made for the model's config it also takes what layers keep besides keys and values.
-    tap = KeyValueTap(record_known, model.config)
+    tap = KeyValueTap(record_keys_values, model.config)
     tap.length = start
     watched = range(first, total) if found.chained else range(0)
     with ExitStack() as hooks:
@@ -530,11 +532,11 @@ def run_unmasked(
         for index in range(first, total):
             devices.add(kept[index][0].device)
             if index > first:
-                known[index] = kept[index][0][:, :, :start], kept[index][1][:, :, :start]
+                keys_values[index] = kept[index][0][:, :, :start], kept[index][1][:, :, :start]
     else:
-        model_cache(model)[ASKS_LENGTH, attention_of(model), first] = tap.asked
+        model_cache(model)[READS_LENGTH, attention_of(model), first] = tap.length_read
         if prefix_cache is not None and len(every) < total:
-            PrefixCache.refuse(model)  # layers share keys, or keep them where nobody sees
+            PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
         elif prefix_cache is not None:
             prefix_cache.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
     return UnmaskedPass(
@@ -543,10 +545,10 @@ def run_unmasked(
         targets=seen.targets,
         calls=seen.calls,
         scope=scope,
-        known=known,
+        keys_values=keys_values,
         devices=frozenset(devices) or frozenset([final[0].device]),
         final_hidden=final[0][0, prompt_length - 1 - start :],
-        by_length=tap.asked,
+        by_length=tap.length_read,
         start=start,
         remembered="states" if states else "keys" if start else "nothing",
     )

@@ -20,11 +20,11 @@ from lm_polygraph_asmi.results.runs import (
     MSP,
     RIGHT,
     Run,
+    combine_runs,
     load_run,
     manager_files,
     same_quality,
     says_nothing,
-    together,
 )
 
 PREFERRED_METRIC = "AlignScore"
@@ -599,7 +599,7 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     plain = [
         replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
     ]
-    run, notes = together([*runs, *plain]), []
+    run, notes = combine_runs([*runs, *plain]), []
     names = list(run.quality)
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")

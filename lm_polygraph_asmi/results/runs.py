@@ -192,7 +192,7 @@ def same_quality(one: pd.DataFrame, other: pd.DataFrame) -> bool:
     return bool(shared) and np.allclose(one[shared], other[shared], rtol=1e-4, equal_nan=True)
 
 
-def together(runs: Sequence[Run]) -> Run:
+def combine_runs(runs: Sequence[Run]) -> Run:
     """Merge runs with different methods on the same answers.
 
     A method of several runs is taken from the first of them.

@@ -33,7 +33,7 @@ class RunRecord(Callback):
         self._manifests: dict[Path, dict[str, Any]] = {}
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
-        from lm_polygraph_asmi.host.quality import offer
+        from lm_polygraph_asmi.host.quality import register_metrics
         from lm_polygraph_asmi.results.manifest import reset_peak_memory
         from lm_polygraph_asmi.runs.preflight import CHECKS, findings_of
 
@@ -41,7 +41,7 @@ class RunRecord(Callback):
         self._manifests = {}
         reset_peak_memory()
         # The script looks up quality metrics of the config among its global names.
-        offer(inspect.unwrap(task_function).__globals__)
+        register_metrics(inspect.unwrap(task_function).__globals__)
         findings = [finding for check in CHECKS.values() for finding in findings_of(check, config)]
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)

@@ -532,7 +532,7 @@ class Calibration:
         if self.decision is not None:
             yield Text(f"Decision {self.decision}.")
 
-    def refusal(self, settings: dict[str, Any]) -> str | None:
+    def mismatch(self, settings: dict[str, Any]) -> str | None:
         """Why there is no verdict on a score with these settings; None if there is one."""
         other = self.other_settings(settings)
         if other:
@@ -554,7 +554,7 @@ class Calibration:
 
     def verdict(self, score: float, settings: dict[str, Any]) -> list[str]:
         """Percentile and probability of error of a score (nats), in sentences."""
-        reason = self.refusal(settings)
+        reason = self.mismatch(settings)
         if reason is not None:
             return [f"No verdict: {reason}"]
         step = step_at(self.calibration, score)

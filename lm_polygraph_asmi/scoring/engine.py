@@ -42,7 +42,7 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     state_in_session,
     steps_of,
-    together,
+    sum_parts,
     unembedding,
     without_part,
 )
@@ -186,7 +186,7 @@ class Engine:
                     raise
                 except Exception as error:  # models raise different errors
                     stats = self._score(model, prompt, response, context, passages)
-                    PrefixCache.refuse(model)  # the same call works without the cache
+                    PrefixCache.disable(model)  # the same call works without the cache
                     log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
                     return stats
             return self._score(model, prompt, response, context, passages)
@@ -598,7 +598,7 @@ def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
     by_name = {passage(number): part for number, part in enumerate(inside)}
     if source in by_name:
         return by_name[source]
-    return together(inside) if source == "context" else elsewhere
+    return sum_parts(inside) if source == "context" else elsewhere
 
 
 def diversity_of(

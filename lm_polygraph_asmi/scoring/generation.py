@@ -67,7 +67,7 @@ class Generation:
             raise
         except Exception:  # models without a cache raise different errors
             (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False)
-            PrefixCache.refuse(self.model)
+            PrefixCache.disable(self.model)
             return ids
         prefix_cache.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
         return ids

@@ -106,7 +106,7 @@ class ScoreData:
         """Whether the numbers of `spans` are validated, and on which data."""
         if self.span_calibration is None:
             return NOT_VALIDATED
-        reason = self.span_calibration.refusal(self.compared_settings)
+        reason = self.span_calibration.mismatch(self.compared_settings)
         if reason is not None:
             return f"Not validated: {reason}"
         run = self.span_calibration

@@ -83,8 +83,11 @@ USER, ANSWER = ChatMessageUser(content="Who?"), ChatMessageAssistant(content=" H
 )
 def test_what_cannot_be_told_is_an_error(messages, said):
     with pytest.raises(ValueError, match=said):
-        adapter._asked(SimpleNamespace(messages=messages, tools=[]))
-    assert adapter._asked(SimpleNamespace(messages=[USER, ANSWER], tools=[])) == ([USER], " Holm")
+        adapter._messages_and_answer(SimpleNamespace(messages=messages, tools=[]))
+    assert adapter._messages_and_answer(SimpleNamespace(messages=[USER, ANSWER], tools=[])) == (
+        [USER],
+        " Holm",
+    )
 
 
 def test_inspect_finds_it_by_name():

@@ -11,8 +11,8 @@ import pytest
 from lm_polygraph_asmi.host.quality import (
     METRICS,
     ReferenceInAnswer,
-    offer,
     reference_in_answer,
+    register_metrics,
     token_f1,
     token_recall,
 )
@@ -76,5 +76,5 @@ def test_the_best_of_all_accepted_answers_counts():
 
 def test_a_script_finds_them_by_name():
     script = {"TokenF1": "its own"}
-    offer(script)
+    register_metrics(script)
     assert script == METRICS | {"TokenF1": "its own"}

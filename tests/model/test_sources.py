@@ -16,7 +16,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
     subnetwork_log_probs,
-    together,
+    sum_parts,
 )
 from lm_polygraph_asmi.model.layers import decoder_layers, output_projection
 from lm_polygraph_asmi.model.sources import _part
@@ -208,8 +208,8 @@ def test_several_spans_are_parts_of_their_union(llama, input_ids):
     single, _ = split(llama, input_ids, PROMPT_LENGTH, LAYER, [(3, 8)])
     *inside, elsewhere = several
     assert len(inside) == 2
-    torch.testing.assert_close(together(inside).heads, single[0].heads, atol=1e-5, rtol=0)
-    torch.testing.assert_close(together(inside).attention, single[0].attention)
+    torch.testing.assert_close(sum_parts(inside).heads, single[0].heads, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sum_parts(inside).attention, single[0].attention)
     torch.testing.assert_close(elsewhere.heads, single[1].heads, atol=1e-5, rtol=0)
 
 
@@ -229,7 +229,7 @@ def test_beyond_the_window_there_is_nothing(input_ids):
 def test_a_sink_takes_its_share():
     class_name, overrides, layer, _ = KINDS["sinks"]
     parts, _ = split(tiny_class(class_name, **overrides), sequence(20), 12, layer, [CONTEXT])
-    assert together(parts).attention.min() < 0.99
+    assert sum_parts(parts).attention.min() < 0.99
 
 
 def test_the_model_up_to_the_layer_gives_the_same(family_model, input_ids):
@@ -366,7 +366,7 @@ def test_kernels_that_are_called_without_transformers_interface():
     }
     for parts, unmasked in own.values():
         heads = heads_of(unmasked, 1)[unmasked.predicting]
-        torch.testing.assert_close(together(parts).heads, heads, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(sum_parts(parts).heads, heads, atol=1e-5, rtol=1e-5)
     for one, other in zip(own["sdpa", False][0], own["eager", False][0], strict=True):
         torch.testing.assert_close(one.heads, other.heads, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(one.attention, other.attention, atol=1e-5, rtol=0)

@@ -178,9 +178,9 @@ def test_states_of_other_passes_or_layers_are_not_taken():
             for part in ("hidden", "heads"):
                 own, plain = (getattr(run.targets[layer], part) for run in (found, expected))
                 close(own[:, found.run(here)], plain[:, here])
-        assert found.known.keys() == expected.known.keys()
-        for layer, known in expected.known.items():
-            for own, plain in zip(found.known[layer], known, strict=True):
+        assert found.keys_values.keys() == expected.keys_values.keys()
+        for layer, known in expected.keys_values.items():
+            for own, plain in zip(found.keys_values[layer], known, strict=True):
                 close(own, plain)
     assert reused == dict.fromkeys(reused, "keys") | {
         "all of it": "states", "a cut answer": "states", "behind a known start": "states",

@@ -333,13 +333,13 @@ class Answers(NamedTuple):
 
     Attributes:
         signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
-        known: (all rows in use,) whether a row is among them.
+        included: (all rows in use,) whether a row is among them.
         wrong: (n,).
         clusters: (n,) keys.
     """
 
     signals: pd.DataFrame
-    known: np.ndarray
+    included: np.ndarray
     wrong: np.ndarray
     clusters: list[str]
 
@@ -356,12 +356,12 @@ def answers(group: RunGroup, depth: float) -> Answers:
     rows = tokens.defined
     table = pd.DataFrame({"mean z": tokens.z, "mass": tokens.mass, "MI": tokens.mi})[rows]
     means = table.groupby(tokens.answer[rows]).mean()
-    known = np.isin(np.arange(len(group)), means.index)
-    wrong = group.wrong[known]
+    included = np.isin(np.arange(len(group)), means.index)
+    wrong = group.wrong[included]
     if wrong.all() or not wrong.any():
         raise Unavailable("answers with z_t are all right, or all wrong")
-    clusters = [key for key, ok in zip(group.clusters, known, strict=True) if ok]
-    return Answers(means, known, wrong, clusters)
+    clusters = [key for key, ok in zip(group.clusters, included, strict=True) if ok]
+    return Answers(means, included, wrong, clusters)
 
 
 @cache
@@ -386,10 +386,10 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
         group, depth = at_depth
         labelled = answers(group, depth)
         msp, entropy = group.need("msp", "entropy")
-        controls = np.column_stack([msp, entropy])[labelled.known]
+        controls = np.column_stack([msp, entropy])[labelled.included]
         beyond = controls
         if group.lengths is not None:
-            beyond = np.column_stack([controls, group.lengths[labelled.known]])
+            beyond = np.column_stack([controls, group.lengths[labelled.included]])
         rows = []
         for name, area in error_detection(group, depth).items():
             values = labelled.signals[name].to_numpy()

@@ -380,7 +380,7 @@ def _outcomes(groups: Sequence[RunGroup]) -> Items:
             f"p is at most that. Better or worse: p < {LEVEL}. Otherwise equivalent: p, equivalent "
             f"< {LEVEL}. Otherwise inconclusive, which is not equality. Settings too small for "
             "their intervals are untested: p = 1.",
-            "Best free: the best baseline read from the pass that generates the answer, without "
+            "Best single-pass: the best baseline of the pass that generates the answer, without "
             "samples or further questions.",
             "Margin in reach: half the width of the 90 % interval of the difference. If it is not "
             f"below {MARGIN}, as in {beyond} of {len(item.table)} rows, p, equivalent cannot fall "

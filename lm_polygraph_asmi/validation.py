@@ -6,6 +6,7 @@ This module imports nothing heavy, so an invalid argument raises at once.
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
+from pathlib import Path
 
 LEVELS = ("sequence", "claim")
 """What an estimator scores: answers, or the claims in them."""
@@ -52,3 +53,9 @@ def describe_fields(content: object) -> str:
         return f"a {type(content).__name__}"
     names = [str(name) for name, value in content.items() if value is not None]
     return f"the fields {', '.join(names)}" if names else "no field"
+
+
+def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:
+    """Raise ValueError if a file exists; scores and calibrations never overwrite one."""
+    if Path(out).exists():
+        raise ValueError(f"{out} exists: {then}")

@@ -13,8 +13,11 @@ SEED = 20260711
 """Seed of all resampling, as in the paper."""
 RESAMPLES = 2000
 """Resamples for statistics that are recomputed in each."""
-FEW_CLUSTERS = 50
-"""Below this, intervals may be too narrow and estimates far off."""
+FEW_CLUSTERS, FEW_ERRORS = 50, 20
+FEW = (
+    f"Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % intervals may "
+    "cover the true value less often."
+)
 
 _SHARED_TEXT = (
     re.compile(r"\nStory: (.*?)\n\nQuestion: ", re.DOTALL),  # CoQA: the story
@@ -437,3 +440,9 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     strayed = np.abs(resampled - curve)[:, moving] / spread[moving]
     width = np.percentile(strayed.max(1, initial=0), 95)
     return curve + np.array([[-1.0], [1.0]]) * width * np.where(moving, spread, 0)
+
+
+def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:
+    """Whether there are too few clusters, errors or right answers for intervals; see `FEW`."""
+    errors = int(wrong.sum())
+    return len(set(clusters)) < FEW_CLUSTERS or min(errors, len(wrong) - errors) < FEW_ERRORS

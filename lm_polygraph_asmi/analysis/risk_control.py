@@ -64,7 +64,7 @@ class RiskThreshold:
         return max(0.0, (self.base_rate - self.risk) / (1 - self.risk))
 
     def __str__(self) -> str:
-        promise = f"at most {self.risk:.0%} errors, confidence {self.confidence:.0%}"
+        promise = f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
         if self.threshold is not None and self.error_rate is not None:
             sentence = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
@@ -76,7 +76,7 @@ class RiskThreshold:
             elif self.answers_needed is None:
                 more = "more such answers would not help"
             else:
-                more = f"about {self.answers_needed} such answers might suffice"
+                more = f"about {self.answers_needed} or more such answers might suffice"
             sentence = f"not attainable with these {self.answers} answers ({promise}); {more}"
         if self.unavoidable:
             sentence += (

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
+    FEW,
     RESAMPLES,
     SEED,
     Interval,
@@ -14,6 +15,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     check_rows,
     cluster_interval,
     control_table,
+    too_few,
 )
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.risk_control import fixing_rows
@@ -152,12 +154,18 @@ def recommendation(
         own: name of the signal that is compared with the best.
 
     Example:
-        >>> scores, wrong = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}, [0, 1] * 10
-        >>> own = [str(n) for n in range(20)]
+        >>> scores, wrong = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}, [0, 1] * 30
+        >>> own = [str(n) for n in range(60)]
         >>> signals = rank_signals(scores, wrong, own, resamples=100)
         >>> print(recommendation(signals, scores, wrong, own, "good"))
         good ranks errors best here (PRR +1.00 [+1.00, +1.00]).
     """
+    errors = binary(wrong=wrong)
+    if too_few(errors, clusters):
+        return (
+            f"Too few answers to recommend a signal: {len(set(clusters))} clusters, "
+            f"{int(errors.sum())} of {len(errors)} answers wrong. {FEW} Label more answers."
+        )
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:
         wrong_way = [name for name, signal in signals.items() if signal.misleads]

@@ -10,6 +10,7 @@ import click
 from lm_polygraph_asmi.commands.score import score
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.options import given_settings
+from lm_polygraph_asmi.validation import check_new
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
 SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
@@ -104,6 +105,7 @@ def calibrate(
         for name, value in (("risk", risk), ("confidence", confidence)):
             if not 0 < value < 1:
                 raise ValueError(f"expected {name} between 0 and 1 (exclusive), got {value}")
+        check_new(out)
         from lm_polygraph_asmi.scoring.calibrate import (
             RIGHT,
             calibrate_rows,
@@ -112,9 +114,8 @@ def calibrate(
         )
         from lm_polygraph_asmi.scoring.calibration import Calibration
         from lm_polygraph_asmi.scoring.loading import load
-        from lm_polygraph_asmi.scoring.rows import check_new, in_chat, read_rows
+        from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
-        check_new(out)
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
             labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
@@ -142,6 +143,8 @@ def calibrate(
                     name=Path(str(rows)).name, progress=progress,
                 )  # fmt: skip
             saved = sum(bool(row.content.get("tokens")) for row in labelled)
+            if kept := len(labelled) - len(scored):
+                errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
             if again := max(0, len(scored) - (len(labelled) - saved)):
                 errors.print(
                     f"Warning: {again} rows with scores were scored again: their model or options "

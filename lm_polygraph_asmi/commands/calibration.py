@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from lm_polygraph_asmi.options import given_settings, setting_options
+from lm_polygraph_asmi.validation import check_new
 
 
 @click.command(short_help="Save a run to interpret scores by it.")
@@ -20,13 +21,12 @@ def calibration(run: str, out: str, **settings: Any) -> None:
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi.scoring import Calibration
-    from lm_polygraph_asmi.scoring.rows import check_new
-
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `score` needs it, got {out}")
     try:
         check_new(out)
+        from lm_polygraph_asmi.scoring import Calibration
+
         calibrated = Calibration.read(run, **given_settings(settings))
         calibrated.save(out)
     except (OSError, ValueError) as error:

@@ -43,4 +43,4 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
         raise click.ClickException(str(error)) from error
     for line in summary:
         console.print(line.replace("**", ""), highlight=False, markup=False)
-    console.print(f"{len(groups)} settings: {file}", highlight=False)
+    console.print(f"{len(groups)} setting{'s' * (len(groups) != 1)}: {file}", highlight=False)

@@ -150,6 +150,8 @@ def score(
             check_streamed({"source": config.source} | given)
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
+        if out and not result_cache and Path(f"{out}.cache", OWN).is_file():
+            errors.print("Resuming: rows in the cache of an earlier run are not scored again.")
         cache = result_cache or (own_cache(out) if out else None)
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations,
@@ -189,6 +191,8 @@ def score(
         console.print(f"Page: {html}", highlight=False)
     if number > 1:
         console.print(str(summary), highlight=False, soft_wrap=True)
+        if out:
+            console.print(f"Scores: {out}", highlight=False, markup=False)
         for drift in summary.drifts():
             errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
     if summary.counts["failed"]:

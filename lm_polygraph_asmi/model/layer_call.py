@@ -58,6 +58,18 @@ class KeyValueTap(DynamicCache):
         return self._answer(key_states, value_states, layer_idx)
 
 
+def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
+    """Keyword with which a model takes a cache; transformers 5.24 renamed it."""
+    renamed = "cache" in inspect.signature(module.forward).parameters
+    return {"cache" if renamed else "past_key_values": cache}
+
+
+def cache_of(output: Any) -> Any:
+    """The cache of a model's output; None if it keeps none."""
+    cache = getattr(output, "cache", None)
+    return getattr(output, "past_key_values", None) if cache is None else cache
+
+
 class Reached(Exception):
     """Carries tensors out of a forward pass that need not go on."""
 

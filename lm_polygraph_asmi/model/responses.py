@@ -10,7 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import Extent, record_of, regimes, specials
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
-from lm_polygraph_asmi.model.layer_call import LayerCall, Reached
+from lm_polygraph_asmi.model.layer_call import LayerCall, Reached, with_cache
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
 from lm_polygraph_asmi.model.model_cache import has_foreign_code
 from lm_polygraph_asmi.model.unmasked import validate_sequence
@@ -131,12 +131,9 @@ def _behind_one_prompt(
     # A plain cache keeps the whole prompt; sliding windows are then imposed by the mask alone.
     cache = DynamicCache()
     device = execution_device(model.get_input_embeddings())
-    states_entering(
-        model, layer, input_ids=prompt_ids[None].to(device), past_key_values=cache, use_cache=True
-    )
+    given = {**with_cache(base_model(model), cache), "use_cache": True}
+    states_entering(model, layer, input_ids=prompt_ids[None].to(device), **given)
     cache.batch_repeat_interleave(len(ids))
-    hidden = states_entering(
-        model, layer, input_ids=tokens.to(device), past_key_values=cache, use_cache=True
-    )
+    hidden = states_entering(model, layer, input_ids=tokens.to(device), **given)
     rows = torch.arange(len(ids), device=hidden.device)
     return hidden[rows, (lengths - 1).to(hidden.device)].float()

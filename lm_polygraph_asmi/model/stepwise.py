@@ -18,7 +18,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import difference, extent_of, record_of
 from lm_polygraph_asmi.model.devices import execution_device, quick_rows
-from lm_polygraph_asmi.model.layer_call import KeysValues, KeyValueTap, LayerCall
+from lm_polygraph_asmi.model.layer_call import (
+    KeysValues,
+    KeyValueTap,
+    LayerCall,
+    cache_of,
+    with_cache,
+)
 from lm_polygraph_asmi.model.layers import (
     base_model,
     context_window,
@@ -163,9 +169,8 @@ class OneSequence:
 
     def _run(self, ids: list[int], cache: DynamicCache) -> Tensor:
         given = torch.tensor([ids], device=execution_device(self.model.get_input_embeddings()))
-        return states_of(
-            base_model(self.model)(input_ids=given, past_key_values=cache, use_cache=True)
-        )
+        base = base_model(self.model)
+        return states_of(base(input_ids=given, **with_cache(base, cache), use_cache=True))
 
     @contextmanager
     def _in_rows(self) -> Iterator[None]:
@@ -227,7 +232,7 @@ class RowsOfBatch:
         if len(tokens) > 1:
             prompt = torch.tensor([tokens[:-1]], device=device)
             output = base_model(self.model)(input_ids=prompt, use_cache=True)
-            self.cache = cache_of_rows(output.past_key_values, rows, device)
+            self.cache = cache_of_rows(cache_of(output), rows, device)
         self.ids += tokens
         ids = torch.tensor(tokens[-1:], device=device).expand(rows, 1)
         place = len(self.ids) - 1
@@ -235,10 +240,9 @@ class RowsOfBatch:
             self.model, _at_last(self.ids), self.layer, self.masks, torch.tensor([place]),
             self.change, before=place,
         ):  # fmt: skip
-            output = base_model(self.model)(
-                input_ids=ids, past_key_values=self.cache, use_cache=True
-            )
-        self.cache = output.past_key_values
+            base = base_model(self.model)
+            output = base(input_ids=ids, **with_cache(base, self.cache), use_cache=True)
+        self.cache = cache_of(output)
         if self.cache is None:
             raise NotImplementedError("the model keeps no cache")
         return states_of(output)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import dtypes_of, execution_device, lowest_precision
-from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap
+from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap, with_cache
 from lm_polygraph_asmi.model.model_cache import held_tensors, model_cache, plain_values
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
@@ -680,7 +680,9 @@ def _takes_cache(
     base_model = model.get_submodule(structure.base_model)
     tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
     try:
-        tapped = states_of(base_model(input_ids=tokens, past_key_values=tap, use_cache=True))
+        tapped = states_of(
+            base_model(input_ids=tokens, **with_cache(base_model, tap), use_cache=True)
+        )
     except Exception:  # models with their own cache class may raise anything
         return False
     return bool((plain - tapped).norm() <= 1e-2 * plain.norm())

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.layer_call import MASKABLE, replaced_forward
+from lm_polygraph_asmi.model.layer_call import MASKABLE, cache_of, replaced_forward, with_cache
 from lm_polygraph_asmi.model.layers import (
     base_model,
     decoder_layers,
@@ -185,14 +185,15 @@ def rows_behind_prompt(
     tokens, predicting = unmasked.input_ids[None].to(device), unmasked.predicting
     if predicting.start and not unmasked.prompt_caches:
         output = base_model(model)(input_ids=tokens[:, unmasked.before], use_cache=True)
-        unmasked.prompt_caches.append(output.past_key_values)
+        unmasked.prompt_caches.append(cache_of(output))
     cache = None
     if predicting.start:
         cache = cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
     rows = tokens[:, predicting].expand(len(masks), -1)
     places = torch.arange(predicting.start, predicting.stop)
     with perturbed(model, unmasked, layer, masks, places, change, before=predicting.start):
-        return states_of(base_model(model)(input_ids=rows, past_key_values=cache, use_cache=True))
+        base = base_model(model)
+        return states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
 
 
 Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Perturbation], Tensor]

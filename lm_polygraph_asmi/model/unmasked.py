@@ -20,6 +20,7 @@ from lm_polygraph_asmi.model.layer_call import (
     KeyValueTap,
     LayerCall,
     replaced_forward,
+    with_cache,
 )
 from lm_polygraph_asmi.model.layers import (
     base_model,
@@ -522,7 +523,8 @@ def run_unmasked(
         ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
         # The base model stops before the output projection, which only T positions need.
         if found.chained and found.takes_cache:
-            base_model(model)(input_ids=ids, past_key_values=tap, use_cache=True)
+            base = base_model(model)
+            base(input_ids=ids, **with_cache(base, tap), use_cache=True)
         else:
             base_model(model)(input_ids=ids, use_cache=False)
     if found.chained:

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import FEW, Interval, too_few
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.results.names import at_depth, masked_layer, masked_where, perturbed_by
-from lm_polygraph_asmi.results.run_groups import FEW, too_few
 from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, says_nothing
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
@@ -70,7 +69,7 @@ def prr_table(run: Run, metric: str) -> Table:
     table.add_column("AUROC", justify="right")
     table.add_column("AUGRC", justify="right")
     if paired:
-        table.add_column("− MSP [95 % over clusters]", justify="right")
+        table.add_column("minus MSP [95 % over clusters]", justify="right")
 
     def shown(value: float | None, form: str, otherwise: str = "") -> str:
         return otherwise if value is None else format(value, form)

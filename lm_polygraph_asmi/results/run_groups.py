@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis.clusters import FEW_CLUSTERS, text_clusters
+from lm_polygraph_asmi.analysis.clusters import text_clusters, too_few
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.aggregation import aggregate
 from lm_polygraph_asmi.results.names import at_depth
@@ -67,19 +67,6 @@ class Unavailable(ValueError):
 def of_config(group: "RunGroup", config: ASMIConfig) -> "RunGroup":
     """The same setting, with variants that have these settings except for the method."""
     return replace(group, operating=config, depth=config.depth)
-
-
-FEW_ERRORS = 20
-FEW = (
-    f"Below {FEW_CLUSTERS} clusters or {FEW_ERRORS} errors (or right answers) 95 % intervals may "
-    "cover the true value less often."
-)
-
-
-def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:
-    """Whether there are too few clusters, errors or right answers for intervals; see `FEW`."""
-    errors = int(wrong.sum())
-    return len(set(clusters)) < FEW_CLUSTERS or min(errors, len(wrong) - errors) < FEW_ERRORS
 
 
 @dataclass(frozen=True, eq=False)

@@ -314,6 +314,7 @@ def with_decision(
     confidence: float,
     chosen: str,
     resamples: int = RESAMPLES,
+    quality: np.ndarray | None = None,
 ) -> Calibration:
     """The calibration with a threshold, and with how well each signal ranks errors.
 
@@ -321,6 +322,7 @@ def with_decision(
         columns: signal -> (n,) values, higher = more uncertain.
         wrong, clusters: (n,).
         chosen: signal that decides.
+        quality: (n,) for PRR, higher = better; None: right or wrong.
     """
     decision = Decision(chosen, risk_threshold(columns[chosen], wrong, clusters, risk, confidence))
     named = {SIGNALS[kind]: values for kind, values in columns.items()}
@@ -339,7 +341,8 @@ def with_decision(
             for name, value in vars(curve).items()
         }
         error = debiased_calibration_error(held_out[0], wrong)
-    ranked = rank_signals(named, wrong, clusters, resamples=resamples)
+    ranked = rank_signals(named, wrong, clusters, quality, resamples)
+    same = len(wrong) == calibration.n  # the same answers have one PRR, with the same interval
     other_thresholds = tuple(
         Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
         for kind, values in columns.items()
@@ -347,9 +350,10 @@ def with_decision(
     )
     return replace(
         calibration,
+        prr=ranked[method].prr if same else calibration.prr,
         decision=decision,
         signals=ranked,
-        recommendation=recommendation(ranked, named, wrong, clusters, method, resamples=resamples),
+        recommendation=recommendation(ranked, named, wrong, clusters, method, quality, resamples),
         other_thresholds=other_thresholds,
         reliability=diagram,
         calibration_error=error,
@@ -446,7 +450,9 @@ def calibrate_run(
     columns = {kind: values[tested] for kind, values in columns.items()}
     wrong, clusters = group.wrong[tested], [group.clusters[row] for row in tested]
     chosen = _chosen(signal, columns, scorer.config.method, wrong, clusters)
-    return with_decision(made, columns, wrong, clusters, risk, confidence, chosen, resamples)
+    return with_decision(
+        made, columns, wrong, clusters, risk, confidence, chosen, resamples, group.quality[tested]
+    )
 
 
 def signals_of(group: "RunGroup") -> dict[str, np.ndarray]:

@@ -193,9 +193,14 @@ class Calibration:
             )
         method = next((name for name, config in group.methods.items() if fits(config)), None)
         if method is None:
+            near = min(
+                group.methods, key=lambda name: group.methods[name].method != required["method"]
+            )
+            config = group.methods[near]
             raise ValueError(
-                f"{path}: expected a score with the settings {_listed(wanted)}, got "
-                f"{list(group.scores)}. Name a run with these settings, or use the run's"
+                f"{path}: expected a score with the settings {_listed(wanted)}; {near} has others "
+                f"({_differences(config, _with(config, required))}). Leave these settings out to "
+                "use the run's, or name another run"
             )
         config = group.methods[method]
         group = of_config(group, config)
@@ -385,7 +390,7 @@ class Calibration:
             differences.append(f"model {there} there, {here} here")
         return differences
 
-    def probability_of_error(self, score: float) -> Interval | None:
+    def error_probability_interval(self, score: float) -> Interval | None:
         """`error_probability` with the 95 % Wilson interval of its step; None as there.
 
         It treats answers as independent: with clusters it is too narrow.
@@ -473,7 +478,8 @@ class Calibration:
             if seen and value is not None and not seen[0] <= value <= seen[-1]:
                 warnings.append(
                     f"{USUAL[name]} {value:.4g} is outside the calibration run's range, "
-                    f"{seen[0]:.4g} to {seen[-1]:.4g}: the risk guarantee does not cover it."
+                    f"{seen[0]:.4g} to {seen[-1]:.4g}: the risk guarantee may not hold for such "
+                    "questions."
                 )
         return warnings
 
@@ -516,7 +522,7 @@ class Calibration:
             )
         if self.other_thresholds:
             yield Text(
-                "Coverage by risk (each risk guarantee holds separately, chosen in advance):"
+                "Coverage by risk (-: not attainable; each holds only if chosen in advance):"
             )
             risks = list(dict.fromkeys(one.found.risk for one in self.other_thresholds))
             table = Table("signal", *(f"{risk:.0%}" for risk in risks), box=None,
@@ -530,7 +536,15 @@ class Calibration:
                 table.add_row(SIGNALS[kind], *shares)
             yield table
         if self.decision is not None:
-            yield Text(f"Decision {self.decision}.")
+            found = self.decision.found
+            if found.threshold is None:
+                yield Text(
+                    f"No threshold {self.decision}. Abstain on every answer. Each further attempt "
+                    f"adds up to {100 * (1 - found.confidence):g}% to the probability that the "
+                    "guarantee fails."
+                )
+            else:
+                yield Text(f"Decision {self.decision}.")
 
     def mismatch(self, settings: dict[str, Any]) -> str | None:
         """Why there is no verdict on a score with these settings; None if there is one."""

@@ -47,14 +47,15 @@ class Decision:
     def explain(self, signals: Mapping[str, float]) -> str:
         """The decision on an answer, with its reason, in sentences."""
         if self.found.threshold is None:
-            return f"No threshold: {self}."
+            return f"No threshold {self}."
         value, kind = signals[self.signal], SIGNALS[self.signal]
         accepted = bool(self.accepts(signals))
         return (
             f"{'Accept' if accepted else 'Abstain'}: {kind} {value:.4g} is {'not ' * accepted}"
-            f"above {self.found.threshold:.4g}. Risk guarantee: at most {self.found.risk:.0%} of "
-            f"accepted answers are wrong, with confidence {self.found.confidence:.0%}."
+            f"above {self.found.threshold:.4g}. Risk guarantee: at most "
+            f"{100 * self.found.risk:g}% of accepted answers are wrong, with confidence "
+            f"{100 * self.found.confidence:g}%."
         )
 
     def __str__(self) -> str:
-        return f"by {SIGNALS[self.signal]}, {self.found}"
+        return f"by {SIGNALS[self.signal]}: {self.found}"

@@ -21,6 +21,7 @@ from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import PrefixCache, model_lock, scoring_session, states_seen
 from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.layer_call import with_cache
 from lm_polygraph_asmi.model.layers import context_window
 from lm_polygraph_asmi.scoring.engine import Engine
 
@@ -60,9 +61,7 @@ class Generation:
             layers = engine.layers(self.model)
         try:
             with states_seen(self.model, layers) as seen:
-                (ids,) = self._generate(
-                    prompt_ids, max_new_tokens, do_sample=False, past_key_values=cache
-                )
+                (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False, cache=cache)
         except (torch.OutOfMemoryError, ValueError):
             raise
         except Exception:  # models without a cache raise different errors
@@ -109,7 +108,7 @@ class Generation:
         self,
         prompt_ids: Int[Tensor, " P"],
         max_new_tokens: int,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **how: Any,
     ) -> list[list[int]]:
         """Answers of the model, each including the tokens that ended it."""
@@ -125,7 +124,6 @@ class Generation:
             pad_token_id=pad if pad is not None else (ends or [0])[0],
             **how,
         )
-        cache = {} if past_key_values is None else {"past_key_values": past_key_values}
         model: Any = self.model
         model.generation_config = config  # else transformers fills unset values from the model's
         ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
@@ -135,7 +133,7 @@ class Generation:
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
                 stopping_criteria=self._stopping,
-                **cache,
+                **({} if cache is None else with_cache(model, cache)),
             )
         rows = sequences[:, len(prompt_ids) :].tolist()
         return [self.stop_conditions.response(row, batch_size=2) for row in rows]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DERIVED = (
     "spans", "unit", "highest", "percentile", "error_probability", "confident_but_fragile",
-    "verdict", "signals", "accept", "accept_reason", "probability_of_error",
+    "verdict", "signals", "accept", "accept_reason", "error_probability_interval",
 )  # fmt: skip
 """Entries of `Score.to_dict` besides the fields."""
 
@@ -125,7 +125,7 @@ class Score(ScoreData):
             "signals": self.signals,
             "accept": self.accept,
             "accept_reason": self.accept_reason,
-            "probability_of_error": self.probability_of_error,
+            "error_probability_interval": self.error_probability_interval,
         }
 
     def to_df(self) -> "pd.DataFrame":

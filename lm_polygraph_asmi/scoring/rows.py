@@ -24,7 +24,7 @@ from lm_polygraph_asmi.scoring.many import (
     with_output,
 )
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
-from lm_polygraph_asmi.validation import TOKENS, check_one_of, describe_fields
+from lm_polygraph_asmi.validation import TOKENS, check_new, check_one_of, describe_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -261,12 +261,6 @@ def score_file(
 def _partial(out: str | Path) -> Path:
     """File of an output that is not complete."""
     return Path(f"{out}.partial")
-
-
-def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:
-    """Raise ValueError if a file exists; scores and calibrations never overwrite one."""
-    if Path(out).exists():
-        raise ValueError(f"{out} exists: {then}")
 
 
 def check_out(source: str | Path, out: str | Path) -> None:

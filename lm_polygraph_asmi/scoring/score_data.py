@@ -162,10 +162,10 @@ class ScoreData:
         return None if run is None else run.error_probability(self.score)
 
     @property
-    def probability_of_error(self) -> Interval | None:
+    def error_probability_interval(self) -> Interval | None:
         """`error_probability` with the 95 % Wilson interval of its calibration step."""
         run = self.applied_calibration
-        return None if run is None else run.probability_of_error(self.score)
+        return None if run is None else run.error_probability_interval(self.score)
 
     @cached_property
     def signals(self) -> dict[str, float]:
@@ -210,7 +210,11 @@ class ScoreData:
                 "No decision: the calibration run has no threshold. `polygraph_asmi calibrate` "
                 "computes one with a risk guarantee."
             )
-        return self.calibration.decision.explain(self.signals)
+        reason = self.calibration.decision.explain(self.signals)
+        if self.accept is None:
+            return reason
+        values = {"prompt_tokens": self.prompt_tokens, "msp": self.msp}
+        return " ".join([reason, *self.calibration.out_of_range(values)])
 
     @property
     def confident_but_fragile(self) -> bool | None:

@@ -51,8 +51,6 @@ def verdict(score: "ScoreData") -> list[str]:
         else:  # the decision may use another signal, and is valid even if this one ranks nothing
             lines.insert(1, score.accept_reason)
             lines += [of.replace("No verdict:", f"{score.symbol}: no verdict:", 1) for of in of_run]
-            values = {"prompt_tokens": score.prompt_tokens, "msp": score.msp}
-            lines += applied.out_of_range(values)
         if score.confident_but_fragile:
             run = score.calibration
             lines.append(

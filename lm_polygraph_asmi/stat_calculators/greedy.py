@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.model import PrefixCache, layer_at, scoring_session, states_seen
+from lm_polygraph_asmi.model.layer_call import cache_of
 from lm_polygraph_asmi.model.unmasked import States
 from lm_polygraph_asmi.results.manifest import model_revision
 from lm_polygraph_asmi.results.runs import load_run
@@ -48,7 +49,7 @@ class _Listening:
             return self._model.generate(*args, **kwargs)
         with _states_seen(transformer, self._depths) as seen:
             output = self._model.generate(*args, **kwargs)
-        self.cache, self.states = getattr(output, "past_key_values", None), seen()
+        self.cache, self.states = cache_of(output), seen()
         return output
 
 
@@ -195,7 +196,7 @@ class SavedAnswersCalculator(StatCalculator):
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
         cached = {}
         if remember:
-            cached[MEMORY] = _remembered(model, ids[0].tolist(), out.past_key_values, seen())
+            cached[MEMORY] = _remembered(model, ids[0].tolist(), cache_of(out), seen())
         return cached | {
             "input_tokens": prompt.tolist(),
             "greedy_tokens": list(tokens),

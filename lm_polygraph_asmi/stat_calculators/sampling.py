@@ -16,6 +16,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of, model_state, structure_of
+from lm_polygraph_asmi.model.layer_call import with_cache
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache, tokenizer_key
 
 
@@ -99,7 +100,8 @@ class _PromptCached:
         self._cache = DynamicCache() if len(structure.sites) == structure.num_layers else None
         if self._cache is not None and prompt.shape[1] > 1:  # generation runs the last token
             with torch.no_grad():
-                model.model(prompt[:, :-1], past_key_values=self._cache, logits_to_keep=1)
+                inner = causal_model(model)
+                inner(prompt[:, :-1], **with_cache(inner, self._cache), logits_to_keep=1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -107,7 +109,9 @@ class _PromptCached:
     def generate(self, **arguments: Any) -> Any:
         if self._cache is None:
             return self._model.generate(**arguments)
-        return self._model.generate(past_key_values=deepcopy(self._cache), **arguments)
+        return self._model.generate(
+            **with_cache(causal_model(self._model), deepcopy(self._cache)), **arguments
+        )
 
 
 def load_stat_calculator(config: Mapping[str, Any], _: Any) -> SeededSamplingCalculator:

@@ -4,9 +4,9 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis import rank_signals, recommendation
 
-CLUSTERS = [str(n) for n in range(40)]
-WRONG = np.arange(40) % 2
-NOISE = np.random.default_rng(0).permutation(40) / 40
+CLUSTERS = [str(n) for n in range(60)]
+WRONG = np.arange(60) % 2
+NOISE = np.random.default_rng(0).permutation(60) / 60
 
 
 def said(own: str, /, **scores: np.ndarray) -> str:
@@ -29,3 +29,12 @@ def test_where_none_ranks_those_that_mislead_are_named():
     assert found.startswith("No evidence that any of these signals ranks errors here")
     assert "Negative PRR: own. Do not sort" in found
     assert "Negative PRR" not in said("noise", noise=NOISE)
+
+
+def test_too_few_answers_recommend_nothing():
+    scores = {"own": WRONG + 0.01 * NOISE}
+    for few in (slice(49), slice(0, 60, 2)):  # clusters, and answers of one kind
+        here = {"own": scores["own"][few]}
+        wrong, clusters = WRONG[few], CLUSTERS[few]
+        found = recommendation({}, here, wrong, clusters, "own")
+        assert found.startswith(f"Too few answers to recommend a signal: {len(wrong)} clusters")

@@ -353,10 +353,10 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
-    assert "Inconclusive: 3, of which 3 because their settings are too small (their" in lines[0]
+    assert "Inconclusive: 0. Untested, because their settings are too small: 3 (" in lines[0]
     (against,) = (line for line in lines if line.startswith("**Against the best single-pass"))
     assert "better in 0, equivalent in 0, inconclusive in 1, worse in 0 of 1 settings**" in against
-    assert "1 inconclusive because too small" in against
+    assert "1 of them too small to test" in against
     tables = {item.name: item.table for item in head_to_head(load_run_groups([tmp_path / "run"]))}
     assert set(tables["outcomes"]["outcome"]) == {"inconclusive"}
     assert tables["outcomes"]["p"].tolist() == [1.0] * len(tables["outcomes"])

@@ -77,7 +77,7 @@ def test_own_answers_of_every_family(family, attention, passes, monkeypatch):
     answer in layers that are not masked."""
     tiny, ran, update = whitebox(family), [], KeyValueTap.update
     monkeypatch.setattr(
-        KeyValueTap, "update", lambda *args: ran.append(args[3]) or update(*args)
+        KeyValueTap, "update", lambda *args, **k: ran.append(args[3]) or update(*args, **k)
     )  # fmt: skip
     scorer = Scorer(tiny, **SETTINGS, **ALL_TOKENS, max_new_tokens=7, attention=attention)
     own = scorer.score(PROMPT)

@@ -392,7 +392,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     assert "row 2: not JSON" in done.stderr
     assert "row 5: the answer is empty" in done.stderr
     assert "Scoring" in done.stderr
-    said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\n$"
+    said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\nScores: "
     assert re.search(said, done.stdout)
     assert ["score" in line for line in written(out)] == [True, False, True, True, False]
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
@@ -403,7 +403,9 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     first = out.read_text()
     out.unlink()
     calls.clear()
-    assert command(*arguments).exit_code == 1
+    done = command(*arguments)
+    assert done.exit_code == 1
+    assert "Resuming" in done.stderr
     assert calls == []
     assert out.read_text() == first
     out.unlink()

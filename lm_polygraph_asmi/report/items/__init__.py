@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
 from lm_polygraph_asmi.analysis.verdict import MARGIN
 from lm_polygraph_asmi.report.item import Items
@@ -34,11 +34,7 @@ from lm_polygraph_asmi.report.items.signal import (
     stacked,
     verdicts_of,
 )
-from lm_polygraph_asmi.results.run_groups import (
-    FEW,
-    RunGroup,
-    one_per_question_set,
-)
+from lm_polygraph_asmi.results.run_groups import RunGroup, one_per_question_set
 
 Make = Callable[[Sequence[RunGroup]], Items]
 
@@ -83,7 +79,7 @@ def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:
 def _known(groups: Sequence[RunGroup]) -> list[str]:
     """How many scores have a PRR interval above 0, and how many below.
 
-    Scores of settings too small for their intervals count as inconclusive.
+    Scores of settings too small for their intervals are untested.
     """
     scores = _scores(groups)
     if not scores:
@@ -99,12 +95,12 @@ def _known(groups: Sequence[RunGroup]) -> list[str]:
         lines.append(
             f"**Rank errors: {above} of {len(defined)} ASMI scores** (PRR interval above 0, "
             f"uncorrected). Negative PRR (interval below 0): {below}. Inconclusive: "
-            f"{len(defined) - above - below}"
+            f"{len(defined) - len(few) - above - below}."
             + (
-                f", of which {len(few)} because their settings are too small (their intervals: "
+                f" Untested, because their settings are too small: {len(few)} (intervals: "
                 f"{ignored} 0)."
                 if few
-                else "."
+                else ""
             )
         )
     if undefined:
@@ -136,7 +132,7 @@ def _against_best(groups: Sequence[RunGroup]) -> list[str]:
             sentences.append(
                 f"**Against the {which}: {counted_as} of {len(here)} "
                 f"settings**{_in_brackets(worse)}"
-                f"{f', {small} inconclusive because too small' if small else ''}"
+                f"{f', {small} of them too small to test' if small else ''}"
             )
     if not sentences:
         return []

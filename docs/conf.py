@@ -65,6 +65,7 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Attributes", "params_style")]  # fields, in one place
 maximum_signature_line_length = 88
 
+smartquotes = False  # options keep their hyphens
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_selector = "div:not(.output):not(.highlight-text) > div.highlight > pre"
@@ -239,7 +240,13 @@ def skip_alias(*given: object) -> bool | None:
     return True if (member.__doc__ or "").startswith("Alias for field number") else None
 
 
+def escape_options(_: "Sphinx", __: object, lines: list[str]) -> None:
+    """A backslash in the help of an option stays one."""
+    lines[:] = [line.replace("\\", "\\\\") for line in lines]
+
+
 def setup(app: "Sphinx") -> None:
+    app.connect("sphinx-click-process-options", escape_options)
     app.connect("config-inited", write_api)
     app.connect("source-read", change_sources)
     app.connect("autodoc-skip-member", skip_alias)

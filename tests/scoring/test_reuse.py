@@ -211,7 +211,8 @@ def test_own_answers_of_every_kind(kind, passes):
     if not remembers or kind in KEYS_ELSEWHERE:
         assert "states" not in used
     else:
-        assert used == ["keys" if kind in KEYS_ALONE else "states"] * 3
+        kept = ["states"] if kind not in KEYS_ALONE else ["keys", "states"]  # the latter: 5.24
+        assert used in [[what] * 3 for what in kept]
         assert engine.remembers(model)
 
 

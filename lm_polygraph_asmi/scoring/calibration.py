@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FORMAT = 3
 ANEW = (
     "write a new one with `polygraph_asmi calibrate` (labelled answers) or "
-    "`polygraph_asmi calibration` (finished run)"
+    "`polygraph_asmi export` (finished run)"
 )
 DERIVED = ("num_masks", "mask_rate")
 """Settings derived from the model's number of heads if None."""

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
-from lm_polygraph_asmi.commands.calibration import calibration as calibration_command
+from lm_polygraph_asmi.commands.export import export
 from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
 from lm_polygraph_asmi.scoring import Calibration, Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -159,8 +159,6 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
     tested = replace(scored["sem", "sum"], calibration=of_means)
     assert any(said in sentence for sentence in tested.verdict)
     out = tmp_path / "sums.json"
-    done = CliRunner().invoke(
-        calibration_command, [str(path), "--aggregation", "sum", "--out", str(out)]
-    )
+    done = CliRunner().invoke(export, [str(path), "--aggregation", "sum", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert Calibration.load(out) == of_sums

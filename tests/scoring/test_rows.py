@@ -612,10 +612,10 @@ def test_command_with_all_settings(command, folder, tmp_path):
     assert {name: line["settings"][name] for name in own} == {n: settings[n] for n in own}
 
 
-def test_command_that_saves_a_reference(tmp_path):
+def test_export_saves_a_calibration_file(tmp_path):
     run, out = runs.save(tmp_path / "run"), tmp_path / "calibration.json"
     for variant in ("sem", "asmi"):
-        words = ["calibration", str(run), "--method", variant, "--out", str(out)]
+        words = ["export", str(run), "--method", variant, "--out", str(out)]
         done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
         assert done.exit_code == 0, done.output
         expected = Calibration.from_run(run, method=variant)
@@ -633,7 +633,7 @@ def test_command_that_saves_a_reference(tmp_path):
         ([str(run), "--out", str(tmp_path / "calibration")], "expected a .json file"),
         ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "No such file"),
     ):
-        done = CliRunner().invoke(main, ["calibration", *words])
+        done = CliRunner().invoke(main, ["export", *words])
         assert done.exit_code != 0
         assert message in done.stderr
         assert isinstance(done.exception, SystemExit)
@@ -705,7 +705,7 @@ def test_commands_with_labelled_parts(command, tmp_path):
     source, scored, saved = (tmp_path / name for name in ("in.jsonl", "scored.jsonl", "parts.json"))
     as_run = ("--num-masks", runs.MASKS, "--mask-rate", 0.1)  # as the one of the answers below
     assert command(write(source, labelled), "--out", scored, *as_run).exit_code == 0
-    made = CliRunner().invoke(main, ["calibration", str(scored), "--out", str(saved)])
+    made = CliRunner().invoke(main, ["export", str(scored), "--out", str(saved)])
     assert made.exit_code == 0, made.output
     expected = Calibration.from_spans(scored)
     assert Calibration.load(saved) == expected

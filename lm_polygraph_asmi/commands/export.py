@@ -1,4 +1,4 @@
-"""`polygraph_asmi calibration`: save a finished run as a calibration file."""
+"""`polygraph_asmi export`: a finished run as a calibration file."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import check_new
 
 
-@click.command(short_help="Save a run to interpret scores by it.")
+@click.command(short_help="Save a run's scores and labels as a calibration file.")
 @click.argument("run", type=click.Path(exists=True))
 @setting_options("method", "depth", "source", "aggregation")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-def calibration(run: str, out: str, **settings: Any) -> None:
-    """Save what `score --calibration` needs from RUN, without its questions and answers.
+def export(run: str, out: str, **settings: Any) -> None:
+    """Save scores and labels of RUN for `score --calibration`, without its questions and answers.
 
     RUN is a finished run, or a .jsonl file written by `score --out`, whose rows label their
     `spans` in the field `wrong`, such as [false, true, null]; null = unlabelled.

@@ -1,7 +1,7 @@
 """Small decoders that no library ships, each with one trait that could make a number wrong.
 
 `heads_masked` is the ground truth: it takes a head's words away before anything reads them, one
-whole pass a mask, and asks nothing of the package.
+full forward pass per mask, and asks nothing of the package.
 """
 
 import copy

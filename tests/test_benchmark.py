@@ -35,7 +35,7 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_controls", "asmi_grid", "asmi_stability"]
-TWINS = ["asmi_squad_redraw", "asmi_triviaqa_k256", "asmi_benchmark", "asmi_coqa"]
+TWINS = ["asmi_squad_seed1", "asmi_triviaqa_k256", "asmi_benchmark", "asmi_coqa"]
 """Of other configs, from which they differ in one number or none; the last two are of the sweep."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
@@ -201,14 +201,14 @@ def test_the_parts_of_what_needs_no_side_model():
     assert sorted(whole) == sorted(single + sampled)
 
 
-def test_k256_and_the_redraw_change_one_thing():
+def test_k256_and_seed_1_change_one_thing():
     """TWINS run as their others do; the sweep, of the benchmark's data, runs in any case."""
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
     assert k256.asmi == OmegaConf.merge(plain.asmi, {"top_k": 256})
     assert k256.data == plain.data
-    squad, redraw = composed("asmi_squad"), composed("asmi_squad_redraw")
-    assert redraw.asmi == OmegaConf.merge(squad.asmi, {"seed": 1})
-    assert redraw.data == squad.data
+    squad, seed_1 = composed("asmi_squad"), composed("asmi_squad_seed1")
+    assert seed_1.asmi == OmegaConf.merge(squad.asmi, {"seed": 1})
+    assert seed_1.data == squad.data
     base, coqa = map(OmegaConf.to_container, (composed("asmi_benchmark"), composed("asmi_coqa")))
     assert base | {"hydra": None} == coqa | {"hydra": None}
     closed = composed("asmi_squad_closed_book")
@@ -296,12 +296,12 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
 
 
 @pytest.mark.slow
-def test_stability_redraws_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
+def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
     other_seeds = tmp_path / "other_seeds"
     polygraph_eval_here(
         "--config-name", "asmi_stability", *overrides, f"answers={answers}",
-        f"hydra.sweep.dir={other_seeds}", "redraw=0,1",
+        f"hydra.sweep.dir={other_seeds}", "run_seed=0,1",
     )  # fmt: skip
     given = load_run(answers)
     first, second = (load_run(other_seeds / str(number)) for number in (0, 1))
@@ -309,7 +309,7 @@ def test_stability_redraws_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
         # The answers are those of the other run, though this one would generate longer ones.
         assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
         assert run.stats["greedy_texts"] == given.stats["greedy_texts"]
-    # The first redraw has the masks of the given run; the second has other masks and samples.
+    # Seed 0 has the masks of the given run; seed 1 has other masks and samples.
     np.testing.assert_array_equal(
         first.scores["ASMI (60%, K=64)"], given.scores["ASMI (60%, K=64)"]
     )

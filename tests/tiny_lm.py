@@ -55,7 +55,7 @@ def whitebox(
 
 
 UNMASKABLE = {"heads": "has no attention heads", "an unembedding": "has no unembedding"}
-"""What a model may lack, and what is said of it."""
+"""What a model may lack, and its message."""
 
 
 def unmaskable(lacks: str) -> WhiteboxModel:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from groups import (
+from evidence import (
     CHANGED,
     CLOSED,
     FEWEST,
@@ -29,7 +29,7 @@ from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval, prr_int
 
 RESAMPLES = 2000
 SIGNALS = ("MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum")
-EXCHANGED = ("exchanged", "exchanged-worked")
+EXCHANGED = ("exchanged", "exchanged-few-shot")
 
 
 def signals_of(e: Evidence) -> dict[str, np.ndarray]:
@@ -39,22 +39,24 @@ def signals_of(e: Evidence) -> dict[str, np.ndarray]:
 
 def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
     """Whether each answer holds what its passage says now; and whether what it said before."""
-    return e.quality("stands") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
+    return e.quality("contains") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
 
 
-def changed_groups(groups: list[Evidence]) -> list[Evidence]:
-    return [e for e in groups if e.group in CHANGED and BEFORE in e.answers and e.run == "sources"]
+def changed_runs(evidence: list[Evidence]) -> list[Evidence]:
+    return [
+        e for e in evidence if e.setting in CHANGED and BEFORE in e.answers and e.run == "sources"
+    ]
 
 
-def followed_table(groups: list[Evidence]) -> Table:
+def followed_table(evidence: list[Evidence]) -> Table:
     """How often models follow the passage; beside it how often they are right where it is true."""
     rows = []
-    for e in changed_groups(groups):
+    for e in changed_runs(evidence):
         now, before = followed(e)
-        was = [o for o in others_of(e, groups) if o.has("stands")]
+        was = [o for o in others_of(e, evidence) if o.has("contains")]
         rows.append(
             [e.label, e.size, share(now & ~before), share(before & ~now), share(now & before),
-             share(~now & ~before), share(~was[0].wrong("stands")) if was else "not measured"]
+             share(~now & ~before), share(~was[0].wrong("contains")) if was else "not measured"]
         )  # fmt: skip
     columns = [
         "setting",
@@ -68,16 +70,16 @@ def followed_table(groups: list[Evidence]) -> Table:
     return table(columns, rows)
 
 
-def others_of(e: Evidence, groups: list[Evidence]) -> list[Evidence]:
+def others_of(e: Evidence, evidence: list[Evidence]) -> list[Evidence]:
     """The same questions with the passage as it was."""
-    like = Evidence(e.model, CHANGED[e.group], e.run, e.answers)
-    return others(like, groups, ("sources",))
+    like = Evidence(e.model, CHANGED[e.setting], e.run, e.answers)
+    return others(like, evidence, ("sources",))
 
 
-def telling_table(groups: list[Evidence]) -> Table:
+def telling_table(evidence: list[Evidence]) -> Table:
     """Which signal tells answers that follow the passage from those that do not."""
     rows = []
-    for e in changed_groups(groups):
+    for e in changed_runs(evidence):
         now, before = followed(e)
         one_of_them = now != before
         for name, score in signals_of(e).items():
@@ -97,16 +99,16 @@ def telling_table(groups: list[Evidence]) -> Table:
     return table(columns, rows)
 
 
-def exchanged_table(groups: list[Evidence]) -> Table:
+def exchanged_table(evidence: list[Evidence]) -> Table:
     """What the answers to the same questions owe to their passage, and to one of another article.
 
     Medians over answers; the difference is that of the medians, over the same resamples.
     """
     rows = []
-    for e in groups:
-        if e.group not in EXCHANGED or e.run != "sources":
+    for e in evidence:
+        if e.setting not in EXCHANGED or e.run != "sources":
             continue
-        for own in others_of(e, groups):
+        for own in others_of(e, evidence):
             own = own.among(own.answers["id"].isin(e.answers["id"]).to_numpy())
             place = {name: i for i, name in enumerate(e.answers["id"])}
             order = [place[name] for name in own.answers["id"]]
@@ -140,20 +142,20 @@ def _mean(values: np.ndarray, rows: np.ndarray) -> float:
     return float(values[rows].mean())
 
 
-def closed_table(groups: list[Evidence]) -> Table:
+def closed_table(evidence: list[Evidence]) -> Table:
     """What models know without the passage, and whether scores rise where it is taken away."""
     rows = []
-    for e in groups:
-        if e.group not in CLOSED or e.run not in OWN_ANSWERS:
+    for e in evidence:
+        if e.setting not in CLOSED or e.run not in OWN_ANSWERS:
             continue
         prr = ["too few correct"] * 2
         if e.ranked("rouge"):
             scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
             found, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
             prr = [signed(found[name]) for name in scores]
-        like = Evidence(e.model, CLOSED[e.group], e.run, e.answers)
+        like = Evidence(e.model, CLOSED[e.setting], e.run, e.answers)
         higher = [""] * (1 + len(e.signals))
-        for own in others(like, groups, OWN_ANSWERS):
+        for own in others(like, evidence, OWN_ANSWERS):
             there = {name: i for i, name in enumerate(own.answers["id"])}
             both = e.answers["id"].isin(list(there)).to_numpy()
             alone, places = e.among(both), [there[name] for name in e.answers["id"][both]]
@@ -162,7 +164,7 @@ def closed_table(groups: list[Evidence]) -> Table:
                 rises = (score > own.signals[name][places]).astype(float)
                 share_of = partial(_mean, rises)
                 higher.append(plain(cluster_interval(share_of, alone.clusters, RESAMPLES)))
-        correctness_labels = [share(~e.wrong(correctness)) for correctness in ("stands", "rouge")]
+        correctness_labels = [share(~e.wrong(correctness)) for correctness in ("contains", "rouge")]
         rows.append([e.label, e.size, *correctness_labels, *prr, *higher])
     columns = [
         "setting", "answers / clusters", "correct (contains)", "correct (ROUGE-L)",
@@ -176,5 +178,5 @@ TABLES: dict[str, Callable[[list[Evidence]], Table]] = {
     "changed followed": followed_table,
     "changed telling": telling_table,
     "exchanged": exchanged_table,
-    "closed": closed_table,
+    "closed-book": closed_table,
 }

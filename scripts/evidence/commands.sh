@@ -2,29 +2,29 @@
 # MODEL_FOLDER, DATA_FOLDER, OUT, OTHER and AGAIN are folders.
 
 # Settings, on CPU
-# SmolLM2: open-worked closed-worked babi; Gemma: open closed babi; Qwen: open closed-worked babi, at 0.5B open-chat
-RUNS=sources bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT open babi  # open: ROWS=250 SHARDS=5 at 1.5B
-RUNS=sources ROWS=150 SHARDS=3 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT closed  # ROWS=100 at 1.5B
-RUNS=sources ROWS=100 SHARDS=2 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT open-chat
+# SmolLM2: xquad-few-shot closed-book-few-shot babi; Gemma: xquad closed-book babi; Qwen: xquad closed-book-few-shot babi, at 0.5B xquad-chat
+RUNS=sources bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad babi  # xquad: ROWS=250 SHARDS=5 at 1.5B
+RUNS=sources ROWS=150 SHARDS=3 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT closed-book  # ROWS=100 at 1.5B
+RUNS=sources ROWS=100 SHARDS=2 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad-chat
 # few-shot on the Qwen models: ROWS=300 SHARDS=6; at 1.5B ROWS=250 SHARDS=5, SHARD=0 to 3
-RUNS=sources ROWS=300 SHARDS=6 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT open-worked -- \
+RUNS=sources ROWS=300 SHARDS=6 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad-few-shot -- \
   asmi.sources=[all] asmi.without_context=false estimators=asmi_only
-# the second plan: ROWS=250 SHARDS=5 for open, SHARDS=3 for babi; babi at 1.5B: SHARDS=4, SHARD=0 and 1;
-# SmolLM2's open-worked: SHARDS=10, SHARD=0, 1 and 5 to 9
-RUNS=deeper ROWS=250 SHARDS=5 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT open
+# the second plan: ROWS=250 SHARDS=5 for xquad, SHARDS=3 for babi; babi at 1.5B: SHARDS=4, SHARD=0 and 1;
+# SmolLM2's xquad-few-shot: SHARDS=10, SHARD=0, 1 and 5 to 9
+RUNS=deeper ROWS=250 SHARDS=5 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad
 # SmolLM2's XQuAD under other settings; and the depths once more, SETTING.depths.parquet kept as SETTING.again.parquet
-RUNS="sources whole paper depths balanced sampled baselines" ROWS=100 SHARDS=2 \
-  bash scripts/evidence/measure.sh smollm2 DATA_FOLDER OTHER open-worked
+RUNS="sources scope_all paper depths balanced sampled baselines" ROWS=100 SHARDS=2 \
+  bash scripts/evidence/measure.sh smollm2 DATA_FOLDER OTHER xquad-few-shot
 for shard in 2 3 4; do
-  RUNS="sources depths" SHARD=$shard bash scripts/evidence/measure.sh smollm2 DATA_FOLDER AGAIN open-worked -- \
+  RUNS="sources depths" SHARD=$shard bash scripts/evidence/measure.sh smollm2 DATA_FOLDER AGAIN xquad-few-shot -- \
     asmi.sources=[all] asmi.without_context=false estimators=asmi_only
 done
-RUNS=copied SHARDS=5 bash scripts/evidence/measure.sh smollm2 DATA_FOLDER OTHER open-worked
+RUNS=copied SHARDS=5 bash scripts/evidence/measure.sh smollm2 DATA_FOLDER OTHER xquad-few-shot
 # masks at every position: Qwen 0.5B; at 1.5B the first 40 of 50 rows, all among its 200; all baselines: Gemma, Qwen 0.5B
-RUNS="sources whole" ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER open -- \
+RUNS="sources scope_all" ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER xquad -- \
   asmi.sources=[all] asmi.without_context=false estimators=asmi_only
 for shard in 0 1 2 3; do
-  RUNS=whole ROWS=50 SHARDS=5 SHARD=$shard bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER open -- \
+  RUNS=scope_all ROWS=50 SHARDS=5 SHARD=$shard bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER xquad -- \
     asmi.answers=null asmi.sources=[all]
 done
 RUNS=baselines ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER babi

@@ -3,7 +3,7 @@
 import io
 
 import pandas as pd
-from groups import Table
+from evidence import Table
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 

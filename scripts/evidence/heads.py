@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from groups import (
+from evidence import (
     CONDITIONS,
-    GROUPS,
     MODELS,
+    SETTINGS,
     Evidence,
     Table,
     labelled,
@@ -37,7 +37,7 @@ FREE = ("MSP", "Perplexity")
 
 
 @dataclass(frozen=True)
-class Falsified:
+class Controlled:
     """The answers of a setting that were scored with other parts than heads perturbed.
 
     Attributes:
@@ -49,13 +49,13 @@ class Falsified:
     conditions: Mapping[str, Evidence]
 
     @classmethod
-    def of(cls, own: Evidence, groups: list[Evidence]) -> "Falsified | None":
+    def of(cls, own: Evidence, evidence: list[Evidence]) -> "Controlled | None":
         """None where no condition was run.
 
         Raises:
             ValueError: conditions have different answers.
         """
-        conditions = {condition.run: condition for condition in others(own, groups, CONDITIONS)}
+        conditions = {condition.run: condition for condition in others(own, evidence, CONDITIONS)}
         if not conditions:
             return None
         shared = [own.shared_with(condition) for condition in conditions.values()]
@@ -73,14 +73,14 @@ class Falsified:
         return condition_comparisons(self.heads.score(method), scores, quality, clusters, RESAMPLES)
 
 
-def falsified(groups: list[Evidence], correctness: str) -> list[Falsified]:
-    found = (Falsified.of(own, groups) for own in labelled(groups, correctness))
+def controlled(evidence: list[Evidence], correctness: str) -> list[Controlled]:
+    found = (Controlled.of(own, evidence) for own in labelled(evidence, correctness))
     return [one for one in found if one is not None]
 
 
-def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
+def verdict_table(evidence: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
     """PRR of heads minus that of each condition at matched effect, and what the rule says of it."""
-    found = falsified(groups, correctness)
+    found = controlled(evidence, correctness)
     compared = [one.against(correctness, method) for one in found]
     rows = []
     for one, conditions, said in zip(found, compared, verdicts(compared), strict=True):
@@ -109,10 +109,10 @@ def verdict_table(groups: list[Evidence], correctness: str, method: str = "Sem-A
     return table(columns, rows)
 
 
-def conditions_table(groups: list[Evidence], correctness: str) -> Table:
+def conditions_table(evidence: list[Evidence], correctness: str) -> Table:
     """PRR of every condition, beside the free baselines."""
     rows = []
-    for one in falsified(groups, correctness):
+    for one in controlled(evidence, correctness):
         for method in ("ASMI", "Sem-ASMI"):
             found = one.against(correctness, method, *FREE)
             heads = next(iter(found.values())).heads
@@ -126,10 +126,10 @@ def conditions_table(groups: list[Evidence], correctness: str) -> Table:
     )
 
 
-def conditions_added_table(groups: list[Evidence], correctness: str) -> Table:
+def conditions_added_table(evidence: list[Evidence], correctness: str) -> Table:
     """Whether heads, and every condition, add to the free baselines."""
     rows = []
-    for one in falsified(groups, correctness):
+    for one in controlled(evidence, correctness):
         for method in ("ASMI", "Sem-ASMI"):
             runs = {"heads": one.heads, **one.conditions}
             shown = [
@@ -141,10 +141,10 @@ def conditions_added_table(groups: list[Evidence], correctness: str) -> Table:
     return table(["setting", "score", *columns], rows)
 
 
-def concentration_table(groups: list[Evidence]) -> Table:
+def concentration_table(evidence: list[Evidence]) -> Table:
     """Effective heads beside those of noise, and how MI and entropy go with concentration."""
     rows = []
-    for e in [e for e in groups if e.run == "heads"]:
+    for e in [e for e in evidence if e.run == "heads"]:
         keys = np.repeat(np.asarray(e.clusters), e.length)
         entropy = np.concatenate(e.column("asmi_entropy"))
         depths = [depth for depth in (60, 90) if f"z_d{depth}" in e.answers]
@@ -185,7 +185,7 @@ def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -
         found = pd.read_csv(file).iloc[:, 1:]  # all but the setting
         numbers = [name for name in found if re.fullmatch(r"k = \d+", name)]
         named = [name for name in found if not name.startswith("k = ") and name not in OWN_MASKS]
-        label = f"{MODELS[file.parent.name].name}, {GROUPS[file.name.split('.')[0]]}"
+        label = f"{MODELS[file.parent.name].name}, {SETTINGS[file.name.split('.')[0]]}"
         columns = ["setting", *named, *numbers]
         for row in found.to_dict("records"):
             shown = (

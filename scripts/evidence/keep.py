@@ -28,8 +28,8 @@ from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.runs.squad import read_squad
 from lm_polygraph_asmi.scoring.segments import segment_answer
 
-Judge = Callable[[str, str], float]
-CORRECTNESS_LABELS: dict[str, Judge] = {
+Labelling = Callable[[str, str], float]
+CORRECTNESS_LABELS: dict[str, Labelling] = {
     "ReferenceInAnswer": reference_in_answer,
     "TokenF1": token_f1,
     "TokenRecall": token_recall,
@@ -85,7 +85,9 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
 
 
 def _labelled(
-    texts: Iterable[str], targets: Iterable[str | list[str]], correctness_labels: dict[str, Judge]
+    texts: Iterable[str],
+    targets: Iterable[str | list[str]],
+    correctness_labels: dict[str, Labelling],
 ) -> dict[str, list[float]]:
     pairs = [
         (text, [t] if isinstance(t, str) else t) for text, t in zip(texts, targets, strict=True)

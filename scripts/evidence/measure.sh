@@ -13,7 +13,7 @@
 # its own, or as a part of the rows where hours are few.
 # RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
 # run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
-# `whole` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
+# `scope_all` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
 # (masks that take every head as often), `heads` (300 masks, two depths), and the control conditions of the
 # perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
 # scales are found on other rows and kept in SETTING.scales.json. Two answer anew: `deeper` (70 and 90 %,
@@ -103,27 +103,27 @@ esac
 [ -d "$out/babi" ] || python "$here/../build_babi.py" "$data/babi_qa1_test.txt" "$out/babi"
 unseen="data.except_limit=150" # rows of docs/evidence/source-plan.md
 squad="data.source=$data/xquad.en.json $unseen"
-worked="data.prompt_style=demo" # 4-shot
+few_shot="data.prompt_style=demo" # 4-shot
 # Through the model's chat template, where answers are sentences: with a higher limit of tokens.
 chat="instruct=true max_new_tokens=40"
 
 # Overrides of a setting: data set and prompt.
 setting() {
   case $1 in
-    open) echo "benchmark=asmi_squad $squad data.limit=${ROWS:-500}" ;;
-    open-worked) echo "benchmark=asmi_squad $squad $worked data.limit=${ROWS:-500}" ;;
-    open-chat) echo "benchmark=asmi_squad $squad $chat data.limit=${ROWS:-500}" ;;
-    closed) echo "benchmark=asmi_squad_closed_book $squad data.limit=${ROWS:-250}" ;;
-    closed-worked) echo "benchmark=asmi_squad_closed_book $squad $worked data.limit=${ROWS:-250}" ;;
-    closed-chat) echo "benchmark=asmi_squad_closed_book $squad $chat data.limit=${ROWS:-250}" ;;
-    changed | changed-worked | exchanged | exchanged-worked)
+    xquad) echo "benchmark=asmi_squad $squad data.limit=${ROWS:-500}" ;;
+    xquad-few-shot) echo "benchmark=asmi_squad $squad $few_shot data.limit=${ROWS:-500}" ;;
+    xquad-chat) echo "benchmark=asmi_squad $squad $chat data.limit=${ROWS:-500}" ;;
+    closed-book) echo "benchmark=asmi_squad_closed_book $squad data.limit=${ROWS:-250}" ;;
+    closed-book-few-shot) echo "benchmark=asmi_squad_closed_book $squad $few_shot data.limit=${ROWS:-250}" ;;
+    closed-book-chat) echo "benchmark=asmi_squad_closed_book $squad $chat data.limit=${ROWS:-250}" ;;
+    changed | changed-few-shot | exchanged | exchanged-few-shot)
       echo "benchmark=asmi_squad data.source=$out/$1 data.limit=${ROWS:-250}"
       ;;
     babi) echo "benchmark=asmi_babiqa data.source=$out/babi data.limit=${ROWS:-300}" ;;
     babi-chat) echo "benchmark=asmi_babiqa data.source=$out/babi $chat data.limit=${ROWS:-300}" ;;
     *)
-      echo "no setting $1: open, closed, open-worked, closed-worked, open-chat, closed-chat, babi," \
-        "babi-chat, changed, changed-worked, exchanged, exchanged-worked" >&2 && return 1
+      echo "no setting $1: xquad, closed-book, xquad-few-shot, closed-book-few-shot, xquad-chat, closed-book-chat, babi," \
+        "babi-chat, changed, changed-few-shot, exchanged, exchanged-few-shot" >&2 && return 1
       ;;
   esac
 }
@@ -131,7 +131,7 @@ setting() {
 # The same questions with passages that say something else (scripts/build_counterfactual.py).
 passages() {
   local style=paper change=answer
-  [[ $1 == *-worked ]] && style=demo
+  [[ $1 == *-few-shot ]] && style=demo
   [[ $1 == exchanged* ]] && change=passage
   [ -d "$out/$1" ] || python "$here/../build_counterfactual.py" "$data/xquad.en.json" "$out/$1" \
     --change "$change" --prompt-style "$style" --except-limit 150
@@ -142,7 +142,7 @@ scales() {
   local spare=$out/runs/$1/held-out rest
   [ -e "$out/$1.scales.json" ] && return
   case $1 in # the 150 that `unseen` leaves out; those that a setting's own limit does
-    open* | closed*) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
+    xquad* | closed-book*) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
     *) rest=("data.except_limit=$(setting "$1" | sed 's/.*limit=//')" data.limit=20) ;;
   esac
   # shellcheck disable=SC2046
@@ -170,7 +170,7 @@ tables() {
   done
 }
 
-for name in "${asked[@]:-open}"; do
+for name in "${asked[@]:-xquad}"; do
   setting "$name" >/dev/null
   before=()
   [[ $name == *changed* ]] && passages "$name" # "exchanged" too
@@ -188,7 +188,7 @@ for name in "${asked[@]:-open}"; do
           "asmi.sources=[all,context]" asmi.without_context=true) ;;
         baselines) options_of_run=() ;; # RAUQ reads attention as the answer is made: made again
         sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
-        whole) options_of_run=("$again" "${lean[@]}" asmi.scope=all) ;;
+        scope_all) options_of_run=("$again" "${lean[@]}" asmi.scope=all) ;;
         paper) options_of_run=("$again" "${lean[@]}" asmi.{mask_rate=0.15,num_masks=40}) ;;
         heads) options_of_run=("$again" "${lean[@]}" asmi.{num_masks=300,details=true}
           "asmi.depths=[0.6,0.9]") ;;
@@ -201,11 +201,11 @@ for name in "${asked[@]:-open}"; do
         deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.depths=[0.7,0.9]") ;;
         copied) options_of_run=("${lean[@]}" asmi.num_masks=2) ;;
         balanced) options_of_run=("$again" "${lean[@]}" asmi.mask_sampler=balanced) ;;
-        *) echo "no run $kind: sources, baselines, sampled, whole, paper, depths, deeper, balanced," \
+        *) echo "no run $kind: sources, baselines, sampled, scope_all, paper, depths, deeper, balanced," \
           "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, tables" >&2
           exit 1 ;;
       esac
-      [[ $name == closed* && $kind == sources ]] && # no passage, no source
+      [[ $name == closed-book* && $kind == sources ]] && # no passage, no source
         options_of_run=(estimators=asmi_free output_attentions=false)
       # shellcheck disable=SC2046
       run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(setting "$name") \

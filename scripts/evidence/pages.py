@@ -14,26 +14,26 @@ from pathlib import Path
 
 import click
 from changed import TABLES as OF_CHANGED
+from evidence import CHANGED, TABLES, Evidence, Table, digest, load, made_from, record, write_tables
 from forest import draw_forest
-from groups import CHANGED, TABLES, Evidence, Table, digest, load, made_from, record, write_tables
 from PIL import Image
-from tables import TABLES as OF_GROUPS
+from tables import TABLES as OF_SETTINGS
 
 from lm_polygraph_asmi.report import figures
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCRIPT = "pages.py"
 FIGURES: dict[str, tuple[str, Callable[[Table], figures.Figure]]] = {
-    "forest.png": ("glance stands", draw_forest)
+    "forest.png": ("glance contains", draw_forest)
 }
 """Name of a file beside the evidence -> the table that it is drawn from, and how."""
 
 
-def made(groups: list[Evidence]) -> dict[str, Table]:
+def made(evidence: list[Evidence]) -> dict[str, Table]:
     """Every table by its name."""
-    unchanged = [e for e in groups if e.group not in CHANGED]
-    tables = {name: make(unchanged) for name, make in OF_GROUPS.items()}
-    return tables | {name: make(groups) for name, make in OF_CHANGED.items()}
+    unchanged = [e for e in evidence if e.setting not in CHANGED]
+    tables = {name: make(unchanged) for name, make in OF_SETTINGS.items()}
+    return tables | {name: make(evidence) for name, make in OF_CHANGED.items()}
 
 
 def update_figures(folder: Path, tables: dict[str, Table], check: bool) -> list[str]:

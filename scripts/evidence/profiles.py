@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 import pandas as pd
-from groups import (
+from evidence import (
     MODELS,
     TABLES,
     Table,
@@ -67,9 +67,9 @@ SETTINGS = (
     Fresh("smollm2", "babi", "BabiQA", "babi"),
     Fresh("qwen15", "babi", "BabiQA", "babi"),
     Fresh("gemma", "babi", "BabiQA", "babi"),
-    Fresh("qwen05", "open", "SQuAD, zero-shot", "open"),
-    Fresh("smollm2", "open-worked", "SQuAD, few-shot", "open-worked"),
-    Fresh("qwen15", "open", "SQuAD, zero-shot", "open", (60,)),
+    Fresh("qwen05", "squad", "SQuAD, zero-shot", "xquad"),
+    Fresh("smollm2", "squad-few-shot", "SQuAD, few-shot", "xquad-few-shot"),
+    Fresh("qwen15", "squad", "SQuAD, zero-shot", "xquad", (60,)),
 )
 
 

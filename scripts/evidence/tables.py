@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from groups import (
+from evidence import (
     AGAIN,
     CLOSED,
     CORRECTNESS_LABELS,
@@ -17,7 +17,7 @@ from groups import (
     FIRST,
     MODELS,
     OWN_ANSWERS,
-    SETTINGS,
+    PARAMETERS,
     WAYS,
     Evidence,
     Table,
@@ -104,13 +104,13 @@ class PlannedTests:
 
 
 PLANNED = {
-    ("smollm2", "open-worked"), ("gemma", "open"), ("qwen05", "open"), ("qwen15", "open"),
+    ("smollm2", "xquad-few-shot"), ("gemma", "xquad"), ("qwen05", "xquad"), ("qwen15", "xquad"),
     *((model, "babi") for model in ("smollm2", "gemma", "qwen05", "qwen15")),
 }  # fmt: skip
 
 
-def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
-    planned = [c for c in labelled(groups, correctness) if (c.model, c.group) in PLANNED]
+def source_table(evidence: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
+    planned = [c for c in labelled(evidence, correctness) if (c.model, c.setting) in PLANNED]
     sources = [[e.score(method, source) for source in ("context", "all")] for e in planned]
     tests = [PlannedTests.of(e, correctness, *own) for e, own in zip(planned, sources, strict=True)]
     primary = method == "Sem-ASMI"  # the plan adjusts nothing else
@@ -149,10 +149,10 @@ def source_table(groups: list[Evidence], correctness: str, method: str = "Sem-AS
     )
 
 
-def elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
+def elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
     """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         if not e.has_source("elsewhere"):
             continue
         sources = ("all", "context", "elsewhere")
@@ -177,10 +177,10 @@ def elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def contenders_table(groups: list[Evidence], correctness: str) -> Table:
+def contenders_table(evidence: list[Evidence], correctness: str) -> Table:
     """Other ways to ask how much an answer owes to its passage; as scores, higher = more."""
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         if "asmi_source_kl_d60_context" not in e.answers:
             continue
         alone, _ = prr_intervals(e.owed, e.quality(correctness), e.clusters, resamples=RESAMPLES)
@@ -199,8 +199,8 @@ def contenders_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def worth_table(
-    groups: list[Evidence],
+def signals_table(
+    evidence: list[Evidence],
     correctness: str,
     raw: tuple[str, ...] = ("ASMI",),
     ours: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
@@ -209,7 +209,7 @@ def worth_table(
     free = ("MSP", "Perplexity")
     pairs = [(own, other) for own in ours for other in free]
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         scores = {name: e.signals[name] for name in (*free, *raw, *ours)}
         alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
         rows.append(
@@ -233,22 +233,22 @@ def worth_table(
     return table(columns, rows)
 
 
-def trial_table(groups: list[Evidence], correctness: str) -> Table:
+def trial_table(evidence: list[Evidence], correctness: str) -> Table:
     """A setting some of whose questions a trial had asked (docs/concepts/guarantee.md), by whether
     it had."""
     trial = set(pd.read_csv(TRIAL)["id"])
     rows = []
-    for e in groups:
-        if (e.model, e.group, e.run) == ("qwen15", "open-worked", "sources"):
+    for e in evidence:
+        if (e.model, e.setting, e.run) == ("qwen15", "xquad-few-shot", "sources"):
             asked = e.answers["id"].isin(trial).to_numpy()
             rows += [
                 e.among(asked, "asked in the trial"),
                 e.among(~asked, "not asked in the trial"),
             ]
-    return worth_table(rows, correctness, raw=(), ours=("Sem-ASMI",))
+    return signals_table(rows, correctness, raw=(), ours=("Sem-ASMI",))
 
 
-def together_table(groups: list[Evidence], correctness: str) -> Table:
+def together_table(evidence: list[Evidence], correctness: str) -> Table:
     """Beyond the free baselines, over all settings that have a passage; and over those of each data
     set, without empty answers, and at other depths."""
 
@@ -258,8 +258,8 @@ def together_table(groups: list[Evidence], correctness: str) -> Table:
         found = {e: e.tested(e.score(method, **how), correctness) for e in chosen}
         return {e: one for e, one in found.items() if one}
 
-    read = [e for e in labelled(groups, correctness) if e.group not in CLOSED]
-    deeper = [e for e in deeper_groups(groups) if e.ranked(correctness)]
+    read = [e for e in labelled(evidence, correctness) if e.setting not in CLOSED]
+    deeper = [e for e in deeper_runs(evidence) if e.ranked(correctness)]
     sem = tested(read)
     asked = {
         "ASMI": tested(read, "ASMI"),
@@ -294,9 +294,9 @@ def together_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def measures_table(groups: list[Evidence], correctness: str) -> Table:
+def measures_table(evidence: list[Evidence], correctness: str) -> Table:
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         wrong = e.wrong(correctness)
         if wrong.all() or not wrong.any():
             continue
@@ -318,9 +318,9 @@ def measures_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
+def aggregation_table(evidence: list[Evidence], correctness: str) -> Table:
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
             scores = {aggregation: e.score(method, aggregation=aggregation) for aggregation in WAYS}
             alone, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
@@ -336,9 +336,9 @@ def aggregation_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
+def quadrants_table(evidence: list[Evidence], correctness: str) -> Table:
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # do free ones do as much?
             found = confident_but_fragile(
                 e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
@@ -354,10 +354,10 @@ def quadrants_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def strata_table(groups: list[Evidence], correctness: str) -> Table:
+def strata_table(evidence: list[Evidence], correctness: str) -> Table:
     """Within thirds by length, and without empty answers."""
     rows, names = [], ()
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         part = strata(e.length)
         chosen = {}
         for number in range(part.max() + 1):
@@ -385,12 +385,12 @@ def strata_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def answered_table(groups: list[Evidence], correctness: str) -> Table:
+def answered_table(evidence: list[Evidence], correctness: str) -> Table:
     """Where many answers are empty, what other tables say of the setting without these."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     named = ("ASMI", *ours, "first", "passage")
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         if e.empty.sum() < FEWEST:
             continue
         one = e.among(~e.empty)
@@ -426,13 +426,13 @@ def answered_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def sentences_table(groups: list[Evidence], correctness: str) -> Table:
+def sentences_table(evidence: list[Evidence], correctness: str) -> Table:
     """Where many answers go on after their first sentence, the setting as if they had ended
     there."""
     ours = ("Sem-ASMI", "Sem-ASMI, sum")
     pairs = [(own, "Perplexity") for own in ours]
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         if e.cut.sum() < FEWEST:
             continue
         for one in (e, e.first_sentences()):
@@ -461,11 +461,11 @@ def sentences_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def judges_table(groups: list[Evidence]) -> Table:
+def correctness_labels_table(evidence: list[Evidence]) -> Table:
     """AUROC under every correctness label at every threshold; a correctness label of yes and no has
     one row."""
     rows = []
-    for e in [e for e in groups if e.run in OWN_ANSWERS]:
+    for e in [e for e in evidence if e.run in OWN_ANSWERS]:
         qualities = {
             correctness: e.quality(correctness)
             for correctness in CORRECTNESS_LABELS
@@ -507,9 +507,9 @@ class Coupling(NamedTuple):
     wrong: float
 
 
-def couplings(groups: list[Evidence], correctness: str) -> list[Coupling]:
+def couplings(evidence: list[Evidence], correctness: str) -> list[Coupling]:
     found = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         scores = {
             aggregation: e.score("ASMI", aggregation=aggregation) for aggregation in ("mean", "sum")
         }
@@ -521,7 +521,7 @@ def couplings(groups: list[Evidence], correctness: str) -> list[Coupling]:
     return found
 
 
-def coupling_table(groups: list[Evidence], correctness: str) -> Table:
+def coupling_table(evidence: list[Evidence], correctness: str) -> Table:
     columns = [
         "setting", "billion parameters", "MI of a token (nats)", "MI in correct answers",
         "MI in wrong answers", "AUROC of MI, mean", "AUROC of MI, sum",
@@ -536,7 +536,7 @@ def coupling_table(groups: list[Evidence], correctness: str) -> Table:
                 plain(one.mean),
                 plain(one.total),
             ]
-            for one in couplings(groups, correctness)
+            for one in couplings(evidence, correctness)
         ],
     )
 
@@ -549,10 +549,10 @@ PLACES: dict[str, Callable[[np.ndarray], float]] = {
 """Places in an answer that ended by itself, and what stands for their tokens."""
 
 
-def places_table(groups: list[Evidence], correctness: str) -> Table:
+def places_table(evidence: list[Evidence], correctness: str) -> Table:
     """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
     rows = []
-    for e in labelled(groups, correctness):
+    for e in labelled(evidence, correctness):
         for place, mean_of in PLACES.items():
             # An answer of two tokens has none between; one that was cut has no closing token.
             has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
@@ -588,14 +588,14 @@ def flat(values: Iterable[Any]) -> np.ndarray:
     return np.concatenate([own[1:-1] for own in values])
 
 
-def copying_table(groups: list[Evidence], correctness: str) -> Table:
+def copying_table(evidence: list[Evidence], correctness: str) -> Table:
     """Tokens between the first and the closing one, by whether they go on as the passage does."""
     names = ("MI", "the passage's", "entropy")
     rows = []
-    for group in labelled(groups, correctness):
-        if "copied" not in group.answers:
+    for e in labelled(evidence, correctness):
+        if "copied" not in e.answers:
             continue
-        e = group.among(group.answers["closing"].to_numpy())
+        e = e.among(e.answers["closing"].to_numpy())
         as_there = flat(e.answers["copied"]).astype(bool)
         wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(correctness), strict=True))
         clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
@@ -620,19 +620,19 @@ def copying_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def settings_table(groups: list[Evidence], correctness: str) -> Table:
+def settings_table(evidence: list[Evidence], correctness: str) -> Table:
     """Other masks, positions and depths, beside MSP and what a setting is judged by, on their rows.
 
     Of settings that were measured under other settings, too.
     """
-    usual = {(e.model, e.group): e for e in labelled(groups, correctness)}
-    measured = [e for e in groups if e.run in SETTINGS and e.ranked(correctness)]
-    varied = {(e.model, e.group) for e in measured if e.run not in OWN_ANSWERS}
+    usual = {(e.model, e.setting): e for e in labelled(evidence, correctness)}
+    measured = [e for e in evidence if e.run in PARAMETERS and e.ranked(correctness)]
+    varied = {(e.model, e.setting) for e in measured if e.run not in OWN_ANSWERS}
     rows = []
     for e in measured:
-        if (e.model, e.group) not in varied:
+        if (e.model, e.setting) not in varied:
             continue
-        answered = usual.get((e.model, e.group))
+        answered = usual.get((e.model, e.setting))
         response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
         for depth in filter(e.has_depth, DEPTHS):
             scores = {m: e.score(m, depth=depth) for m in ("ASMI", "Sem-ASMI")}
@@ -648,7 +648,7 @@ def settings_table(groups: list[Evidence], correctness: str) -> Table:
             if response is not None:
                 beside = [signed(gaps[pairs[1]]), correlation(scores["Sem-ASMI"], response)]
             rows.append(
-                [e.label, SETTINGS[e.run], f"{depth} %", e.size,
+                [e.label, PARAMETERS[e.run], f"{depth} %", e.size,
                  *(signed(alone[name]) for name in scores), signed(gaps[pairs[0]]), *beside,
                  e.beyond_free(scores["Sem-ASMI"], correctness)]
             )  # fmt: skip
@@ -661,22 +661,22 @@ def settings_table(groups: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def depths_again_table(groups: list[Evidence], correctness: str) -> Table:
+def depths_again_table(evidence: list[Evidence], correctness: str) -> Table:
     """The planned test of docs/results/summary.md: other depths against 60 %, on other answers."""
     asked = []
-    for e in (e for e in groups if e.run == AGAIN):
-        asked.append(e.among(~_looked_at(e, groups, "depths")))
-        other = ~_looked_at(e, groups, "depths", by="cluster")
+    for e in (e for e in evidence if e.run == AGAIN):
+        asked.append(e.among(~_looked_at(e, evidence, "depths")))
+        other = ~_looked_at(e, evidence, "depths", by="cluster")
         asked.append(e.among(other, "passages that were not looked at"))
     return _depths_table(asked, correctness)
 
 
-def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
+def depths_elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
     """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other settings."""
     asked = []
-    for e in deeper_groups(groups):
+    for e in deeper_runs(evidence):
         asked.append(e)
-        other = ~_looked_at(e, groups, "depths", AGAIN, by="cluster")
+        other = ~_looked_at(e, evidence, "depths", AGAIN, by="cluster")
         if not other.all():
             asked.append(e.among(other, "passages that were not looked at"))
         if e.empty.sum() >= FEWEST:
@@ -684,29 +684,29 @@ def depths_elsewhere_table(groups: list[Evidence], correctness: str) -> Table:
     return _depths_table(asked, correctness)
 
 
-def deeper_groups(groups: list[Evidence]) -> list[Evidence]:
+def deeper_runs(evidence: list[Evidence]) -> list[Evidence]:
     """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %.
 
     Raises:
         ValueError: these are not there, or are of other answers.
     """
     found = []
-    for e in (e for e in groups if e.run == DEEPER):
-        usual = others(e, groups, OWN_ANSWERS)
+    for e in (e for e in evidence if e.run == DEEPER):
+        usual = others(e, evidence, OWN_ANSWERS)
         if not usual:
             raise ValueError(
-                f"{e.model}/{e.group}.{e.run}.parquet has nothing at 60 % beside it: the setting's "
-                f"own answers are missing ({e.group}.sources.parquet)"
+                f"no scores at 60 % for {e.model}/{e.setting}.{e.run}.parquet: "
+                f"{e.setting}.sources.parquet is missing"
             )
-        found.append(usual[0].joined_with(e).among(~_looked_at(e, groups, "depths", AGAIN)))
+        found.append(usual[0].joined_with(e).among(~_looked_at(e, evidence, "depths", AGAIN)))
     return found
 
 
-def depths_free_table(groups: list[Evidence]) -> Table:
+def depths_free_table(evidence: list[Evidence]) -> Table:
     """Rank correlation of scores at each depth with the free baselines, and what empty answers
     get."""
     rows = []
-    for e in deeper_groups(groups):
+    for e in deeper_runs(evidence):
         for depth in filter(e.has_depth, DEPTHS):
             found = [
                 correlation(e.score(method, depth=depth), e.baseline(free))
@@ -725,9 +725,9 @@ def depths_free_table(groups: list[Evidence]) -> Table:
     return table(columns, rows)
 
 
-def _looked_at(e: Evidence, groups: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
+def _looked_at(e: Evidence, evidence: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
     """(N,) which of its answers, or clusters, other runs of the setting have scored as deep."""
-    seen = [own for one in others(e, groups, runs) for own in one.answers[by]]
+    seen = [own for one in others(e, evidence, runs) for own in one.answers[by]]
     return e.answers[by].isin(seen).to_numpy()
 
 
@@ -774,10 +774,10 @@ def _depths_table(asked: list[Evidence], correctness: str) -> Table:
     return table(columns, rows)
 
 
-def baselines_table(groups: list[Evidence], correctness: str) -> Table:
+def baselines_table(evidence: list[Evidence], correctness: str) -> Table:
     """All methods of the runs that have more than ours, each run's on its own rows."""
     rows = []
-    for e in groups:
+    for e in evidence:
         if e.run not in ("baselines", "sampled", "benchmark") or not e.ranked(correctness):
             continue
         names = [name.removeprefix("score ") for name in e.answers if name.startswith("score ")]
@@ -795,7 +795,7 @@ def baselines_table(groups: list[Evidence], correctness: str) -> Table:
 
 
 TABLES: dict[str, Callable[[list[Evidence]], Table]] = {
-    "correctness labels": judges_table,
+    "correctness labels": correctness_labels_table,
     "depths free": depths_free_table,
     "concentration": concentration_table,
     "probe": probe_table,
@@ -811,10 +811,10 @@ for _label in CORRECTNESS_LABELS:
     TABLES[f"controls {_label}"] = partial(verdict_table, correctness=_label)
     TABLES[f"controls raw {_label}"] = partial(verdict_table, correctness=_label, method="ASMI")
     TABLES[f"glance {_label}"] = partial(
-        worth_table, correctness=_label, raw=(), ours=("Sem-ASMI",)
+        signals_table, correctness=_label, raw=(), ours=("Sem-ASMI",)
     )
     for _name, _make in {
-        "worth": worth_table, "together": together_table, "measures": measures_table,
+        "signals": signals_table, "together": together_table, "measures": measures_table,
         "aggregation": aggregation_table, "places": places_table, "copying": copying_table,
         "quadrants": quadrants_table, "strata": strata_table, "answered": answered_table,
         "sentences": sentences_table, "coupling": coupling_table, "settings": settings_table,

@@ -1,6 +1,6 @@
-"""Every public statistic on inputs that break statistics: a clear refusal or a right number.
+"""Every public statistic on inputs that break statistics: a clear error or a right number.
 
-A refusal is a ValueError that this package words itself. A number is finite, but for the corners in
+An error is a ValueError of this package. A number is finite, but for the corners in
 `UNDEFINED`, where a docstring says that there is none.
 """
 

@@ -1,4 +1,4 @@
-"""A threshold with a promise: against plain loops, against MAPIE, and kept in simulations."""
+"""Thresholds with a risk guarantee: against plain loops, against MAPIE, and in simulations."""
 
 import math
 

@@ -8,7 +8,7 @@ from lm_polygraph_asmi.analysis import (
 )
 
 
-def test_stability_of_redraws():
+def test_stability_of_seeds():
     rng = np.random.default_rng(0)
     quality = rng.random(50)
     scores = -quality + rng.normal(scale=0.3, size=(5, 50))
@@ -22,19 +22,19 @@ def test_stability_of_redraws():
     assert found.rank_correlation == pytest.approx(np.mean(pairs))
 
 
-def test_rank_correlation_of_equal_and_reversed_redraws():
+def test_rank_correlation_of_equal_and_reversed_seeds():
     row = np.arange(10.0)
     found = rank_correlations([row, row**3, -row])
     np.testing.assert_allclose(found, [1, -1, -1])
 
 
-def test_one_redraw_is_no_redraw():
+def test_one_seed_is_no_other_seed():
     with pytest.raises(ValueError, match=r"\(R >= 2, n\)"):
         seed_stability([[1.0, 2.0]], [0.0, 1.0])
 
 
 @pytest.mark.filterwarnings("ignore::scipy.stats.ConstantInputWarning")
-def test_a_constant_redraw_ranks_nothing():
+def test_a_constant_seed_ranks_nothing():
     row = np.arange(10.0)
     assert np.isnan(rank_correlations([row, np.ones(10)])).all()
     found = seed_stability([row, np.ones(10)], row % 3)

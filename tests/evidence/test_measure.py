@@ -119,7 +119,7 @@ SHORT = ("max_new_tokens=3", "~generation_params.stop_strings")
 OTHERS = {
     "baselines": (),
     "sampled": ("estimators=asmi_sampled",),
-    "whole": ("asmi.scope=all",),
+    "scope_all": ("asmi.scope=all",),
     "paper": ("asmi.mask_rate=0.15", "asmi.num_masks=40"),
     "depths": ("asmi.depths=[0.6,0.7,0.8,0.9]",),
     "balanced": ("asmi.mask_sampler=balanced",),
@@ -134,23 +134,23 @@ def settings_of(file: Path, name: str = "asmi_settings_d60") -> dict:
 def test_what_is_run_of_a_model(noted, folders):
     """Shards of two settings, one of them through the chat template, and two runs of each."""
     _, _, out = folders
-    asked = (*folders, "open", "open-chat", "--", *SHORT)
+    asked = (*folders, "xquad", "xquad-chat", "--", *SHORT)
     often = {"SHARDS": "2", "ROWS": "4", "RUNS": "sources depths"}
     calls = noted(*asked, **often)
     runs = [call for call in calls if call[0] == "polygraph_eval"]
     assert len(runs) == 2 * 2 * 2
     assert all(call[-2:] == [*SHORT] for call in runs)
     assert [("instruct=true" in call) for call in runs] == [False] * 4 + [True] * 4
-    assert f"asmi.answers={out}/runs/open-chat/sources/0" in runs[5]
+    assert f"asmi.answers={out}/runs/xquad-chat/sources/0" in runs[5]
     assert sum("data.shard=0" in call for call in runs) == len(runs) / 2
     alone = noted(*asked, **often, SHARD="1")
     shards = {part for call in alone for part in call if part.startswith("data.shard=")}
     assert shards == {"data.shard=1"}
     # Each run over the answers of the first, but the one that reads attention as answers are made.
     kinds = ("sources", *OTHERS)
-    several = noted(*folders, "closed", "--", *SHORT, SHARDS="1", RUNS=" ".join(kinds))
+    several = noted(*folders, "closed-book", "--", *SHORT, SHARDS="1", RUNS=" ".join(kinds))
     runs = [call for call in several if call[0] == "polygraph_eval"]
-    found = [f"asmi.answers={out}/runs/closed/sources/0" in call for call in runs]
+    found = [f"asmi.answers={out}/runs/closed-book/sources/0" in call for call in runs]
     assert dict(zip(kinds, found, strict=True)) == dict.fromkeys(kinds, True) | {
         "sources": False,
         "baselines": False,
@@ -158,7 +158,7 @@ def test_what_is_run_of_a_model(noted, folders):
     for call, kind in zip(runs, kinds, strict=True):
         assert set(OTHERS.get(kind, ())) <= set(call)
         scopes = [word.split("=")[1] for word in call if word.startswith("asmi.scope=")]
-        assert scopes[-1] == ("all" if kind == "whole" else "response")
+        assert scopes[-1] == ("all" if kind == "scope_all" else "response")
     # What is there is not run again: a second start only joins the tables.
     for call in calls:
         if call[0] == "python" and "/shards/" in call[-1]:
@@ -174,10 +174,10 @@ def test_what_is_run_of_a_model(noted, folders):
 )
 def test_a_chat_cell(noted, folders, shards, kinds):
     _, _, out = folders
-    calls = noted(*folders, "open-chat", "--", *SHORT, SHARDS=shards, ROWS="4",
+    calls = noted(*folders, "xquad-chat", "--", *SHORT, SHARDS=shards, ROWS="4",
                   RUNS=" ".join(kinds))  # fmt: skip
     replayed(calls)
-    files = [Path(out) / f"open-chat.{kind}.parquet" for kind in kinds]
+    files = [Path(out) / f"xquad-chat.{kind}.parquet" for kind in kinds]
     first, *others = map(pd.read_parquet, files)
     assert len(set(first["id"])) == len(first) == 4
     for swept in others:
@@ -198,12 +198,12 @@ def test_a_chat_cell(noted, folders, shards, kinds):
 
 def asked(out: Path) -> list[str]:
     """Prompts of the first run, which the kept tables lack."""
-    files = sorted((out / "runs/open-chat/sources").rglob("ue_manager_seed1"))
+    files = sorted((out / "runs/xquad-chat/sources").rglob("ue_manager_seed1"))
     return [text for file in files for text in load_run(file).stats["input_texts"]]
 
 
 @pytest.mark.parametrize(
-    "kinds", [("baselines",), ("sources", "sampled", "whole", "paper", "balanced")], ids=len
+    "kinds", [("baselines",), ("sources", "sampled", "scope_all", "paper", "balanced")], ids=len
 )
 @pytest.mark.slow
 def test_other_runs(noted, folders, kinds):
@@ -216,7 +216,7 @@ def test_other_runs(noted, folders, kinds):
     found = {kind: pd.read_parquet(file) for kind, file in files.items()}
     used = {kind: settings_of(file) for kind, file in files.items()}
     scopes = {kind: own["scope"] for kind, own in used.items()}
-    assert scopes == {kind: "all" if kind == "whole" else "response" for kind in kinds}
+    assert scopes == {kind: "all" if kind == "scope_all" else "response" for kind in kinds}
     if "baselines" in kinds:
         assert any("RAUQ" in name for name in found["baselines"])
         return
@@ -226,39 +226,39 @@ def test_other_runs(noted, folders, kinds):
 
 
 def test_what_was_copied_is_asked_of_answers_made_anew(noted, folders):
-    (run,) = (c for c in noted(*folders, "open", SHARDS="1", RUNS="copied") if "eval" in c[0])
+    (run,) = (c for c in noted(*folders, "xquad", SHARDS="1", RUNS="copied") if "eval" in c[0])
     assert "asmi.num_masks=2" in run
     assert not any("asmi.answers" in option for option in run)
 
 
 def test_of_a_changed_passage_what_was_right_before_is_kept(noted, folders):
     often = {"SHARDS": "1", "ROWS": "4"}
-    calls = noted(*folders, "changed", "exchanged", "open", **often)
+    calls = noted(*folders, "changed", "exchanged", "xquad", **often)
     kept = [call for call in calls if call[0] == "python" and call[1].endswith("keep.py")]
     ones = [call for call in kept if "/shards/" in call[3] and call[3].endswith(".parquet")]
     assert [call[4:5] for call in ones] == [["--before"], [], []]
     assert ones[0][5].endswith("xquad.en.json")
 
 
-def test_an_unknown_cell_or_run_is_named(noted, folders):
-    assert "no setting opne: open, closed" in noted(*folders, "opne", check=False)[0][0]
+def test_an_unknown_setting_or_run_is_named(noted, folders):
+    assert "no setting opne: xquad, closed-book" in noted(*folders, "opne", check=False)[0][0]
     assert "no run source: sources" in noted(*folders, RUNS="source", check=False)[0][0]
     said = noted("--paper", folders[2], "llama2_7b/squat", check=False)[0][0]
     assert "no setting llama2_7b/squat: qwen3_4b_base/coqa" in said
 
 
-def test_the_papers_cells_are_those_of_the_grid(noted, tmp_path):
-    """All 16, with nothing but what is said of shards and folders."""
+def test_the_papers_settings_are_those_of_the_grid(noted, tmp_path):
+    """All 16, with no messages but those on shards and folders."""
     calls = noted("--paper", str(tmp_path / "out"), SHARDS="1")
     runs = [call for call in calls if call[0] == "polygraph_eval"]
     params = OmegaConf.load(configs_path() / "asmi_grid.yaml").hydra.sweeper.params
-    groups = [
+    settings = [
         (f"model={model}", f"benchmark={benchmark}")
         for model in params.model.split(",")
         for benchmark in params.benchmark.split(",")
     ]
-    assert [tuple(call[3:5]) for call in runs] == groups
-    assert len(groups) == 16
+    assert [tuple(call[3:5]) for call in runs] == settings
+    assert len(settings) == 16
     ours = ("data.num_shards", "data.shard", "asmi.result_cache", "hydra.run.dir")
     for call in runs:
         assert call[1:3] == ["--config-name", "asmi_benchmark"]
@@ -300,7 +300,7 @@ def hub(tmp_path, monkeypatch) -> list[str]:
     ]
 
 
-def test_a_cell_of_the_paper(noted, hub, tmp_path):
+def test_a_setting_of_the_paper(noted, hub, tmp_path):
     """One of the 16 by the same code, side models and all, with stand-ins."""
     calls = noted(
         "--paper", str(tmp_path / "out"), "llama2_7b/squad", "--", *hub, SHARDS="1", ROWS="2"
@@ -327,13 +327,15 @@ def test_the_script_itself(hub, folders):
     model, data, out = folders
     environment = os.environ | {"SHARDS": "1", "ROWS": "2"}
     start = ["bash", str(SCRIPT)]
-    subprocess.run([*start, model, data, out, "open", "--", *SHORT], env=environment, check=True)
-    assert len(pd.read_parquet(f"{out}/open.sources.parquet")) == 2
+    subprocess.run([*start, model, data, out, "xquad", "--", *SHORT], env=environment, check=True)
+    assert len(pd.read_parquet(f"{out}/xquad.sources.parquet")) == 2
     backbones = ("qwen3_4b_base", "qwen3_8b_base", "llama2_7b", "mistral_7b")
-    groups = [*map("/".join, zip(backbones, ("coqa", "squad", "babiqa", "triviaqa"), strict=True))]
-    subprocess.run([*start, "--paper", out, *groups, "--", *hub], env=environment, check=True)
-    for group in groups:
-        check_benchmark(Path(out) / f"{group}.benchmark.parquet")
+    settings = [
+        *map("/".join, zip(backbones, ("coqa", "squad", "babiqa", "triviaqa"), strict=True))
+    ]
+    subprocess.run([*start, "--paper", out, *settings, "--", *hub], env=environment, check=True)
+    for setting in settings:
+        check_benchmark(Path(out) / f"{setting}.benchmark.parquet")
 
 
 def test_it_keeps_how_few_heads_there_are_and_not_the_masks(tmp_path):

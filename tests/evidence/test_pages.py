@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import changed as evidence_changed
-import groups as evidence_groups
+import evidence as evidence_runs
 import heads as evidence_heads
 import numpy as np
 import pandas as pd
@@ -74,8 +74,8 @@ def answers(
     return pd.DataFrame(columns)
 
 
-def put(folder, model, group, run, asked=N, seed=0, **settings):
-    file = folder / "evidence" / model / f"{group}.{run}.parquet"
+def put(folder, model, setting, run, asked=N, seed=0, **settings):
+    file = folder / "evidence" / model / f"{setting}.{run}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pandas(answers(seed, run, **settings), preserve_index=False)
     about = {"data": {"limit": asked}}
@@ -87,11 +87,11 @@ def put(folder, model, group, run, asked=N, seed=0, **settings):
 def docs(tmp_path_factory):
     """Evidence of every kind: three models, settings of two commands, runs with other settings."""
     folder = tmp_path_factory.mktemp("docs")
-    put(folder, "smollm2", "open-worked", "sources", asked=100)
-    put(folder, "smollm2", "open-worked", "depths")
-    put(folder, "smollm2", "open-worked", "copied")
-    put(folder, "smollm2", "open-worked", "baselines", seed=3)
-    put(folder, "qwen05", "open", "sources", seed=1)
+    put(folder, "smollm2", "xquad-few-shot", "sources", asked=100)
+    put(folder, "smollm2", "xquad-few-shot", "depths")
+    put(folder, "smollm2", "xquad-few-shot", "copied")
+    put(folder, "smollm2", "xquad-few-shot", "baselines", seed=3)
+    put(folder, "qwen05", "xquad", "sources", seed=1)
     put(folder, "llama2_7b", "coqa", "benchmark", seed=2, correctness="quality AlignScore")
     return folder
 
@@ -110,7 +110,7 @@ def start(pages):
 @pytest.fixture(scope="module")
 def published(pages, docs):
     """Every table, made of other evidence."""
-    return pages.made(evidence_groups.load(docs / "evidence"))
+    return pages.made(evidence_runs.load(docs / "evidence"))
 
 
 def rows_of(tables, name: str) -> list[list[str]]:
@@ -134,11 +134,11 @@ def test_every_table_is_a_file_of_plain_numbers(start, published, docs):
     assert {file.stem for file in folder.glob("*.csv")} == named
     plain = re.compile(r"-?[0-9.]+(e[+-][0-9]+)?|<0\.001|")
     for row, texts in zip(
-        written(docs, "worth-stands"), rows_of(published, "worth stands"), strict=True
+        written(docs, "signals-contains"), rows_of(published, "signals contains"), strict=True
     ):
         assert row.pop("setting") == texts[0]
         assert all(plain.fullmatch(value) for value in row.values()), row
-    first, texts = written(docs, "worth-stands")[0], rows_of(published, "worth stands")[0]
+    first, texts = written(docs, "signals-contains")[0], rows_of(published, "signals contains")[0]
     assert [first[name] for name in ("answers", "planned answers", "clusters")] == [
         "80",
         "100",
@@ -150,14 +150,14 @@ def test_every_table_is_a_file_of_plain_numbers(start, published, docs):
     z, p = (first[f"gain beyond free baselines, Sem-ASMI, {one}"] for one in "zp")
     assert float(z) == number(texts[-2])
     assert p == texts[-2].split("(")[1].strip(")").replace(".", "0.", 1).replace("< ", "<")
-    halves = written(docs, "quadrants-stands")[0]
-    shown = rows_of(published, "quadrants stands")[0][2]
+    halves = written(docs, "quadrants-contains")[0]
+    shown = rows_of(published, "quadrants contains")[0][2]
     names = [f"wrong if confident and robust{end}" for end in (" (%)", ", answers")]
     assert "{}% of {}".format(*(halves[name] for name in names)) == shown
 
 
 def test_shapes_of_cells():
-    made = evidence_groups.table(
+    made = evidence_runs.table(
         ["answers / clusters", "median, correct / wrong", "z", "n", "p", "share", "note"],
         [
             ["1 of 2 / 3", "1.2e−03 / 2", "−2.3 to +1.4", "1,022", "< .001", "7 %", "too few"],
@@ -173,31 +173,31 @@ def test_shapes_of_cells():
 
 
 def test_tables_are_held_to_their_evidence(start, tmp_path):
-    """Refused where somebody typed a number, and when evidence came later."""
-    put(tmp_path, "qwen05", "open", "sources")
+    """Fails if a number was typed by hand, or if evidence was added later."""
+    put(tmp_path, "qwen05", "xquad", "sources")
     assert start(tmp_path, "--check").exit_code == 1
     assert not list(tmp_path.glob("evidence/tables/*"))
     assert start(tmp_path).output.endswith("forest.png, made-from.json\n")
     for how in ((), ("--quick",)):
         done = start(tmp_path, "--check", *how)
         assert (done.exit_code, done.output) == (0, "out of date: nothing\n")
-    table = tmp_path / "evidence/tables/worth-stands.csv"
+    table = tmp_path / "evidence/tables/signals-contains.csv"
     good = table.read_text()
     typed = good.replace(",0.", ",1.", 1)
     assert typed != good
     table.write_text(typed)
     wrong = start(tmp_path, "--check")
-    assert (wrong.exit_code, wrong.output) == (1, "out of date: worth-stands.csv\n")
-    assert start(tmp_path).output == "written: worth-stands.csv\n"
+    assert (wrong.exit_code, wrong.output) == (1, "out of date: signals-contains.csv\n")
+    assert start(tmp_path).output == "written: signals-contains.csv\n"
     assert table.read_text() == good
     left = table.with_name("left-over.csv")
     left.write_text("")
     table.with_name("profile-left.csv").write_text("")  # another script's
     assert start(tmp_path).output == "written: left-over.csv\n"
-    put(tmp_path, "gemma", "open", "sources", seed=5)
+    put(tmp_path, "gemma", "xquad", "sources", seed=5)
     late = start(tmp_path, "--check")
     assert late.exit_code == 1
-    assert {"worth-stands.csv", "forest.png", "made-from.json"} <= set(
+    assert {"signals-contains.csv", "forest.png", "made-from.json"} <= set(
         late.output.split(": ")[1].strip().split(", ")
     )
     late = start(tmp_path, "--check", "--quick")
@@ -207,7 +207,7 @@ def test_tables_are_held_to_their_evidence(start, tmp_path):
 def test_numbers_are_those_of_the_statistics(published, docs):
     """Each table's first row against a call of one's own."""
     text = published
-    one = pd.read_parquet(docs / "evidence/smollm2/open-worked.sources.parquet")
+    one = pd.read_parquet(docs / "evidence/smollm2/xquad-few-shot.sources.parquet")
     wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
     mi, agreement = one["asmi_mi_d60"], one["asmi_agreement_d60"]
     u = [m * (1 - a) for m, a in zip(mi, agreement, strict=True)]
@@ -216,8 +216,8 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     free = np.column_stack(
         [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"], lengths]
     )
-    worth = rows_of(text, "worth stands")
-    assert text["worth stands"].columns[:4] == [
+    worth = rows_of(text, "signals contains")
+    assert text["signals contains"].columns[:4] == [
         "setting",
         "answers / clusters",
         "correct",
@@ -237,46 +237,46 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     assert number(first[8]) == pytest.approx(normalised_prr(sem, quality) - msp, abs=0.0051)
     added = adds_information(sem, free, wrong, list(one["cluster"]))
     assert number(first[-2]) == pytest.approx(added.statistic, abs=0.051)
-    assert rows_of(text, "worth rouge")[0][0] == first[0]  # the paper's setting has no ROUGE-L
-    assert len(rows_of(text, "worth rouge")) == 2
-    aggregated = rows_of(text, "aggregation stands")
+    assert rows_of(text, "signals rouge")[0][0] == first[0]  # the paper's setting has no ROUGE-L
+    assert len(rows_of(text, "signals rouge")) == 2
+    aggregated = rows_of(text, "aggregation contains")
     assert [row[1] for row in aggregated[:4]] == ["ASMI", "Sem-ASMI", "surprisal", "entropy"]
     aggregations = [np.mean, np.sum, np.max, lambda own: own[0]]
     for row, tokens in ((aggregated[0], mi), (aggregated[2], -one["asmi_log_likelihood"])):
         expected = [normalised_prr([how(own) for own in tokens], quality) for how in aggregations]
-        assert [number(group) for group in row[2:6]] == pytest.approx(expected, abs=0.0051)
+        assert [number(text) for text in row[2:6]] == pytest.approx(expected, abs=0.0051)
     asmi = np.array([own.mean() for own in mi])
-    coupled = rows_of(text, "coupling stands")[0]
+    coupled = rows_of(text, "coupling contains")[0]
     assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
     assert number(coupled[4]) > number(coupled[3])  # as it was planted
     inside = one["closing"] & (lengths >= 3)
     between = np.array([own[1:-1].mean() for own in mi[inside]])
-    placed = rows_of(text, "places stands")[1]
+    placed = rows_of(text, "places contains")[1]
     assert placed[1:3] == ["between", f"{inside.sum()} / {wrong[inside].sum()}"]
     assert number(placed[3]) == pytest.approx(auroc(between, wrong[inside]), abs=0.0051)
-    again = pd.read_parquet(docs / "evidence/smollm2/open-worked.copied.parquet")["copied"]
+    again = pd.read_parquet(docs / "evidence/smollm2/xquad-few-shot.copied.parquet")["copied"]
     there = [
         (m, w)
         for tokens, marks, w, closes in zip(mi, again, wrong, one["closing"], strict=True)
         for m, mark in list(zip(tokens, marks, strict=True))[1:-1]
         if mark and closes
     ]
-    row = rows_of(text, "copying stands")[0]
+    row = rows_of(text, "copying contains")[0]
     assert row[1:4] == [
         "as in the passage",
         str(len(there)),
         f"{np.mean([w for _, w in there]):.0%}",
     ]
     assert number(row[7]) == pytest.approx(auroc(*zip(*there, strict=True)), abs=0.0051)
-    halves = rows_of(text, "quadrants stands")[0]
-    assert sum(int(group.split()[-1]) for group in halves[2:6]) == N
-    within = rows_of(text, "strata stands")
+    halves = rows_of(text, "quadrants contains")[0]
+    assert sum(int(text.split()[-1]) for text in halves[2:6]) == N
+    within = rows_of(text, "strata contains")
     own = [row for row in within if row[0] == first[0]]
     assert sum(int(row[2]) for row in own if "tokens" in row[1]) == N
     assert int(own[-1][2]) == (one["words"] == 0).sum()
     tested = [row for row in rows_of(text, "correctness labels") if row[0] == first[0]]
     assert [row[2] for row in tested] == ["0.3", "0.3", "0.4", "0.5", "0.6", "0.7"]
-    swept = rows_of(text, "settings stands")
+    swept = rows_of(text, "settings contains")
     assert {row[0] for row in swept} == {first[0]}  # the others have no other settings
     assert [row[2] for row in swept] == ["60 %", "60 %", "70 %", "80 %", "90 %"]
     deep, whole = answers(0, "depths"), answers(0)
@@ -293,14 +293,18 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     added = adds_information(deepest, free, wrong, list(one["cluster"]))
     assert number(swept[4][10]) == pytest.approx(added.statistic, abs=0.051)
     assert swept[0][8:10] == ["", ""]
-    methods = {row[2] for row in rows_of(text, "baselines stands") if row[0] == first[0]}
+    methods = {row[2] for row in rows_of(text, "baselines contains") if row[0] == first[0]}
     assert {"RAUQ (0.2)", "MaximumSequenceProbability"} <= methods
 
 
-def test_cells_together_are_those_of_the_statistics(published, docs):
+def test_settings_together_are_those_of_the_statistics(published, docs):
     found = []
-    for group in ("smollm2/open-worked.sources", "qwen05/open.sources", "llama2_7b/coqa.benchmark"):
-        one = pd.read_parquet(docs / f"evidence/{group}.parquet")
+    for setting in (
+        "smollm2/xquad-few-shot.sources",
+        "qwen05/xquad.sources",
+        "llama2_7b/coqa.benchmark",
+    ):
+        one = pd.read_parquet(docs / f"evidence/{setting}.parquet")
         pairs = zip(one["asmi_mi_d60"], one["asmi_agreement_d60"], strict=True)
         free = [one["score MaximumSequenceProbability"], one["score MeanTokenEntropy"]]
         free.append(one["asmi_entropy"].map(len))
@@ -308,7 +312,7 @@ def test_cells_together_are_those_of_the_statistics(published, docs):
         sem = [np.mean(mi * (1 - agreement)) for mi, agreement in pairs]
         found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
     whole, z = adds_over_settings(found), [one.statistic for one in found]
-    rows = {row[0]: row for row in rows_of(published, "together stands")}
+    rows = {row[0]: row for row in rows_of(published, "together contains")}
     row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD only"]
     assert row[1:3] == ["3", "240 / 40"]
     assert [number(own) for own in row[3].split(" to ")] == pytest.approx(
@@ -326,12 +330,12 @@ def test_cells_together_are_those_of_the_statistics(published, docs):
 def test_the_figure_says_what_it_was_drawn_from(start, published, docs):
     assert start(docs).exit_code == 0
     drawn = Image.open(docs / "evidence/forest.png")
-    assert drawn.info["Description"] == published["glance stands"].csv()
+    assert drawn.info["Description"] == published["glance contains"].csv()
 
 
-def test_no_cell_is_read_before_it_is_complete(start, tmp_path):
+def test_no_setting_is_read_before_it_is_complete(start, tmp_path):
     """Shards are not read, whatever they hold."""
-    shard = tmp_path / "evidence/smollm2/shards/open/sources/0.parquet"
+    shard = tmp_path / "evidence/smollm2/shards/xquad/sources/0.parquet"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"not read")
     start(tmp_path)
@@ -364,16 +368,16 @@ def test_heads_against_conditions(pages, tmp_path):
     much."""
     mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
     own = put_conditions(tmp_path, mi)
-    text = pages.made(evidence_groups.load(tmp_path / "evidence"))
+    text = pages.made(evidence_runs.load(tmp_path / "evidence"))
     half = own.iloc[::2]
     heads = [np.mean(m) for m in half["asmi_mi_d60"]]
     value = normalised_prr(heads, half["ReferenceInAnswer"])
-    raw, sem = rows_of(text, "conditions stands")
+    raw, sem = rows_of(text, "conditions contains")
     assert (raw[1], sem[1]) == ("ASMI", "Sem-ASMI")
     assert [number(raw[place]) for place in (2, 6)] == pytest.approx([value, 1], abs=0.0051)
-    assert number(raw[4]) < -0.5  # the wrong way round
+    assert number(raw[4]) < -0.5  # negative PRR
     assert raw[3] == raw[5] == raw[7] == ""  # not run
-    (said,) = rows_of(text, "controls raw stands")
+    (said,) = rows_of(text, "controls raw contains")
     assert said[1:3] == ["40 / 40", str(int(wrong_first(half).sum()))]
     assert number(said[3]) == pytest.approx(value, abs=0.0051)
     assert number(said[7]) == pytest.approx(value - 1, abs=0.0051)
@@ -397,7 +401,7 @@ def test_concentration_is_beside_that_of_noise(pages, tmp_path):
     own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
     own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
     own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
-    tables = pages.made(evidence_groups.load(tmp_path / "evidence"))
+    tables = pages.made(evidence_runs.load(tmp_path / "evidence"))
     (row,) = rows_of(tables, "concentration")
     tokens = sum(map(len, own["z_d60"]))
     without = sum(len(z) > 1 for z in own["z_d60"])
@@ -407,8 +411,8 @@ def test_concentration_is_beside_that_of_noise(pages, tmp_path):
 
 
 def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
-    put(tmp_path, "smollm2", "open-worked", "sources")
-    put(tmp_path, "smollm2", "open-worked", "copied", seed=7)
+    put(tmp_path, "smollm2", "xquad-few-shot", "sources")
+    put(tmp_path, "smollm2", "xquad-few-shot", "copied", seed=7)
     assert "copied.parquet holds other answers than the run beside it" in start(tmp_path).output
 
 
@@ -427,15 +431,15 @@ def changed_answers(seed: int, less: float) -> pd.DataFrame:
 
 def test_changed_passages(pages, tmp_path):
     """Their settings are in tables of their own, beside the same questions as they were."""
-    put(tmp_path, "smollm2", "open", "sources")
-    for group, less in (("changed", 1.0), ("exchanged", 0.5), ("open", 1.0)):
-        file = tmp_path / f"evidence/smollm2/{group}.sources.parquet"
+    put(tmp_path, "smollm2", "xquad", "sources")
+    for setting, less in (("changed", 1.0), ("exchanged", 0.5), ("xquad", 1.0)):
+        file = tmp_path / f"evidence/smollm2/{setting}.sources.parquet"
         made = changed_answers(1, less)
-        if group != "changed":
-            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if group == "exchanged" else 1]
+        if setting != "changed":
+            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if setting == "exchanged" else 1]
         pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
-    text = pages.made(evidence_groups.load(tmp_path / "evidence"))
-    assert len(rows_of(text, "worth stands")) == 1  # the setting as it was, alone
+    text = pages.made(evidence_runs.load(tmp_path / "evidence"))
+    assert len(rows_of(text, "signals contains")) == 1  # the setting as it was, alone
     (row,) = rows_of(text, "changed followed")
     # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
     assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
@@ -452,7 +456,7 @@ def test_changed_passages(pages, tmp_path):
     assert number(exchanged["MSP"][2]) == 0  # the same answers, in another order
 
 
-def test_no_complete_cell_is_no_table():
+def test_no_complete_setting_is_no_table():
     made = {name: make([]) for name, make in evidence_tables.TABLES.items()}
     # What the report found of a probe is kept as it was.
     kept = [made.pop(name) for name in ("probe", "probe differences")]
@@ -461,7 +465,7 @@ def test_no_complete_cell_is_no_table():
 
 
 def test_committed_tables_are_those_of_the_committed_evidence(request):
-    """What was measured and what is said of it go into one commit; all numbers with --slow."""
+    """Measurements and their tables go into one commit; --slow checks every number."""
     script = HERE / "pages.py"
     if request.config.getoption("--slow"):
         done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
@@ -484,9 +488,9 @@ def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
 
 def test_depths_asked_again():
     """Of the answers that had been looked at, none is among those asked again."""
-    seen = evidence_groups.Evidence("smollm2", "open-worked", "depths", answers(0, "depths")[:29])
-    again = evidence_groups.Evidence("smollm2", "open-worked", "again", answers(0, "depths"))
-    rows = evidence_tables.depths_again_table([seen, again], "stands").rows
+    seen = evidence_runs.Evidence("smollm2", "xquad-few-shot", "depths", answers(0, "depths")[:29])
+    again = evidence_runs.Evidence("smollm2", "xquad-few-shot", "again", answers(0, "depths"))
+    rows = evidence_tables.depths_again_table([seen, again], "contains").rows
     assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"] * 2
     fresh = answers(0, "depths")[29:]
     assert [rows[0][2], rows[0][3]] == ["51 / 26", str(int(wrong_first(fresh).sum()))]
@@ -507,11 +511,9 @@ def test_depths_asked_again():
 def test_empty_answers_apart():
     """What a setting's tables say without them, where there are enough to matter."""
     own = answers(0)
-    few = evidence_groups.Evidence("gemma", "open", "sources", own.assign(words=1))
-    some = evidence_groups.Evidence(
-        "smollm2", "open", "sources", own.assign(words=np.arange(N) % 4)
-    )
-    (row,) = evidence_tables.answered_table([few, some], "stands").rows
+    few = evidence_runs.Evidence("gemma", "xquad", "sources", own.assign(words=1))
+    some = evidence_runs.Evidence("smollm2", "xquad", "sources", own.assign(words=np.arange(N) % 4))
+    (row,) = evidence_tables.answered_table([few, some], "contains").rows
     left = own[np.arange(N) % 4 > 0]
     assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
     assert number(row[5]) == pytest.approx(sem_asmi_prr(left, 60), abs=0.0051)
@@ -530,10 +532,10 @@ def test_answers_cut_at_their_first_sentence():
     reach = np.minimum(own["asmi_entropy"].map(len), 3)
     kept = own.assign(first_sentence=reach)
     kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
-    group = evidence_groups.Evidence("smollm2", "open", "sources", kept)
-    whole = evidence_groups.Evidence("gemma", "open", "sources", own)  # of which nothing is kept
-    rows = evidence_tables.sentences_table([group, whole], "stands").rows
-    assert [row[0] for row in rows] == [group.label, f"{group.label}, first sentences"]
+    setting = evidence_runs.Evidence("smollm2", "xquad", "sources", kept)
+    whole = evidence_runs.Evidence("gemma", "xquad", "sources", own)  # of which nothing is kept
+    rows = evidence_tables.sentences_table([setting, whole], "contains").rows
+    assert [row[0] for row in rows] == [setting.label, f"{setting.label}, first sentences"]
     assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
     right = np.arange(N) % 2.0
     assert rows[1][3] == "50%"
@@ -549,8 +551,8 @@ def test_answers_cut_at_their_first_sentence():
 def test_questions_of_the_trial_apart():
     trial = pd.read_csv(evidence_tables.TRIAL)["id"]
     own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
-    group = evidence_groups.Evidence("qwen15", "open-worked", "sources", own)
-    rows = evidence_tables.trial_table([group], "stands").rows
+    setting = evidence_runs.Evidence("qwen15", "xquad-few-shot", "sources", own)
+    rows = evidence_tables.trial_table([setting], "contains").rows
     assert [row[0].split(", ")[-1] for row in rows] == [
         "asked in the trial", "not asked in the trial",
     ]  # fmt: skip
@@ -559,17 +561,17 @@ def test_questions_of_the_trial_apart():
         assert number(row[5]) == pytest.approx(sem_asmi_prr(part, 60), abs=0.0051)
 
 
-def test_a_cell_without_the_passages_part():
+def test_a_setting_without_the_passages_part():
     """It stands in tables of tokens, with nothing where that part would stand."""
     marks = answers(0, "copied")["copied"]
     whole = answers(0).assign(copied=marks)
     lean = whole.drop(columns=whole.filter(like="_context").columns)
-    groups = [evidence_groups.Evidence("qwen15", "open", "sources", own) for own in (whole, lean)]
+    settings = [evidence_runs.Evidence("qwen15", "xquad", "sources", own) for own in (whole, lean)]
     for make, missing in (
         (evidence_tables.copying_table, (5, 8)),
         (evidence_tables.places_table, (5, 7)),
     ):
-        full, bare = (make([group], "stands").rows for group in groups)
+        full, bare = (make([setting], "contains").rows for setting in settings)
         for one, other in zip(full, bare, strict=True):
             assert "" not in one
             assert other == ["" if i in missing else own for i, own in enumerate(one)]
@@ -585,7 +587,7 @@ def knowing(found: pd.DataFrame, depth: int) -> None:
 def test_depths_elsewhere(monkeypatch):
     """Joined with the same answers at 60 %, in another order; adjusted over settings and depths."""
     monkeypatch.setattr(evidence_tables, "RESAMPLES", 99)
-    groups = []
+    settings = []
     for model, seed in (("smollm2", 0), ("qwen05", 1)):
         usual = answers(seed).assign(words=np.arange(N) % 4 if model == "qwen05" else 1)
         deeper = usual[::-1].reset_index(drop=True)
@@ -595,11 +597,11 @@ def test_depths_elsewhere(monkeypatch):
             for part in ("mi", "agreement"):
                 deeper[f"asmi_{part}_d70"] = deeper[f"asmi_{part}_d60"]
         deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
-        groups += [
-            evidence_groups.Evidence(model, "babi", "sources", usual, N),
-            evidence_groups.Evidence(model, "babi", "deeper", deeper[:50], 60),
+        settings += [
+            evidence_runs.Evidence(model, "babi", "sources", usual, N),
+            evidence_runs.Evidence(model, "babi", "deeper", deeper[:50], 60),
         ]
-    rows = evidence_tables.depths_elsewhere_table(groups, "stands").rows
+    rows = evidence_tables.depths_elsewhere_table(settings, "contains").rows
     assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
     *rows, some, _ = rows
     assert some[0].endswith("without empty answers")
@@ -613,7 +615,7 @@ def test_depths_elsewhere(monkeypatch):
     assert [number(rows[2][10]), number(rows[2][11])] == [0, 1]  # the same scores
     # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
     assert [number(row[11]) for row in rows] == [0.08, 0.08, 1, 0.08]
-    free = evidence_tables.depths_free_table(groups).rows
+    free = evidence_tables.depths_free_table(settings).rows
     assert [row[1] for row in free] == ["60 %", "70 %", "90 %"] * 2
     usual = answers(0)[N - 50 :]
     asmi = [mi.mean() for mi in usual["asmi_mi_d60"]]
@@ -622,22 +624,22 @@ def test_depths_elsewhere(monkeypatch):
         assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
     assert free[1][3] != free[0][3]
     assert free[1][2].startswith("50 of 60")
-    last = groups[3].answers
+    last = settings[3].answers
     sem = sem_asmi(last, 90)
     above = np.mean(sem[last["words"] == 0] > np.median(sem))
     assert [row[7] for row in free[2::3]] == ["", f"{above:.0%}"]
-    with pytest.raises(ValueError, match="own answers are missing"):
-        evidence_tables.depths_free_table(groups[1:])
-    groups[0].answers["asmi_log_likelihood"] += 1
+    with pytest.raises(ValueError, match=r"sources\.parquet is missing"):
+        evidence_tables.depths_free_table(settings[1:])
+    settings[0].answers["asmi_log_likelihood"] += 1
     with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
-        evidence_tables.depths_elsewhere_table(groups, "stands")
+        evidence_tables.depths_elsewhere_table(settings, "contains")
 
 
 def test_scores_with_the_passage_and_without():
     """Question by question; and nothing is ranked where hardly any answer is right."""
     with_it, without = answers(0), answers(5)[10:].reset_index(drop=True)
-    own = evidence_groups.Evidence("smollm2", "open-worked", "sources", with_it)
-    shut = evidence_groups.Evidence("smollm2", "closed-worked", "sources", without)
+    own = evidence_runs.Evidence("smollm2", "xquad-few-shot", "sources", with_it)
+    shut = evidence_runs.Evidence("smollm2", "closed-book-few-shot", "sources", without)
     column = "score MaximumSequenceProbability"
     rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
     text = evidence_changed.closed_table([own, shut])
@@ -645,8 +647,8 @@ def test_scores_with_the_passage_and_without():
     assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
     assert row[6] == str(N - 10)
     assert float(row[7].split()[0]) == pytest.approx(rises, abs=0.0051)
-    assert evidence_groups.labelled([own, shut], "rouge") == [own, shut]
+    assert evidence_runs.labelled([own, shut], "rouge") == [own, shut]
     low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
-    few = evidence_groups.Evidence("smollm2", "closed-worked", "sources", low)
-    assert evidence_groups.labelled([own, few], "rouge") == [own]
+    few = evidence_runs.Evidence("smollm2", "closed-book-few-shot", "sources", low)
+    assert evidence_runs.labelled([own, few], "rouge") == [own]
     assert evidence_changed.closed_table([own, few]).rows[0].count("too few correct") == 2

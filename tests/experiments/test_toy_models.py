@@ -22,12 +22,12 @@ SAYS, OTHER, CONSTANT, LARGE = 8, 9, 31, 100.0
 def toy(carrier: str, rng: np.random.Generator):
     """A model in which each question's token says by itself how it is answered, and how fragile.
 
-    Every question is answered with the same confidence. What differs is how much of that hangs on
+    Every question is answered with the same confidence. What differs is how much of that depends on
     a single head of four (or, where the MLP carries it, on a single neuron of four): from a quarter
     to all. The other component says things of no matter. Positions see themselves alone.
 
     Returns:
-        The model, and for each question the share that hangs on one part.
+        The model, and for each question the share that depends on one part.
     """
     total = TEXTS * QUESTIONS
     model = tiny_model(

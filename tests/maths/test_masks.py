@@ -121,5 +121,5 @@ def test_mask_seed_depends_on_all_it_should():
 
 
 def test_mask_seed_is_the_same_on_every_machine():
-    # A changed value would silently redraw the masks of every published run.
+    # A changed value would silently change the masks of every published run.
     assert mask_seed(0, 19, [1, 2, 3]) == 6731509327771676214

@@ -126,7 +126,7 @@ def test_structure_of_the_kinds(kind):
 
 
 def test_embeddings_of_every_kind(kind):
-    """Hidden states of full forward passes, also where a recurrent state stands behind the
+    """Hidden states of full forward passes, also where a recurrent state comes after the
     prompt."""
     model, _, _ = kind
     ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15], [4, 4, 4]]
@@ -285,7 +285,7 @@ def test_weights_in_several_precisions_that_run_are_scored(scope):
 
 
 def test_adapters():
-    """LoRA on the output projection counts; a learned prompt is refused."""
+    """LoRA on the output projection counts; a learned prompt is unsupported."""
     peft = pytest.importorskip("peft")
     base = tiny_model("llama")
     lora = peft.LoraConfig(r=4, target_modules=["o_proj", "q_proj"], init_lora_weights=False)

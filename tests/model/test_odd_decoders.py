@@ -1,4 +1,4 @@
-"""Traits that no class of the registry has: scored right, or refused by name."""
+"""Traits that no class of the registry has: scored right, or unsupported by name."""
 
 import pytest
 import torch

@@ -89,13 +89,13 @@ def everything(tmp_path_factory):
     dissect(details)
     write_probe(probe(n), save(root / "open", details))
     save(root / "k256", content(n, top_k=256))
-    save(root / "redraw", content(n, mask_seed=1))
+    save(root / "seed 1", content(n, mask_seed=1))
     closed = manifest(n, "asmi_squad_closed_book", closed=True)
     save(root / "closed", content(n, shift=0.5), closed)
     save(root / "mlp", condition(content(n), "mlp", 0.5), matched(manifest(n)))
     save(root / "closed mlp", condition(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
-    runs = [str(root / name) for name in ("open", "k256", "redraw", "closed", "mlp", "closed mlp")]
+    runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed", "mlp", "closed mlp")]
     command = ["report", *runs, "--out", str(out)]
     with few_pixels():
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
@@ -104,7 +104,7 @@ def everything(tmp_path_factory):
 
 
 def cells_of(root):
-    return load_run_groups(root / name for name in ("open", "k256", "redraw", "closed"))
+    return load_run_groups(root / name for name in ("open", "k256", "seed 1", "closed"))
 
 
 def test_a_report_has_every_item_in_every_form(everything):
@@ -252,7 +252,7 @@ def test_runs_over_the_same_answers_are_one_cell(everything):
     assert larger.loc["Sem-ASMI", "token ρ of MI"] < 1
     stable = table(out, "stability")
     assert (stable["other_seeds"] == 2).all()
-    # Only what was redrawn: not the baselines, which are the same in all three runs.
+    # Only what depends on the seed: not the baselines, which are the same in all three runs.
     assert all("ASMI" in method for method in stable["method"])
 
 
@@ -581,10 +581,10 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
     first = content()
     del first["stats"]["asmi_mi_d60"]
     save(tmp_path / "first", first)
-    save(tmp_path / "redraw", content(mask_seed=1))
-    (group,) = load_run_groups([tmp_path / "first", tmp_path / "redraw"])
+    save(tmp_path / "seed 1", content(mask_seed=1))
+    (group,) = load_run_groups([tmp_path / "first", tmp_path / "seed 1"])
     assert group.variants["Sem-ASMI"] == SEM
-    assert group.mi_tokens is None  # the redraw's belong to another score
+    assert group.mi_tokens is None  # those of seed 1 belong to another score
     assert group.agreement_tokens is not None
     assert group.settings()["seed"] == 0
 
@@ -625,7 +625,7 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
 
 
-def test_only_other_seeds_are_redraws(tmp_path):
+def test_only_other_seeds_count_for_stability(tmp_path):
     """The same seed again, but for rounding, is none; nor are baselines without samples."""
     save(tmp_path / "answers")
     again = content()

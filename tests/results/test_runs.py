@@ -246,7 +246,7 @@ def test_read_without_torch_as_torch_reads_it(tmp_path):
 
 
 def test_damage_is_seen(tmp_path):
-    """Wherever a bit is turned: refused, or of no effect; never another number."""
+    """A flipped bit anywhere: an error or no effect; never another number."""
     file = save(tmp_path)
     whole, content = load_run(file), file.read_bytes()
     said = []

@@ -1,4 +1,4 @@
-"""What two rows of a run tell, and what is said where they fail."""
+"""The trial of two rows before a run, and its messages if they fail."""
 
 import subprocess
 
@@ -20,7 +20,7 @@ Traceback (most recent call last):
 
 
 def failure(monkeypatch, code: int, printed: str) -> str:
-    """What is said of a run that ended so."""
+    """The message about a run that ended so."""
     done = subprocess.CompletedProcess([], code, "", printed)
     monkeypatch.setattr(trial.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(RuntimeError) as raised:

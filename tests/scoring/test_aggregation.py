@@ -57,7 +57,7 @@ def slow(model, tokenizer, scored):
 
 @pytest.mark.parametrize("variant", KINDS)
 def test_brute_force(scored, slow, variant):
-    """Whole passes with weights taken out, loops over masks and tokens."""
+    """Full forward passes with weights taken out, loops over masks and tokens."""
     gate = {"asmi": 0.0, "sem": 1.0, "adapt": scored["adapt", "mean"].gate}[variant]
     total, highest, tokens = 0.0, -math.inf, 0
     for information, agreement in zip(*slow, strict=True):

@@ -1,4 +1,4 @@
-"""From labelled answers to a calibration run that decides, and that refuses what it is not of."""
+"""From labelled answers to a calibration run, whose decisions cover only answers like its own."""
 
 import copy
 import json

@@ -172,7 +172,7 @@ def test_in_a_notebook(found):
 def test_several_answers_on_a_page(found):
     page = render([found, interpreted(found)], "two")
     assert page.count('<section class="asmi" id="answer-') == 2
-    assert page.count(found.verdict[-1]) == 1  # what all of them say is said once
+    assert page.count(found.verdict[-1]) == 1  # a sentence common to all appears once
     assert page.count(found.verdict[1]) == 1  # and what one says, with it
     assert page.count("Point at a token") == 1
     text = Elements(page).text

@@ -24,7 +24,7 @@ def texts(answer):
     [
         (" Guests", ["Guests"]),
         ("It costs $3.50. He paid!", ["It costs $3.50.", "He paid!"]),
-        ("Mr. Berg came. Who?\nNobody knows", ["Mr. Berg came.", "Who?", "Nobody knows"]),
+        ("Mr. Berg came. Who?\nNo one knows", ["Mr. Berg came.", "Who?", "No one knows"]),
         ("One line\nof one sentence.\n\nAnother.", ["One line\nof one sentence.", "Another."]),
         (
             CODE,

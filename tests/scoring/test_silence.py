@@ -1,4 +1,4 @@
-"""What would give a wrong number in silence: refused, understood, or said."""
+"""Inputs that could silently give a wrong number: an error, the right number, or a warning."""
 
 import json
 from copy import deepcopy

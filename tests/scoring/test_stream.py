@@ -66,7 +66,7 @@ def test_every_kind(kind, attention):
     """
     name, overrides, layer, _ = KINDS[kind]
     if name in UNSTEPPED:
-        pytest.skip("refused, see below")
+        pytest.skip("unsupported, see below")
     settings = {**SMALL, "seeded_by": "prompt", "attention": attention}
     model, ids = tiny_class(name, **overrides), sequence(20)
     engine = Engine(

@@ -185,7 +185,7 @@ def test_a_double_dissociation_is_the_difference_of_differences():
     assert same == pytest.approx((0, 0, 0))  # passages are drawn once for both
 
 
-def test_correlations_are_corrected_for_redraws():
+def test_correlations_are_corrected_for_seed_noise():
     rng = np.random.default_rng(2)
     truth = rng.normal(size=900)
     first, second, again, other = truth + 0.7 * rng.normal(size=(4, 900))

@@ -41,7 +41,7 @@ def save_conditions(folder, saved, about, noise):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Heads are special here but for one condition, which reads the same; and a sweep, and a
-    redraw."""
+    seed."""
     root = tmp_path_factory.mktemp("conditions")
     saved, about = content(N), manifest(N)
     noise = {"pseudo_heads": None, "foreign": None, "mlp": 0.001}
@@ -52,9 +52,9 @@ def runs(tmp_path_factory):
         matched(about, times=0.5),
     )
     save(root / "norm", condition(saved, "isotropic", None, perturbation_scale=None), about)
-    save(root / "redraw", content(N, mask_seed=1), about)
+    save(root / "seed 1", content(N, mask_seed=1), about)
     save(root / "mlp again", condition(saved, "mlp", 0.3, seed=1), matched(about))
-    return [*folders, *(root / name for name in ("half", "norm", "redraw", "mlp again"))]
+    return [*folders, *(root / name for name in ("half", "norm", "seed 1", "mlp again"))]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def group(runs):
 
 
 def test_conditions_are_kept_out_of_a_cells_methods(group):
-    assert len(group.runs) == 2  # heads and their redraw
+    assert len(group.runs) == 2  # heads, with two seeds
     assert [one.condition for one in group.conditions] == [
         "pseudo_heads", "foreign", "mlp", "mlp", "isotropic", "mlp",
     ]  # fmt: skip

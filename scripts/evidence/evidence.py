@@ -46,13 +46,13 @@ MODELS = {
     "mistral_7b": Model("Mistral-7B", 7.24),
     "qwen3_8b_base": Model("Qwen3-8B-Base", 8.19),
 }
-GROUPS = {
-    "open": "XQuAD, zero-shot",
-    "open-worked": "XQuAD, few-shot (4-shot)",
-    "open-chat": "XQuAD, chat template",
-    "closed": "closed book, zero-shot",
-    "closed-worked": "closed book, few-shot (4-shot)",
-    "closed-chat": "closed book, chat template",
+SETTINGS = {
+    "xquad": "XQuAD, zero-shot",
+    "xquad-few-shot": "XQuAD, few-shot (4-shot)",
+    "xquad-chat": "XQuAD, chat template",
+    "closed-book": "closed book, zero-shot",
+    "closed-book-few-shot": "closed book, few-shot (4-shot)",
+    "closed-book-chat": "closed book, chat template",
     "babi": "BabiQA",
     "babi-chat": "BabiQA, chat template",
     "coqa": "CoQA",
@@ -60,25 +60,29 @@ GROUPS = {
     "babiqa": "BabiQA, the paper's",
     "triviaqa": "TriviaQA",
     "changed": "another answer in the passage, zero-shot",
-    "changed-worked": "another answer in the passage, few-shot (4-shot)",
+    "changed-few-shot": "another answer in the passage, few-shot (4-shot)",
     "exchanged": "another passage, zero-shot",
-    "exchanged-worked": "another passage, few-shot (4-shot)",
+    "exchanged-few-shot": "another passage, few-shot (4-shot)",
 }
 CHANGED = {
-    "changed": "open",
-    "changed-worked": "open-worked",
-    "exchanged": "open",
-    "exchanged-worked": "open-worked",
+    "changed": "xquad",
+    "changed-few-shot": "xquad-few-shot",
+    "exchanged": "xquad",
+    "exchanged-few-shot": "xquad-few-shot",
 }
 """Settings whose passages say something else -> the same questions as they were."""
-CLOSED = {"closed": "open", "closed-worked": "open-worked", "closed-chat": "open-chat"}
+CLOSED = {
+    "closed-book": "xquad",
+    "closed-book-few-shot": "xquad-few-shot",
+    "closed-book-chat": "xquad-chat",
+}
 """Settings without a passage -> the same questions with it."""
 OWN_ANSWERS = ("sources", "benchmark")
 """Runs that a setting is judged by: of scripts/evidence/measure.sh, and of its --paper."""
-SETTINGS = {
+PARAMETERS = {
     "sources": "response, derived p and S",
     "benchmark": "all, derived p and S",
-    "whole": "all, derived p and S",
+    "scope_all": "all, derived p and S",
     "paper": "response, p = .15, S = 40",
     "balanced": "response, balanced masks",
     "depths": "response, derived p and S",
@@ -87,9 +91,9 @@ CONDITIONS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 """What the perturbation controls perturbs in place of heads, from the likest to the least like."""
 AGAIN, DEEPER = "again", "deeper"
 """The depths once more, on answers that nobody had looked at; 70 and 90 % of other settings."""
-RUNS = (*SETTINGS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
+RUNS = (*PARAMETERS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
 CORRECTNESS_LABELS = {
-    "stands": ("ReferenceInAnswer", "the answer contains the gold answer"),
+    "contains": ("ReferenceInAnswer", "the answer contains the gold answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
     "align": ("quality AlignScore", "AlignScore"),
 }
@@ -108,14 +112,14 @@ class Evidence:
     """One model on one data set: a row per answer, with statistics of its tokens.
 
     Attributes:
-        model, group, run: as its file is named.
+        model, setting, run: as in its file name.
         answers: its rows.
         asked: rows that were to be answered; None where that is not known.
         which: of its answers, where these are a part that was chosen afterwards.
     """
 
     model: str
-    group: str
+    setting: str
     run: str
     answers: pd.DataFrame
     asked: int | None = None
@@ -123,12 +127,14 @@ class Evidence:
 
     @property
     def label(self) -> str:
-        return ", ".join(filter(None, (MODELS[self.model].name, GROUPS[self.group], self.which)))
+        return ", ".join(
+            filter(None, (MODELS[self.model].name, SETTINGS[self.setting], self.which))
+        )
 
     @property
     def data_set(self) -> str:
         """However it was asked."""
-        return GROUPS[self.group].split(",")[0]
+        return SETTINGS[self.setting].split(",")[0]
 
     @property
     def size(self) -> str:
@@ -162,7 +168,7 @@ class Evidence:
         """The same for some of the rows."""
         kept = self.answers[chosen].reset_index(drop=True)
         asked = self.asked if all(chosen) else None
-        return Evidence(self.model, self.group, self.run, kept, asked, which)
+        return Evidence(self.model, self.setting, self.run, kept, asked, which)
 
     @cached_property
     def cut(self) -> np.ndarray:
@@ -178,7 +184,7 @@ class Evidence:
             kept[column] = [own[:tokens] for own, tokens in pairs]
         for column in kept.filter(like=AFTER_ONE).columns:
             kept[column.removesuffix(AFTER_ONE)] = kept[column]
-        return Evidence(self.model, self.group, self.run, kept, self.asked, "first sentences")
+        return Evidence(self.model, self.setting, self.run, kept, self.asked, "first sentences")
 
     def shared_with(self, other: "Evidence") -> "Evidence":
         """Those of the answers that another run of the setting has, in its order.
@@ -193,9 +199,9 @@ class Evidence:
                 mine["asmi_log_likelihood"], other.answers["asmi_log_likelihood"], strict=True
             )
             if all(len(a) == len(b) and np.allclose(a, b, atol=1e-3) for a, b in pairs):
-                return Evidence(self.model, self.group, self.run, mine)
+                return Evidence(self.model, self.setting, self.run, mine)
         raise ValueError(
-            f"{self.model}/{self.group}.{other.run}.parquet holds other answers than the run "
+            f"{self.model}/{self.setting}.{other.run}.parquet holds other answers than the run "
             "beside it"
         )
 
@@ -208,7 +214,7 @@ class Evidence:
         """
         mine = self.shared_with(other).answers
         more = other.answers[other.answers.columns.difference(mine.columns, sort=False)]
-        return Evidence(self.model, self.group, other.run, mine.join(more), other.asked)
+        return Evidence(self.model, self.setting, other.run, mine.join(more), other.asked)
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -326,7 +332,7 @@ class Evidence:
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
     """(model, setting, run, file) of what is complete, in the order of these."""
     named = [
-        (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in GROUPS for r in RUNS
+        (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in SETTINGS for r in RUNS
     ]
     return [one for one in named if one[-1].exists()]
 
@@ -342,10 +348,10 @@ def load(folder: Path) -> list[Evidence]:
     if unknown:
         raise ValueError(
             f"{unknown[0]} is named as no model, setting and run that this script knows: see "
-            "MODELS, GROUPS and RUNS"
+            "MODELS, SETTINGS and RUNS"
         )
-    groups = []
-    for model, group, run, file in found:
+    evidence = []
+    for model, setting, run, file in found:
         table = pq.read_table(file)
         about = json.loads((table.schema.metadata or {}).get(b"run", b"{}"))
         asked = about.get("data", {}).get("limit")
@@ -353,18 +359,20 @@ def load(folder: Path) -> list[Evidence]:
         own = {n: of["symbol"] for n, of in about.get("methods", {}).items()}
         short = {f"score {n}": f"score {s}" for n, s in own.items() if s not in METHODS.values()}
         answers = table.to_pandas().rename(columns=short)
-        groups.append(Evidence(model, group, run, answers, asked))
-    for own in groups:
+        evidence.append(Evidence(model, setting, run, answers, asked))
+    for own in evidence:
         if own.run == "sources" and "copied" not in own.answers:
-            for again in others(own, groups, ("copied",)):
+            for again in others(own, evidence, ("copied",)):
                 own.shared_with(again)
                 own.answers["copied"] = again.answers["copied"]
-    return groups
+    return evidence
 
 
-def others(own: Evidence, groups: Iterable[Evidence], runs: Sequence[str]) -> list[Evidence]:
+def others(own: Evidence, evidence: Iterable[Evidence], runs: Sequence[str]) -> list[Evidence]:
     """The runs so named of the same setting."""
-    return [e for e in groups if (e.model, e.group) == (own.model, own.group) and e.run in runs]
+    return [
+        e for e in evidence if (e.model, e.setting) == (own.model, own.setting) and e.run in runs
+    ]
 
 
 def digest(folder: Path) -> str:
@@ -378,9 +386,9 @@ def digest_of(files: Iterable[Path]) -> str:
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
 
-def labelled(groups: Iterable[Evidence], correctness: str) -> list[Evidence]:
+def labelled(evidence: Iterable[Evidence], correctness: str) -> list[Evidence]:
     """Settings that can be judged by their own answers."""
-    return [e for e in groups if e.run in OWN_ANSWERS and e.ranked(correctness)]
+    return [e for e in evidence if e.run in OWN_ANSWERS and e.ranked(correctness)]
 
 
 class Table(NamedTuple):

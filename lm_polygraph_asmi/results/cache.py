@@ -30,7 +30,7 @@ log = logging.getLogger("lm_polygraph")
 
 _DAMAGE = (sqlite3.Error, OSError, diskcache.Timeout, pickle.UnpicklingError, EOFError, ValueError)
 _CHUNK = 2**22
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type by number of bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _WARNED: "WeakSet[PreTrainedModel]" = WeakSet()
@@ -66,7 +66,7 @@ class ResultCache:
 
     def get(self, key: dict[str, Any]) -> Any | None:
         """The result stored under a key, or None if there is none or it is damaged."""
-        if self._entries is None or _untold(key):
+        if self._entries is None or _unidentified(key):
             return None
         try:
             stored = self._entries.get(_digest(key))
@@ -85,7 +85,7 @@ class ResultCache:
 
     def put(self, key: dict[str, Any], result: Any) -> None:
         """Store a result; on disk when this returns."""
-        if self._entries is None or not self._writable or _untold(key):
+        if self._entries is None or not self._writable or _unidentified(key):
             return
         content = pickle.dumps(result)
         try:
@@ -93,18 +93,18 @@ class ResultCache:
         except _DAMAGE as error:
             self._give_up("written", error)
 
-    def _give_up(self, what: str, error: Exception) -> None:
+    def _give_up(self, action: str, error: Exception) -> None:
         log.warning(
             "The result cache %s cannot be %s (%s: %s). The run continues and saves its results "
             "at its end, but if it is killed, answers scored from now on must be scored again. "
             "Possible causes: a full disk, a network file system, or a damaged folder (then "
             "remove it). Set asmi.result_cache to use another",
-            self.folder, what, type(error).__name__, error,
+            self.folder, action, type(error).__name__, error,
         )  # fmt: skip
         self._writable = False  # stored results can still be read
 
 
-def _untold(key: dict[str, Any]) -> bool:
+def _unidentified(key: dict[str, Any]) -> bool:
     """Whether the key is of a model that cannot be identified."""
     return "model" in key and key["model"] is None
 
@@ -136,16 +136,16 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
     Raises:
         TypeError: weights whose bits cannot be read.
     """
-    place = {"device": model.device.type}
+    device = {"device": model.device.type}
     if any(foreign_code(module) for module in model.modules()):
-        return {"model": None, **place}
+        return {"model": None, **device}
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: its active adapters
             digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         digest.update(" ".join([name, kind, *sorted(plain_values(module)), ""]).encode())
-        renewed = {f"{name}.{own}" if name else own for own in renewed_names(module)}
+        renewed = {f"{name}.{buffer}" if name else buffer for buffer in renewed_names(module)}
         with align_module_device(module):  # loads offloaded weights, one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:
@@ -170,7 +170,7 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
     adapters = {name: vars(of) for name, of in (getattr(model, "peft_config", None) or {}).items()}
     configured = json.dumps([config, adapters], sort_keys=True, default=_in_order)
     digest.update(configured.encode())
-    return {"model": digest.hexdigest(), **place}
+    return {"model": digest.hexdigest(), **device}
 
 
 def _in_order(value: Any) -> Any:
@@ -186,23 +186,23 @@ class ModelKeys:
     """
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, Any]]] = (
+        self._cached: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, Any]]] = (
             WeakKeyDictionary()
         )
 
     def of(self, model: PreTrainedModel, state: int) -> dict[str, Any]:
         """The key of a model in this state; warns once if the model cannot be identified."""
-        kept = self._kept.get(model)
-        if kept is None or kept[0] != state:
-            kept = self._kept[model] = state, {**environment_key(), **model_key(model)}
-            if kept[1]["model"] is None and model not in _WARNED:
+        cached = self._cached.get(model)
+        if cached is None or cached[0] != state:
+            cached = self._cached[model] = state, {**environment_key(), **model_key(model)}
+            if cached[1]["model"] is None and model not in _WARNED:
                 _WARNED.add(model)
                 log.warning(
                     "%s has forward hooks, or a forward method set on a module. Their results "
                     "cannot be identified, so the result cache is not used for this model. Remove "
                     "them to use it", type(model).__name__,
                 )  # fmt: skip
-        return kept[1]
+        return cached[1]
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
@@ -220,10 +220,10 @@ def _checksum(tensor: Tensor) -> int:
     """Exact and position-dependent, on the tensor's device: sum of (2 i + 1) x_i mod 2^64, with x_i
     the bits of its values."""
     values = tensor.detach().contiguous().reshape(-1)
-    bits = values.view(_WHOLE[values.element_size()])
+    bits = values.view(_INTEGERS[values.element_size()])
     total = 0
     for start in range(0, bits.numel(), _CHUNK):
         part = bits[start : start + _CHUNK].long()
-        place = torch.arange(start, start + part.numel(), device=part.device)
-        total += int((part * (2 * place + 1)).sum())
+        position = torch.arange(start, start + part.numel(), device=part.device)
+        total += int((part * (2 * position + 1)).sum())
     return total % 2**64

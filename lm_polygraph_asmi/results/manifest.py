@@ -70,13 +70,13 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
 
 def packages() -> dict[str, str]:
     """Releases of packages that results can depend on."""
-    found = {"python": platform.python_version()}
+    releases = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            releases[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return releases
 
 
 def model_revision(path: str, revision: str | None) -> str:

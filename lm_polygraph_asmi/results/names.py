@@ -43,15 +43,13 @@ PER_DEPTH = {
 
 PER_SOURCE = {
     "asmi_source_attention": "(T,) attention on the source's tokens, mean over heads, in [0, 1]",
-    "asmi_source_kl": "(T,) KL to the unmasked output of that without the source's part in any "
-    "head, nats",
+    "asmi_source_kl": "(T,) KL(p without the source in any head || unmasked p), nats",
 }
 """In addition to `PER_DEPTH`, if masks remove only what comes from a source."""
 
 WITHOUT_CONTEXT = {
-    "asmi_without_context_kl": "(T,) KL to the unmasked output of that to a prompt without the "
-    "context's tokens, nats",
-    "asmi_without_context_seconds": "seconds spent on it",
+    "asmi_without_context_kl": "(T,) KL(p without the context's tokens || unmasked p), nats",
+    "asmi_without_context_seconds": "seconds spent on `asmi_without_context_kl`",
 }
 """On request, if there is a context; independent of depth and masks."""
 
@@ -90,8 +88,8 @@ def at_depth(name: str, depth: float, source: str = "all") -> str:
 
     With a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" adds nothing.
     """
-    found = f"{name}_{depth_label(depth)}"
-    return found if source == "all" else f"{found}_{source}"
+    full_name = f"{name}_{depth_label(depth)}"
+    return full_name if source == "all" else f"{full_name}_{source}"
 
 
 def passage(number: int) -> str:
@@ -107,22 +105,22 @@ def masked_head_stats(
 ) -> list[str]:
     """Every statistic of the masked-heads calculator, for `stats:` and `save_stats:`."""
     names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
-    found = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
+    stats = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
     sources = tuple(sources)
     for depth in depths:
-        for own in sources:
-            more = {} if own == "all" else {**PER_SOURCE, **(SHARE if "all" in sources else {})}
-            found += [at_depth(name, depth, own) for name in [*names, *more]]
-    return found
+        for source in sources:
+            extra = {} if source == "all" else {**PER_SOURCE, **(SHARE if "all" in sources else {})}
+            stats += [at_depth(name, depth, source) for name in [*names, *extra]]
+    return stats
 
 
-def saved_stats(*which: Any, **named: Any) -> list[str]:
+def saved_stats(*args: Any, **kwargs: Any) -> list[str]:
     """Statistics that a run should save for later analysis; arguments as of `masked_head_stats`.
 
     LM-Polygraph skips those that a run does not compute.
     """
-    ours = masked_head_stats(*which, **named)
-    return [*ours, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
+    asmi_stats = masked_head_stats(*args, **kwargs)
+    return [*asmi_stats, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class Settings:
 
     Attributes:
         config: with the S, p and attention implementation used.
-        source: of what masks remove; for several passages, "passage0" and so on.
+        source: source of what masks remove; for several passages, "passage0" and so on.
         layer: index of the masked layer, from 0.
         num_layers: L.
         num_heads: H, query heads.
@@ -149,8 +147,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """All settings of a statistic by name; from the config, those of the masks."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "config"}
-        return self.config.to_dict("masks") | {"attention": self.config.attention} | own
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
+        return self.config.to_dict("masks") | {"attention": self.config.attention} | values
 
 
 def masked_layer(used: Mapping[str, Any]) -> str:

@@ -79,11 +79,11 @@ class RunGroup:
         runs: the runs over these answers; `source` is the one with the token statistics.
         conditions: runs of the perturbation controls; their scores are in no table of methods.
         parts: runs over some of these answers that saved masks, for the analysis of heads.
-        condition_parts: the same of control conditions, only for their probes.
+        condition_parts: such runs of control conditions, only for their probes.
         run: all methods of the runs, as one.
         metric: the quality metric in use.
         depth: the operating depth.
-        operating: settings of the operating variants; None: those of the first.
+        operating: settings of the operating variants; None: those of the first variant.
         rows: (n,) rows in use: those with finite quality and finite scores of all methods.
         notes: what was left out, and why.
     """
@@ -146,18 +146,18 @@ class RunGroup:
     @cached_property
     def methods(self) -> dict[str, ASMIConfig]:
         """Settings of ASMI's scores by name, in the order of the scores."""
-        known = self.run.methods
-        return {name: known[name] for name in self.scores if name in known}
+        configs = self.run.methods
+        return {name: configs[name] for name in self.scores if name in configs}
 
     @cached_property
     def variants(self) -> dict[str, str]:
         """Symbol -> method, at the operating depth, with the settings of the first such method."""
         by_symbol: dict[str, str] = {}
-        wanted = self.operating
+        settings = self.operating
         for method, config in self.methods.items():
             if same_depth(config.depth, self.depth):
-                wanted = wanted or config
-                if config.same_but(wanted, "method"):
+                settings = settings or config
+                if config.same_but(settings, "method"):
                     by_symbol.setdefault(config.symbol, method)
         return by_symbol
 
@@ -266,10 +266,10 @@ class RunGroup:
     @cached_property
     def source(self) -> Run | None:
         """The run of the operating variants; token statistics are from it."""
-        settings = at_depth("asmi_settings", self.depth, self._operating.source)
-        wanted = next(iter(self.variants.values()), None)
+        statistic = at_depth("asmi_settings", self.depth, self._operating.source)
+        method = next(iter(self.variants.values()), None)
         for run in self.runs:
-            if (wanted in run.scores) if wanted else bool(run.stats.get(settings)):
+            if (method in run.scores) if method else bool(run.stats.get(statistic)):
                 return run
         return None
 
@@ -290,13 +290,13 @@ class RunGroup:
 
     def dissected(self, depth: float) -> Run | None:
         """The run that saved masks and divergences at a depth, with the most masks."""
-        wanted = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
+        names = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
         runs = [
             run
             for run in (*self.runs, *self.parts)
-            if all(len(run.stats.get(name, [])) == len(run.scores) for name in wanted)
+            if all(len(run.stats.get(name, [])) == len(run.scores) for name in names)
         ]
-        return max(runs, key=lambda run: len(run.stats[wanted[0]][0]), default=None)
+        return max(runs, key=lambda run: len(run.stats[names[0]][0]), default=None)
 
     @cached_property
     def dissected_depths(self) -> list[float]:
@@ -309,9 +309,9 @@ class RunGroup:
         """(row in use, row of the run) for a run of this setting or of a part of it."""
         if not any(run is part for part in self.parts):
             return list(enumerate(self.rows.tolist()))
-        ours, theirs = _keys(self.run, run)
-        place = {key: row for row, key in enumerate(theirs)}
-        pairs = ((i, place.get(ours[row])) for i, row in enumerate(self.rows))
+        group_keys, run_keys = _keys(self.run, run)
+        run_rows = {key: row for row, key in enumerate(run_keys)}
+        pairs = ((i, run_rows.get(group_keys[row])) for i, row in enumerate(self.rows))
         return [(i, row) for i, row in pairs if row is not None]
 
     def condition_score(self, condition: ConditionRun, symbol: str) -> np.ndarray:
@@ -332,9 +332,9 @@ class RunGroup:
         Raises:
             Unavailable: no run has it.
         """
-        theirs = condition.run.methods[condition.method(symbol, self.depth)]
+        condition_config = condition.run.methods[condition.method(symbol, self.depth)]
         for name, config in self.methods.items():
-            if config.same_but(theirs, "perturbation", "perturbation_scale"):
+            if config.same_but(condition_config, "perturbation", "perturbation_scale"):
                 return name
         raise Unavailable(f"no run of heads has the settings of the run of {condition.condition}")
 
@@ -382,14 +382,14 @@ class RunGroup:
         model, data = self.run.recorded("model"), self.run.recorded("dataset")
         return {
             "setting": self.label,
-            "model": _named(model.get("path")) or "not recorded",
+            "model": _short(model.get("path")) or "not recorded",
             "revision": model.get("revision", "not recorded"),
-            "dataset": _named(data.get("source")) or data.get("name") or "not recorded",
+            "dataset": _short(data.get("source")) or data.get("name") or "not recorded",
             "quality": self.metric,
             "n": len(self),
             "clusters": len(set(self.clusters)),
             "runs": [
-                {"file": _named(str(r.path)), "seeds": r.recorded("seeds"), "asmi": r.settings()}
+                {"file": _short(str(r.path)), "seeds": r.recorded("seeds"), "asmi": r.settings()}
                 for r in (*self.runs, *self.parts, *(c.run for c in self.conditions))
             ],
             "packages": self.run.recorded("packages"),
@@ -398,7 +398,7 @@ class RunGroup:
         }
 
 
-def _named(path: str | None) -> str | None:
+def _short(path: str | None) -> str | None:
     """The last parts of an absolute path, to keep the rest private."""
     if path is None or not Path(path).is_absolute():
         return path
@@ -408,7 +408,7 @@ def _named(path: str | None) -> str | None:
 def _aggregated(
     tokens: list[np.ndarray] | None, aggregation: str = ASMIConfig.aggregation
 ) -> np.ndarray | None:
-    return None if tokens is None else np.array([aggregate(own, aggregation) for own in tokens])
+    return None if tokens is None else np.array([aggregate(row, aggregation) for row in tokens])
 
 
 def clusters_of(run: Run) -> list[str]:
@@ -421,45 +421,45 @@ def clusters_of(run: Run) -> list[str]:
     return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
 
-def _keys(one: Run, other: Run) -> tuple[list[str], list[str]]:
+def _keys(first: Run, second: Run) -> tuple[list[str], list[str]]:
     """Keys to match the rows of two runs: ids if both have them, else prompts."""
-    ids = [run.recorded("rows").get("ids", []) for run in (one, other)]
-    if all(len(own) == len(run.scores) for own, run in zip(ids, (one, other), strict=True)):
+    ids = [run.recorded("rows").get("ids", []) for run in (first, second)]
+    if all(len(keys) == len(run.scores) for keys, run in zip(ids, (first, second), strict=True)):
         return ids[0], ids[1]
-    return one.stats.get("input_texts", []), other.stats.get("input_texts", [])
+    return first.stats.get("input_texts", []), second.stats.get("input_texts", [])
 
 
-def same_depth(one: float, other: float) -> bool:
+def same_depth(first: float, second: float) -> bool:
     """Whether two depths are equal up to rounding."""
-    return math.isclose(one, other, abs_tol=1e-4)
+    return math.isclose(first, second, abs_tol=1e-4)
 
 
-def pairs_of_rows(one: RunGroup, other: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
+def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
     """Pairs of rows of two settings with the same question: by id, else by prompt.
 
     Args:
         same_answers: leave out pairs with different answers.
     """
-    by_id = bool(one.ids and other.ids)
-    first, second = (
-        (group.ids if by_id else group.saved("input_texts")) or [] for group in (one, other)
+    by_id = bool(first.ids and second.ids)
+    first_keys, second_keys = (
+        (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
     )
-    place = {row: j for j, row in enumerate(second)}
-    pairs = [(i, place[row]) for i, row in enumerate(first) if row in place]
+    second_rows = {row: j for j, row in enumerate(second_keys)}
+    pairs = [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
     if same_answers:
-        ours, theirs = (group.saved("greedy_texts") or [] for group in (one, other))
-        pairs = [(i, j) for i, j in pairs if ours and theirs and ours[i] == theirs[j]]
+        answers = [group.saved("greedy_texts") or [] for group in (first, second)]
+        pairs = [(i, j) for i, j in pairs if all(answers) and answers[0][i] == answers[1][j]]
     return pairs
 
 
 def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
     """The largest setting of each model and dataset, and the labels of the others."""
-    chosen: dict[tuple[str, str], RunGroup] = {}
+    largest: dict[tuple[str, str], RunGroup] = {}
     for group in groups:
         key = group.model, group.dataset
-        if key not in chosen or len(group) > len(chosen[key]):
-            chosen[key] = group
-    kept = [group for group in groups if chosen[group.model, group.dataset] is group]
+        if key not in largest or len(group) > len(largest[key]):
+            largest[key] = group
+    kept = [group for group in groups if largest[group.model, group.dataset] is group]
     return kept, [group.label for group in groups if group not in kept]
 
 
@@ -486,28 +486,28 @@ def load_run_groups(
                 break
         else:
             same_answers.append([run])
-    wholes = {
-        i: whole for i, runs in enumerate(same_answers) if (whole := _whole(runs, same_answers))
+    parents = {
+        i: parent for i, runs in enumerate(same_answers) if (parent := _parent(runs, same_answers))
     }
     groups = []
     for i, runs in enumerate(same_answers):
-        if i in wholes:
+        if i in parents:
             continue
         parts, condition_parts = _by_condition(
-            [run for j in wholes if wholes[j] is runs for run in same_answers[j]]
+            [run for j in parents if parents[j] is runs for run in same_answers[j]]
         )
         group = _group(runs, metric, depth)
         parts = [*group.parts, *parts]
         groups.append(replace(group, parts=tuple(parts), condition_parts=tuple(condition_parts)))
-    times = Counter(group.label for group in groups)
-    doubled = [group for group in groups if times[group.label] > 1]
-    named = dict(zip(doubled, _apart([group.run.path for group in doubled]), strict=True))
+    counts = Counter(group.label for group in groups)
+    doubled = [group for group in groups if counts[group.label] > 1]
+    names = dict(zip(doubled, _distinct_names([group.run.path for group in doubled]), strict=True))
     return [
-        replace(group, suffix=f" ({named[group]})") if group in named else group for group in groups
+        replace(group, suffix=f" ({names[group]})") if group in names else group for group in groups
     ]
 
 
-def _apart(files: Sequence[Path]) -> list[str]:
+def _distinct_names(files: Sequence[Path]) -> list[str]:
     """Distinct names of files: their folders if these differ, below the common folder."""
     if not files:
         return []
@@ -519,15 +519,15 @@ def _apart(files: Sequence[Path]) -> list[str]:
     return [os.path.relpath(file, shared) for file in files]
 
 
-def _whole(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
+def _parent(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
     """The runs of which `group`, with masks, is a part: the same answers on more rows; or None."""
     if not all(map(_keeps_masks, group)):
         return None
     answers = _answers(group[0])
-    for other in groups:
-        same = _names(group[0]) == _names(other[0])
-        if same and len(other[0].scores) > len(group[0].scores) and answers <= _answers(other[0]):
-            return other
+    for larger in groups:
+        same = _names(group[0]) == _names(larger[0])
+        if same and len(larger[0].scores) > len(group[0].scores) and answers <= _answers(larger[0]):
+            return larger
     return None
 
 
@@ -540,12 +540,12 @@ def _answers(run: Run) -> set[tuple[str, str]]:
     return set(zip(*texts, strict=False))
 
 
-def _same_answers(one: Run, other: Run) -> bool:
+def _same_answers(first: Run, second: Run) -> bool:
     texts = ("input_texts", "greedy_texts")
     return (
-        _names(one) == _names(other)
-        and all(one.stats.get(t) and one.stats.get(t) == other.stats.get(t) for t in texts)
-        and same_quality(one.quality, other.quality)
+        _names(first) == _names(second)
+        and all(first.stats.get(t) and first.stats.get(t) == second.stats.get(t) for t in texts)
+        and same_quality(first.quality, second.quality)
     )
 
 
@@ -583,10 +583,10 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     # The run with the most methods first; the others add only theirs, and runs of the perturbation
     # controls only methods that were not perturbed.
     runs = sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
-    plain = [
+    unperturbed = [
         replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
     ]
-    run, notes = combine_runs([*runs, *plain]), []
+    run, notes = combine_runs([*runs, *unperturbed]), []
     names = list(run.quality)
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
@@ -599,21 +599,21 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
         notes.append(f"left out, no finite score: {', '.join(empty)}")
         run = replace(run, scores=run.scores.drop(columns=empty))
     finite = run.finite(metric)
-    lost = int((~finite).sum())
-    if lost:
-        guilty = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
+    left_out = int((~finite).sum())
+    if left_out:
+        not_finite = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
         notes.append(
-            f"{lost} of {len(finite)} rows without a finite "
-            f"{' or '.join(guilty) or metric} left out for all methods"
+            f"{left_out} of {len(finite)} rows without a finite "
+            f"{' or '.join(not_finite) or metric} left out for all methods"
         )
     if not finite.any():
         raise ValueError(
             f"{run.path} has no row with finite {metric} and finite scores of all methods"
         )
-    named = [config.depth for config in run.methods.values()]
-    known = [*named, *(used["depth"] for used in run.settings())]
-    if known:
-        nearest = min(known, key=lambda other: abs(other - depth))
+    method_depths = [config.depth for config in run.methods.values()]
+    depths = [*method_depths, *(used["depth"] for used in run.settings())]
+    if depths:
+        nearest = min(depths, key=lambda other: abs(other - depth))
         if not same_depth(nearest, depth):
             notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")
         depth = nearest

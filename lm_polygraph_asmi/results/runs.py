@@ -48,13 +48,13 @@ class Run:
     @property
     def methods(self) -> dict[str, ASMIConfig]:
         """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by name."""
-        own = {n: of for n, of in self.described.items() if n in self.scores}
-        return {n: ASMIConfig.from_dict(of) for n, of in own.items() if of["symbol"] in SYMBOLS}
+        scored = {n: of for n, of in self.described.items() if n in self.scores}
+        return {n: ASMIConfig.from_dict(of) for n, of in scored.items() if of["symbol"] in SYMBOLS}
 
     def recorded(self, part: str) -> dict[str, Any]:
         """A part of the manifest, such as "model"; empty if not recorded."""
-        found = (self.manifest or {}).get(part)
-        return found if isinstance(found, dict) else {}
+        section = (self.manifest or {}).get(part)
+        return section if isinstance(section, dict) else {}
 
     @property
     def clusters(self) -> list[str] | None:
@@ -69,9 +69,9 @@ class Run:
     def check_scored(self) -> None:
         """Raise ValueError unless there are scores and qualities."""
         if not (self.scores.size and self.quality.size):
-            lacking = "scores" if not self.scores.size else "quality metrics"
+            missing = "scores" if not self.scores.size else "quality metrics"
             raise ValueError(
-                f"{self.path} has no {lacking}: the run failed or was stopped. See its log, and "
+                f"{self.path} has no {missing}: the run failed or was stopped. See its log, and "
                 "start it again"
             )
 
@@ -97,15 +97,15 @@ def manager_files(path: str | Path) -> list[Path]:
         FileNotFoundError: no such file, or none in the folder.
     """
     path = Path(path)
-    found = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
-    if not found:
-        why = (
+    files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
+    if not files:
+        reason = (
             "LM-Polygraph writes ue_manager_seed1 when a run ends"
             if path.exists()
             else "no such file or folder"
         )
-        raise FileNotFoundError(f"{path} is neither a manager file nor a folder with one: {why}")
-    return found
+        raise FileNotFoundError(f"{path} is neither a manager file nor a folder with one: {reason}")
+    return files
 
 
 class _HoldsTensors(Exception):
@@ -186,10 +186,10 @@ def load_run(path: str | Path) -> Run:
     return Run(file, scores, quality, stats, manifest, described)
 
 
-def same_quality(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+def same_quality(first: pd.DataFrame, second: pd.DataFrame) -> bool:
     """Whether the metrics of both agree on all answers, up to rounding."""
-    shared = [name for name in one if name in other]
-    return bool(shared) and np.allclose(one[shared], other[shared], rtol=1e-4, equal_nan=True)
+    shared = [name for name in first if name in second]
+    return bool(shared) and np.allclose(first[shared], second[shared], rtol=1e-4, equal_nan=True)
 
 
 def combine_runs(runs: Sequence[Run]) -> Run:
@@ -205,9 +205,9 @@ def combine_runs(runs: Sequence[Run]) -> Run:
     scores, methods = first.scores, first.methods
     for run in others:
         for name, config in run.methods.items():
-            own, other = config.score_key(), methods.setdefault(name, config).score_key()
-            if own != other:
-                different = {n: value for n, value in own.items() if value != other.get(n)}
+            settings, earlier = config.score_key(), methods.setdefault(name, config).score_key()
+            if settings != earlier:
+                different = {n: value for n, value in settings.items() if value != earlier.get(n)}
                 raise ValueError(
                     f"{name} of {run.path} has other settings than in another run ({different}): "
                     "show these runs separately"

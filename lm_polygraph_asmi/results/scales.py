@@ -41,7 +41,7 @@ SAME_DATA = ("source", "split", "prompt_style", "closed_book")
 
 
 def other_than(
-    found: Mapping[str, Any], model: Mapping[str, Any], dataset: Mapping[str, Any]
+    recorded: Mapping[str, Any], model: Mapping[str, Any], dataset: Mapping[str, Any]
 ) -> str | None:
     """How a model or dataset differs from that of scales or of a run; None: no known difference.
 
@@ -49,21 +49,24 @@ def other_than(
     files only by name, since folders move.
 
     Args:
-        found: with "model" and "dataset", as in a manifest.
-        model, dataset: as in a manifest.
+        recorded: of the scales or the run: "model" and "dataset", as in a manifest.
+        model, dataset: to compare with them, as in a manifest.
     """
-    there, data = found.get("model") or {}, found.get("dataset") or {}
-    for by in ("revision", "path"):
-        one, other = there.get(by), model.get(by)
-        if None in (one, other) or "unknown" in (one, other):
+    known_model, known_data = recorded.get("model") or {}, recorded.get("dataset") or {}
+    for key in ("revision", "path"):
+        expected, actual = known_model.get(key), model.get(key)
+        if None in (expected, actual) or "unknown" in (expected, actual):
             continue
-        if Path(str(one)).name != Path(str(other)).name:
-            return f"model {there.get('path')} ({one}), here it is {model.get('path')} ({other})"
+        if Path(str(expected)).name != Path(str(actual)).name:
+            return (
+                f"model {known_model.get('path')} ({expected}), here it is {model.get('path')} "
+                f"({actual})"
+            )
         break
     for name in SAME_DATA:
-        one, other = data.get(name), dataset.get(name)
-        if None not in (one, other) and Path(str(one)).name != Path(str(other)).name:
-            return f"data.{name} {one}, here it is {other}"
+        expected, actual = known_data.get(name), dataset.get(name)
+        if None not in (expected, actual) and Path(str(expected)).name != Path(str(actual)).name:
+            return f"data.{name} {expected}, here it is {actual}"
     return None
 
 
@@ -80,7 +83,7 @@ def matched_scale(
     model: Mapping[str, Any] | None = None,
     dataset: Mapping[str, Any] | None = None,
 ) -> float | None:
-    """The perturbation scale of a condition in a file; None for heads, the reference.
+    """The perturbation scale of a condition in a file; None for unscaled heads.
 
     Args:
         matching: one of `MATCHINGS`.
@@ -97,33 +100,33 @@ def matched_scale(
     if perturbation == "heads":
         return None if times == 1 else float(times)
     content = read_scales(path)
-    found = content["conditions"].get(perturbation, {})
-    if found.get(matching) is None:
-        reason = found.get("unsupported") or f"it has {', '.join(found) or 'nothing'} for it"
+    scales = content["conditions"].get(perturbation, {})
+    if scales.get(matching) is None:
+        reason = scales.get("unsupported") or f"it has {', '.join(scales) or 'nothing'} for it"
         raise ValueError(f"{path} has no scale of {perturbation!r} matched by {matching}: {reason}")
-    other = other_than(content, model or {}, dataset or {})
-    if other is not None:
+    mismatch = other_than(content, model or {}, dataset or {})
+    if mismatch is not None:
         raise ValueError(
-            f"the scales in {path} are for {other}: a scale is for one model and dataset. Run "
+            f"the scales in {path} are for {mismatch}: a scale is for one model and dataset. Run "
             "`polygraph_asmi experiments scale` for a run of these"
         )
-    there = content.get("settings", {})
-    for here in used:
+    matched_at = content.get("settings", {})
+    for settings in used:
         for name in MATCHED_AT:
-            if here.get(name) is not None and here[name] != there.get(name, here[name]):
+            value = settings.get(name)
+            if value is not None and value != matched_at.get(name, value):
                 raise ValueError(
-                    f"the scales in {path} were matched at {name} {there[name]}, here it is "
-                    f"{here[name]}: run `polygraph_asmi experiments scale` for a run with these "
-                    "settings"
+                    f"the scales in {path} were matched at {name} {matched_at[name]}, here it is "
+                    f"{value}: run `polygraph_asmi experiments scale` for a run with these settings"
                 )
-    return float(times * found[matching])
+    return float(times * scales[matching])
 
 
 def with_scale(config: ASMIConfig, depths: Sequence[float] = ()) -> ASMIConfig:
     """The config with a number instead of a file of scales: the scale matched by effect.
 
     Args:
-        depths: to use it at; none: the config's.
+        depths: at which it is used; empty: the config's.
 
     Raises:
         FileNotFoundError, ValueError: as `matched_scale`.

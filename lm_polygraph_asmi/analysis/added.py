@@ -95,28 +95,28 @@ def adds_information(
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
-        >>> own = [str(n) for n in range(100)]  # every answer is a cluster of its own
-        >>> adds_information(wrong, length, wrong, own).added  # a score that knows each error
+        >>> keys = [str(n) for n in range(100)]  # every answer is a cluster of its own
+        >>> adds_information(wrong, length, wrong, keys).added  # a score that knows each error
         True
-        >>> adds_information(range(100), length, wrong, own).added  # a score that is its control
+        >>> adds_information(range(100), length, wrong, keys).added  # a score that is its control
         False
     """
     score, table, errors = checked(scores, controls, wrong, clusters)
     check_folds(errors, clusters)
     features, rank = _smooth(table), _ranks(score)
-    rows, share, chance = np.arange(len(rank)), np.zeros(len(rank)), np.zeros(len(rank))
+    rows, rank_fit, p_error = np.arange(len(rank)), np.zeros(len(rank)), np.zeros(len(rank))
     keys, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
     rng = np.random.default_rng(seed)
     for _ in range(PARTITIONS):
         folds = (rng.permutation(codes.max() + 1) % FOLDS)[codes]
         train = (folds != np.arange(FOLDS)[:, None]).astype(float)
-        share += (_least_squares(features, rank, train) @ features.T)[folds, rows]
-        chance += expit(_logistic(features, errors, train) @ features.T)[folds, rows]
-    left = rank - share / PARTITIONS
+        rank_fit += (_least_squares(features, rank, train) @ features.T)[folds, rows]
+        p_error += expit(_logistic(features, errors, train) @ features.T)[folds, rows]
+    residual = rank - rank_fit / PARTITIONS
     # The residual of a function of the controls depends on them, and could covary too.
-    if left.std() < NOTHING_LEFT * rank.std():
-        left[:] = 0.0
-    sums = np.bincount(codes, left * (errors - chance / PARTITIONS))
+    if residual.std() < NOTHING_LEFT * rank.std():
+        residual[:] = 0.0
+    sums = np.bincount(codes, residual * (errors - p_error / PARTITIONS))
     spread = sums.std(ddof=1)
     statistic = float(np.sqrt(len(sums)) * sums.mean() / spread) if spread > 0 else 0.0
     by_key = dict(zip(keys.tolist(), sums.tolist(), strict=True))
@@ -134,9 +134,8 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
     """The same test over several settings: Stouffer's sum of their statistics.
 
     Each setting has the same weight, whatever its size. Clusters with the same key (a passage used
-    with several models) are one cluster, and statistics are correlated as their sums over these
-    clusters are, so that the same answers twice count once. Clusters with different keys are taken
-    as independent.
+    with several models) are one cluster. The test allows for the correlation of their sums, so the
+    same answers twice count once. Clusters with different keys are taken as independent.
 
     Args:
         found: result of each setting; not of several settings already combined.
@@ -146,21 +145,21 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
-        >>> one = adds_information(wrong, length, wrong, [str(n) for n in range(100)])
-        >>> adds_over_settings([one, one]).statistic == one.statistic
+        >>> setting = adds_information(wrong, length, wrong, [str(n) for n in range(100)])
+        >>> adds_over_settings([setting, setting]).statistic == setting.statistic
         True
     """
     if not found:
         raise ValueError("a test over settings needs at least one setting")
     # Settings x clusters, NaN if a setting lacks a cluster.
     sums = pd.DataFrame([group.sums for group in found])
-    off = sums.sub(sums.mean(axis=1), axis=0)
-    size = np.sqrt(off.pow(2).sum(axis=1))
+    centred = sums.sub(sums.mean(axis=1), axis=0)
+    norm = np.sqrt(centred.pow(2).sum(axis=1))
     # One setting's spread is 1, or 0 if nothing is left of its score.
-    spread = float(np.linalg.norm(off.div(size.where(size > 0, 1.0), axis=0).sum()))
+    spread = float(np.linalg.norm(centred.div(norm.where(norm > 0, 1.0), axis=0).sum()))
     statistic = sum(group.statistic for group in found) / spread if spread > 0 else 0.0
     totals = {str(key): float(total) for key, total in sums.sum().items()}
-    rows, errors = (sum(getattr(group, of) for group in found) for of in ("n", "errors"))
+    rows, errors = (sum(getattr(group, name) for group in found) for name in ("n", "errors"))
     return _tested(float(statistic), totals, rows, errors)
 
 
@@ -206,8 +205,8 @@ def stacked_gain(
         (True, True)
     """
     score, table, errors = checked(scores, controls, wrong, clusters)
-    worth = 1 - errors if quality is None else np.asarray(quality, dtype=float)
-    check_rows(clusters, quality=worth)
+    qualities = 1 - errors if quality is None else np.asarray(quality, dtype=float)
+    check_rows(clusters, quality=qualities)
     base = _smooth(table)
     full = np.column_stack([base, _standardised(_ranks(score)[:, None])])
     folds = cluster_folds(errors, clusters, seed)
@@ -222,15 +221,15 @@ def stacked_gain(
         ranking = []
         for *chances, sample in zip(first, second, counts[:, None], strict=True):
             area = [BootstrapAUROC(p, errors > 0)(sample)[0] for p in chances]
-            prr = weighted_prr(chances, worth, [sample])[0]
+            prr = weighted_prr(chances, qualities, [sample])[0]
             ranking.append((area[1] - area[0], prr[1] - prr[0]))
         return np.column_stack([loss[1] - loss[0], np.array(ranking)])
 
     value = differences(np.ones((1, len(errors)), dtype=int))[0]
     drawn = bootstrap_values(differences, clusters, resamples, seed)
-    groups = len(set(clusters))
+    total = len(set(clusters))
     columns = zip(value, drawn.T, strict=True)
-    return Gain(*(percentile_interval(v, column, groups) for v, column in columns))
+    return Gain(*(percentile_interval(v, column, total) for v, column in columns))
 
 
 def checked(
@@ -265,8 +264,8 @@ def _smooth(controls: np.ndarray) -> np.ndarray:
     ranks = np.column_stack([_ranks(column) for column in controls.T])
     knots = np.repeat(np.linspace(0, 1, 3)[:, None], ranks.shape[1], axis=1)
     splines = SplineTransformer(degree=3, knots=knots, include_bias=False).fit_transform(ranks)
-    one, other = np.triu_indices(ranks.shape[1], 1)
-    products = (ranks[:, one] - 0.5) * (ranks[:, other] - 0.5)
+    first, second = np.triu_indices(ranks.shape[1], 1)
+    products = (ranks[:, first] - 0.5) * (ranks[:, second] - 0.5)
     features = _standardised(np.column_stack([splines, products]))
     return np.column_stack([np.ones(len(features)), features])
 
@@ -292,15 +291,15 @@ def _logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> n
     m = features.shape[1]
     squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
     penalties = _penalties(features, PENALTY)
-    share = (weights @ wrong + 0.5) / (weights.sum(1) + 1)
+    error_rate = (weights @ wrong + 0.5) / (weights.sum(1) + 1)
     coefficients = np.zeros((len(weights), m))
-    coefficients[:, 0] = logit(share)
+    coefficients[:, 0] = logit(error_rate)
     for _ in range(50):
-        chance = expit(np.clip(coefficients @ features.T, -30, 30))
-        slope = (weights * (wrong - chance)) @ features - coefficients @ penalties
-        bend = ((weights * chance * (1 - chance)) @ squares).reshape(-1, m, m) + penalties
-        bend[:, 0, 0] += 1e-9  # a training set without errors, or without right answers
-        step = np.linalg.solve(bend, slope[..., None])[..., 0]
+        p_error = expit(np.clip(coefficients @ features.T, -30, 30))
+        gradient = (weights * (wrong - p_error)) @ features - coefficients @ penalties
+        curvature = ((weights * p_error * (1 - p_error)) @ squares).reshape(-1, m, m) + penalties
+        curvature[:, 0, 0] += 1e-9  # a training set without errors, or without right answers
+        step = np.linalg.solve(curvature, gradient[..., None])[..., 0]
         # Newton's step can overshoot if errors are well separated.
         furthest = np.abs(step @ features.T).max(1, keepdims=True)
         step *= np.minimum(1, 5 / np.maximum(furthest, 1e-12))
@@ -314,9 +313,9 @@ def _out_of_fold(
     features: np.ndarray, wrong: np.ndarray, counts: np.ndarray, folds: np.ndarray
 ) -> np.ndarray:
     """(b, n) probability of an error, fitted on the other folds of each sample (b, n)."""
-    chance = np.empty(counts.shape)
+    p_error = np.empty(counts.shape)
     for fold in range(FOLDS):
         test = folds == fold
         fitted = _logistic(features, wrong, counts * ~test)
-        chance[:, test] = expit(np.clip(fitted @ features[test].T, -30, 30))
-    return chance
+        p_error[:, test] = expit(np.clip(fitted @ features[test].T, -30, 30))
+    return p_error

@@ -130,7 +130,7 @@ def held_out_probability(
         if len(fitted) < 2 * SMALLEST_STEP:
             return None
         steps = calibrate(score[fitted], errors[fitted])
-        calibrated[held_out] = [probability_at(steps, one) for one in score[held_out]]
+        calibrated[held_out] = [probability_at(steps, value) for value in score[held_out]]
         base[held_out] = errors[fitted].mean()
     return calibrated, base
 
@@ -215,10 +215,10 @@ def reliability(
 
     Example:
         >>> chance, wrong = [0.1] * 5 + [0.9] * 5, [0, 0, 0, 0, 1, 0, 1, 1, 1, 1]
-        >>> found = reliability(chance, wrong, list("abcdefghij"))
-        >>> found.rate.round(2).tolist()  # one of five was wrong, and four of five: not 0.1 and 0.9
+        >>> diagram = reliability(chance, wrong, list("abcdefghij"))
+        >>> diagram.rate.round(2).tolist()  # one of five was wrong, and four of five: not 0.1, 0.9
         [0.2, 0.8]
-        >>> round(found.miscalibration, 2)  # 0.1 squared
+        >>> round(diagram.miscalibration, 2)  # 0.1 squared
         0.01
     """
     check_rows(clusters, chance=chance, wrong=wrong)
@@ -241,7 +241,7 @@ def reliability(
 
     rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, len(excess)))
-    drawn = [fit(distinct + own / sizes) for own in signs @ excess]
+    drawn = [fit(distinct + signed / sizes) for signed in signs @ excess]
     low, high = np.percentile([fitted for fitted, _ in drawn], [2.5, 97.5], axis=0)
     as_large = sum(gain >= miscalibration - 1e-12 for _, gain in drawn)
     brier = float(np.mean((p_wrong - errors) ** 2))

@@ -315,12 +315,12 @@ def cluster_interval(
         True
     """
     check_rows(clusters)
-    everything = np.arange(len(clusters))
+    rows = np.arange(len(clusters))
 
     def one_by_one(counts: np.ndarray) -> np.ndarray:
-        return np.array([statistic(np.repeat(everything, row)) for row in counts], dtype=float)
+        return np.array([statistic(np.repeat(rows, row)) for row in counts], dtype=float)
 
-    return bootstrap_interval(statistic(everything), one_by_one, clusters, resamples, seed)
+    return bootstrap_interval(statistic(rows), one_by_one, clusters, resamples, seed)
 
 
 def bootstrap_interval(
@@ -386,18 +386,18 @@ def cluster_band(
         ValueError: there is no row.
 
     Example:
-        >>> wrong, own = np.array([0, 1] * 10), [str(n) for n in range(20)]
-        >>> low, high = cluster_band(lambda i: wrong[i].cumsum() / np.arange(1, 21), own, points=2)
+        >>> wrong, keys = np.array([0, 1] * 10), [str(n) for n in range(20)]
+        >>> low, high = cluster_band(lambda i: wrong[i].cumsum() / np.arange(1, 21), keys, points=2)
         >>> (high - low > 0.9).tolist()  # error rate of the first answer, and of all twenty
         [True, False]
     """
     check_rows(clusters)
     if len(set(clusters)) < 2:
         return np.full((2, points), np.nan)
-    everything = np.arange(len(clusters))
+    rows = np.arange(len(clusters))
 
     def on_sample(times: np.ndarray) -> np.ndarray:
-        values = curve(np.repeat(everything, times))
+        values = curve(np.repeat(rows, times))
         places = np.linspace(0, len(values) - 1, points)
         return np.interp(places, np.arange(len(values)), values)
 
@@ -436,10 +436,10 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
         return np.full((2, len(curve)), np.nan)
     spread = resampled.std(0, ddof=1)
     # Where all answers are accepted, the curve is constant.
-    moving = spread > 1e-12 * np.abs(curve).max(initial=0)
-    strayed = np.abs(resampled - curve)[:, moving] / spread[moving]
-    width = np.percentile(strayed.max(1, initial=0), 95)
-    return curve + np.array([[-1.0], [1.0]]) * width * np.where(moving, spread, 0)
+    varying = spread > 1e-12 * np.abs(curve).max(initial=0)
+    deviations = np.abs(resampled - curve)[:, varying] / spread[varying]
+    width = np.percentile(deviations.max(1, initial=0), 95)
+    return curve + np.array([[-1.0], [1.0]]) * width * np.where(varying, spread, 0)
 
 
 def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:

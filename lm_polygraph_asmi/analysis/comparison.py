@@ -46,20 +46,20 @@ def prr_intervals(
         ValueError: lengths differ, or a value is not finite.
 
     Example:
-        >>> quality, own = [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> quality, keys = [1.0, 0.0] * 10, [str(n) for n in range(20)]
         >>> scores = {"knows": [0.1, 0.9] * 10, "constant": [0.5] * 20}
-        >>> alone, paired = prr_intervals(scores, quality, own, [("knows", "constant")], 100)
-        >>> str(alone["knows"]), paired["knows", "constant"].excludes(0)
+        >>> intervals, paired = prr_intervals(scores, quality, keys, [("knows", "constant")], 100)
+        >>> str(intervals["knows"]), paired["knows", "constant"].excludes(0)
         ('+1.00 [+1.00, +1.00]', True)
     """
-    value, column = drawn_prr(scores, quality, clusters, resamples, seed)
-    groups = len(set(clusters))
-    alone = {name: percentile_interval(value[name], column[name], groups) for name in scores}
+    value, drawn = drawn_prr(scores, quality, clusters, resamples, seed)
+    total = len(set(clusters))
+    intervals = {name: percentile_interval(value[name], drawn[name], total) for name in scores}
     paired = {
-        (a, b): percentile_interval(value[a] - value[b], column[a] - column[b], groups)
+        (a, b): percentile_interval(value[a] - value[b], drawn[a] - drawn[b], total)
         for a, b in differences
     }
-    return alone, paired
+    return intervals, paired
 
 
 def drawn_prr(
@@ -177,8 +177,8 @@ def auroc_interval(
 
     Example:
         >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
-        >>> found = auroc_interval(score, wrong, [str(n) for n in range(40)])
-        >>> found.value, found.excludes(0.5)  # three of four pairs are in order
+        >>> interval = auroc_interval(score, wrong, [str(n) for n in range(40)])
+        >>> interval.value, interval.excludes(0.5)  # three of four pairs are in order
         (0.75, True)
     """
     check_rows(clusters, score=score, wrong=wrong)
@@ -200,15 +200,15 @@ def auroc_difference(
         ValueError: lengths differ, or a value is not finite.
 
     Example:
-        >>> wrong, own = [0, 1] * 10, [str(n) for n in range(20)]
-        >>> str(auroc_difference([0.1, 0.9] * 10, [0.5] * 20, wrong, own))  # 1 minus chance
+        >>> wrong, keys = [0, 1] * 10, [str(n) for n in range(20)]
+        >>> str(auroc_difference([0.1, 0.9] * 10, [0.5] * 20, wrong, keys))  # 1 minus chance
         '+0.50 [+0.50, +0.50]'
     """
     check_rows(clusters, first=first, second=second, wrong=wrong)
     (a, errors), (b, _) = _pair(first, wrong), _pair(second, wrong)
-    one, other = BootstrapAUROC(a, errors), BootstrapAUROC(b, errors)
+    area_a, area_b = BootstrapAUROC(a, errors), BootstrapAUROC(b, errors)
     value = unchecked_auroc(a, errors) - unchecked_auroc(b, errors)
-    return bootstrap_interval(value, lambda c: one(c) - other(c), clusters, resamples)
+    return bootstrap_interval(value, lambda c: area_a(c) - area_b(c), clusters, resamples)
 
 
 class McNemar(NamedTuple):

@@ -34,7 +34,7 @@ def method_seconds(
     """Median over answers of the seconds of all phases of a method together.
 
     This differs from the sum of medians. A method is left out if one of its phases was not
-    measured, or for other or too few answers. Source: table "cost" of the paper.
+    measured, or was measured for other or too few answers. Source: table "cost" of the paper.
 
     Args:
         seconds, warm_up: as of `phase_seconds`; all depths of a run together.
@@ -44,12 +44,12 @@ def method_seconds(
         >>> method_seconds(seconds, warm_up=0)["Sem-ASMI"]  # of 3, 3.5 and 5; both medians make 4
         PhaseSeconds(median=3.5, n=3)
     """
-    together = {}
+    by_method = {}
     for method, phases in PHASES_OF.items():
-        taken = [seconds[phase] for phase in phases if phase in seconds]
-        if len(taken) == len(phases) and len(set(map(len, taken))) == 1:
-            together[method] = np.sum(taken, axis=0)
-    return phase_seconds(together, warm_up)
+        measured = [seconds[phase] for phase in phases if phase in seconds]
+        if len(measured) == len(phases) and len(set(map(len, measured))) == 1:
+            by_method[method] = np.sum(measured, axis=0)
+    return phase_seconds(by_method, warm_up)
 
 
 def phase_seconds(
@@ -69,7 +69,7 @@ def phase_seconds(
         {'greedy': PhaseSeconds(median=2.0, n=3)}
     """
     return {
-        phase: PhaseSeconds(float(np.median(taken[warm_up:])), len(taken) - warm_up)
-        for phase, taken in seconds.items()
-        if len(taken) > warm_up
+        phase: PhaseSeconds(float(np.median(values[warm_up:])), len(values) - warm_up)
+        for phase, values in seconds.items()
+        if len(values) > warm_up
     }

@@ -151,7 +151,7 @@ def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarra
     for bounds in _ranks(ends[:, -1]):
         start, stop = bounds[:, :1], bounds[:, 1:]
         # Share of the ranks of each group of ties that is in the band.
-        inside = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None)
-        share = np.divide(inside, sizes, out=np.zeros_like(inside), where=sizes > 0)
+        overlap = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None)
+        share = np.divide(overlap, sizes, out=np.zeros_like(overlap), where=sizes > 0)
         means.append((share[:, group] * weights) @ coverage[order] / (stop - start))
     return np.stack(means, 1)

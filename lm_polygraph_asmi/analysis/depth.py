@@ -66,8 +66,8 @@ def depth_selection(
     Example:
         >>> scores = np.array([[0.5] * 12, [0.1, 0.9] * 6])  # the second depth ranks errors
         >>> sweep = Sweep(scores, np.array([1.0, 0.0] * 6), [str(n // 2) for n in range(12)])
-        >>> found = depth_selection([sweep], splits=50)
-        >>> found.chosen, found.selected.tolist(), found.mean_regret
+        >>> selection = depth_selection([sweep], splits=50)
+        >>> selection.chosen, selection.selected.tolist(), selection.mean_regret
         (1, [0.0, 1.0], 0.0)
     """
     if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:

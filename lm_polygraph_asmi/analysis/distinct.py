@@ -143,8 +143,8 @@ def distinct_signal(
 
     Out of fold, in 5 folds that keep clusters whole. Intervals resample clusters and hold the
     fitted models fixed. The residual is that of a linear model, so a curved function of the
-    controls, which knows of nothing else, can be detected as well. Source: table "app-distinct" of
-    the paper.
+    controls can be detected too, although it adds nothing. Source: table "app-distinct" of the
+    paper.
 
     Args:
         signal: (n,), higher = more uncertain.
@@ -158,9 +158,9 @@ def distinct_signal(
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 25, [0, 0, 1, 1] * 25
-        >>> control, own = [[n % 7] for n in range(100)], [str(n) for n in range(100)]
-        >>> found = distinct_signal(signal, control, wrong, own, resamples=100)
-        >>> found.detected, found.incremental_auroc.low > 0  # the control knows nothing of errors
+        >>> control, keys = [[n % 7] for n in range(100)], [str(n) for n in range(100)]
+        >>> distinct = distinct_signal(signal, control, wrong, keys, resamples=100)
+        >>> distinct.detected, distinct.incremental_auroc.low > 0  # the control has no information
         (True, True)
     """
     check_rows(clusters, signal=signal, controls=controls, wrong=wrong)
@@ -172,9 +172,9 @@ def distinct_signal(
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, signal]), wrong, folds)
     ratio, p_value = likelihood_ratio_test(controls, signal, wrong)
-    left = residual(signal, controls, folds)
+    residuals = residual(signal, controls, folds)
     return DistinctSignal(
-        auroc_interval(left, wrong, clusters, resamples),
+        auroc_interval(residuals, wrong, clusters, resamples),
         auroc_difference(full, base, wrong, clusters, resamples),
         ratio,
         p_value,

@@ -53,8 +53,8 @@ def drifts(
 
     Example:
         >>> before = {"length": range(100), "score": range(100)}
-        >>> [found] = drifts(before, {"length": range(50, 150), "score": range(100)})
-        >>> found.name, round(found.distance, 2), found.before, found.now
+        >>> [drift] = drifts(before, {"length": range(50, 150), "score": range(100)})
+        >>> drift.name, round(drift.distance, 2), drift.before, drift.now
         ('length', 0.5, 49.5, 99.5)
     """
     from scipy.stats import ks_2samp

@@ -53,8 +53,8 @@ def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
         1.0
     """
     if set(one) != set(other):
-        alone = ", ".join(sorted(set(one) ^ set(other)))
-        raise ValueError(f"both rankings must be of the same methods; only in one: {alone}")
+        unshared = ", ".join(sorted(set(one) ^ set(other)))
+        raise ValueError(f"both rankings must be of the same methods; only in one: {unshared}")
     return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
 
 

@@ -44,8 +44,8 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
         ValueError: no token, or values that are not finite.
 
     Example:
-        >>> found = masking_response([np.array([0.001, 0.003]), np.array([0.002])])  # two answers
-        >>> round(found.mean, 4), found.tokens, found.over_robust  # nats; below 0.005
+        >>> response = masking_response([np.array([0.001, 0.003]), np.array([0.002])])  # 2 answers
+        >>> round(response.mean, 4), response.tokens, response.over_robust  # nats; below 0.005
         (0.002, 3, True)
     """
     if not sum(map(len, information)):
@@ -84,8 +84,8 @@ def error_separation(
     Example:
         >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
         >>> means, wrong = [0.1, 0.5, 0.1, 0.5], [0, 1, 0, 1]
-        >>> found = error_separation(mi, {"mean MI": means}, wrong, list("abcd"))
-        >>> round(found.right, 2), round(found.wrong, 2), found.auroc["mean MI"].value
+        >>> split = error_separation(mi, {"mean MI": means}, wrong, list("abcd"))
+        >>> round(split.right, 2), round(split.wrong, 2), split.auroc["mean MI"].value
         (0.1, 0.5, 1.0)
     """
     check_rows(clusters, wrong=wrong)

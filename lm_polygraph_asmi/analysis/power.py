@@ -46,8 +46,8 @@ def sample_size(
         >>> [sample_size(gap, **pilot).clusters for gap in (0.1, 0.05)]  # half as large: four times
         [197, 785]
     """
-    sound = 0 < difference < math.inf and 0 < standard_error < math.inf
-    if not (sound and 0 < clusters <= questions):
+    positive = 0 < difference < math.inf and 0 < standard_error < math.inf
+    if not (positive and 0 < clusters <= questions):
         raise ValueError(
             "expected a positive, finite difference and standard error, and at least as many "
             f"questions as clusters, got {difference}, {standard_error}, {clusters} clusters, "
@@ -55,9 +55,9 @@ def sample_size(
         )
     if not (0 < power < 1 and 0 < level < 1):
         raise ValueError(f"power and level must lie in (0, 1), got {power} and {level}")
-    errors = NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)
-    needed = max(2, math.ceil(clusters * (errors * standard_error / difference) ** 2))
-    return SampleSize(needed, math.ceil(needed * questions / clusters), errors * standard_error)
+    quantiles = NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)
+    needed = max(2, math.ceil(clusters * (quantiles * standard_error / difference) ** 2))
+    return SampleSize(needed, math.ceil(needed * questions / clusters), quantiles * standard_error)
 
 
 def equivalence_size(

@@ -118,23 +118,23 @@ def weighted_prr(
     Returns:
         (sum of b, M); NaN where all rows of a sample are equally good.
     """
-    worth = finite(quality=quality)
+    qualities = finite(quality=quality)
     orders = [Rejection(score) for score in scores]
     # PRR does not depend on the scale; on this one, a few errors are more than rounding.
-    contrast = has_contrast(worth)
+    contrast = has_contrast(qualities)
     if contrast:
-        worth = (worth - worth.min()) / np.ptp(worth)
-    oracle = Rejection(-worth)
-    ranked = worth[oracle.order]
+        qualities = (qualities - qualities.min()) / np.ptp(qualities)
+    oracle = Rejection(-qualities)
+    ranked = qualities[oracle.order]
     parts = []
     for sample in samples:
         pieces = min(len(sample), max(1, sample.size // ROWS_AT_ONCE))
         for counts in np.array_split(sample, pieces):
-            best, random = oracle.area(worth, counts), counts @ worth / counts.sum(1)
+            best, random = oracle.area(qualities, counts), counts @ qualities / counts.sum(1)
             present = counts.take(oracle.order, axis=1) > 0
             first, last = present.argmax(1), len(ranked) - 1 - present[:, ::-1].argmax(1)
             span = np.where(contrast & (ranked[first] > ranked[last]), best - random, np.nan)
-            parts.append(np.stack([(o.area(worth, counts) - random) / span for o in orders], 1))
+            parts.append(np.stack([(o.area(qualities, counts) - random) / span for o in orders], 1))
     return np.concatenate(parts)
 
 
@@ -157,8 +157,8 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
         >>> normalised_prr([0.1, 0.2, 0.9], quality=[1.0, 1.0, 0.0])  # the wrong one rejected first
         1.0
     """
-    everything = np.ones((1, len(np.asarray(quality))), dtype=int)
-    return float(weighted_prr([uncertainty], quality, [everything])[0, 0])
+    all_rows = np.ones((1, len(np.asarray(quality))), dtype=int)
+    return float(weighted_prr([uncertainty], quality, [all_rows])[0, 0])
 
 
 def prr_draws(
@@ -228,20 +228,20 @@ def rejection_curve(
         [1.0, 1.0, 0.75]
     """
     check_rows(clusters, uncertainty=uncertainty, quality=quality)
-    order, worth = Rejection(uncertainty), np.asarray(quality, dtype=float)
+    order, qualities = Rejection(uncertainty), np.asarray(quality, dtype=float)
     shares = np.asarray(coverages, dtype=float)
     if not ((shares > 0) & (shares <= 1)).all():
         raise ValueError(f"coverages must lie in (0, 1], got {shares}")
 
     def curve(counts: np.ndarray) -> np.ndarray:
-        return order.kept(worth, counts, counts.sum(1, keepdims=True) * shares)
+        return order.kept(qualities, counts, counts.sum(1, keepdims=True) * shares)
 
-    value = curve(np.ones((1, len(worth)), dtype=int))[0]
+    value = curve(np.ones((1, len(qualities)), dtype=int))[0]
     several = len(set(clusters)) > 1
     drawn = bootstrap_values(curve, clusters, resamples, seed) if several else value[None]
     band = simultaneous_band(value, drawn)
     # A mean of qualities stays within their range, however wide the band.
-    return RejectionCurve(shares, value, np.clip(band, worth.min(), worth.max()))
+    return RejectionCurve(shares, value, np.clip(band, qualities.min(), qualities.max()))
 
 
 def prr_with_error(

@@ -64,20 +64,20 @@ class RiskThreshold:
         return max(0.0, (self.base_rate - self.risk) / (1 - self.risk))
 
     def __str__(self) -> str:
-        promise = f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
+        guarantee = f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
         if self.threshold is not None and self.error_rate is not None:
             sentence = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
-                f"{self.error_rate:.1%} of them wrong ({promise})"
+                f"{self.error_rate:.1%} of them wrong ({guarantee})"
             )
         else:
             if self.clusters < FEW_CLUSTERS:
-                more = f"too few clusters ({self.clusters}) to estimate how many would suffice"
+                advice = f"too few clusters ({self.clusters}) to estimate how many would suffice"
             elif self.answers_needed is None:
-                more = "more such answers would not help"
+                advice = "more such answers would not help"
             else:
-                more = f"about {self.answers_needed} or more such answers might suffice"
-            sentence = f"not attainable with these {self.answers} answers ({promise}); {more}"
+                advice = f"about {self.answers_needed} or more such answers might suffice"
+            sentence = f"not attainable with these {self.answers} answers ({guarantee}); {advice}"
         if self.unavoidable:
             sentence += (
                 f". {self.base_rate:.0%} of all answers are wrong, so any score must reject "
@@ -115,9 +115,9 @@ def risk_threshold(
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
-        >>> own = [str(n) for n in range(200)]
-        >>> found = risk_threshold(scores, wrong, own, risk=0.1, confidence=0.9)
-        >>> found.threshold, found.coverage, found.error_rate
+        >>> keys = [str(n) for n in range(200)]
+        >>> rule = risk_threshold(scores, wrong, keys, risk=0.1, confidence=0.9)
+        >>> rule.threshold, rule.coverage, rule.error_rate
         (0.1, 0.75, 0.0)
     """
     for name, value in (("risk", risk), ("confidence", confidence)):
@@ -135,19 +135,19 @@ def risk_threshold(
         )
     fixing = fixing_rows(clusters, seed)
     grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
-    tested, labels = score[~fixing], errors[~fixing]
-    owners = np.unique(codes[~fixing], return_inverse=True)[1]
+    test_scores, test_errors = score[~fixing], errors[~fixing]
+    test_codes = np.unique(codes[~fixing], return_inverse=True)[1]
     level = 1 - confidence
     accepted_to = None
     for threshold in grid:
-        if _p_value(tested <= threshold, labels, owners, risk, largest, seed) > level:
+        if _p_value(test_scores <= threshold, test_errors, test_codes, risk, largest, seed) > level:
             break
         accepted_to = float(threshold)
     base = float(errors.mean())
     if accepted_to is None:
         share = (~fixing).mean()
-        more = _needed(score, errors, codes, risk, level, largest)
-        needed = None if more is None else int(np.ceil(more * len(score) / share))
+        factor = _needed(score, errors, codes, risk, level, largest)
+        needed = None if factor is None else int(np.ceil(factor * len(score) / share))
         return RiskThreshold(None, 0.0, None, risk, confidence, base, len(score), total, needed)
     # Accepting all was tested, but answers above all scores in the sample were not.
     accepted_to = min(accepted_to, float(score.max()))
@@ -226,8 +226,8 @@ def _p_value(
         return float(binom.cdf((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
     gains = _gains(keep, errors, codes, risk, largest)
     gains = gains[:, np.random.default_rng(seed).permutation(gains.shape[1])]
-    held = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
-    return float(np.exp(-max(0.0, held.max())))
+    log_capital = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
+    return float(np.exp(-max(0.0, log_capital.max())))
 
 
 def _gains(
@@ -249,14 +249,14 @@ def _needed(
     largest: int,
 ) -> float | None:
     """How many times these answers are needed for the guarantee; None if no number suffices."""
-    tried = [_gains(score <= t, wrong, clusters, risk, largest).sum(1) for t in _thresholds(score)]
-    gains = max(tried, key=np.max)
+    sums = [_gains(score <= t, wrong, clusters, risk, largest).sum(1) for t in _thresholds(score)]
+    gains = max(sums, key=np.max)
     if gains.max() <= 0:
         return None
 
     def enough(times: float) -> bool:
-        held = np.logaddexp.reduce(times * gains) - np.log(len(gains))
-        return bool(held >= -np.log(level))
+        log_capital = np.logaddexp.reduce(times * gains) - np.log(len(gains))
+        return bool(log_capital >= -np.log(level))
 
     low, high = 1.0, 1.0
     while not enough(high):

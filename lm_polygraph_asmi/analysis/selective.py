@@ -127,10 +127,10 @@ def confident_but_fragile(
 
     Example:
         >>> msp, fragility, wrong = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0, 1, 1, 1] * 10
-        >>> found = confident_but_fragile(msp, fragility, wrong, [str(n) for n in range(40)])
-        >>> found.error_rate.tolist()  # confident answers are wrong if fragile
+        >>> quadrants = confident_but_fragile(msp, fragility, wrong, [str(n) for n in range(40)])
+        >>> quadrants.error_rate.tolist()  # confident answers are wrong if fragile
         [[0.0, 1.0], [1.0, 1.0]]
-        >>> found.gap.value, found.gap.excludes(0)
+        >>> quadrants.gap.value, quadrants.gap.excludes(0)
         (1.0, True)
     """
     check_rows(clusters, msp=msp, fragility=fragility, wrong=wrong)
@@ -143,8 +143,8 @@ def confident_but_fragile(
     medians = Medians(msp), Medians(fragility)
 
     def gap(counts: np.ndarray) -> np.ndarray:
-        middle, divide = (median(counts)[:, None] for median in medians)
-        return _gap(counts * (msp <= middle), fragility > divide, wrong)
+        msp_median, fragility_median = (median(counts)[:, None] for median in medians)
+        return _gap(counts * (msp <= msp_median), fragility > fragility_median, wrong)
 
     value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
     unconfident, fragile = msp > np.median(msp), fragility > np.median(fragility)
@@ -197,8 +197,8 @@ def token_null(
 
     Example:
         >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
-        >>> found = token_null([0, 1] * 10, tokens, [0, 0, 1, 1] * 5, [str(n) for n in range(20)])
-        >>> found.gap.value, found.auroc.value, found.answers  # 10 of 20 are confident
+        >>> null = token_null([0, 1] * 10, tokens, [0, 0, 1, 1] * 5, [str(n) for n in range(20)])
+        >>> null.gap.value, null.auroc.value, null.answers  # 10 of 20 are confident
         (0.0, 0.5, 10)
     """
     check_rows(clusters, msp=msp, wrong=wrong)
@@ -278,9 +278,9 @@ def confident_filter(
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
-        >>> wrong, own = [0, 1, 1, 1] * 10, [str(n) for n in range(40)]
-        >>> found = confident_filter(msp, fragility, other, wrong, own, resamples=200)
-        >>> found.confident_error, found.by_fragility, found.by_other
+        >>> wrong, keys = [0, 1, 1, 1] * 10, [str(n) for n in range(40)]
+        >>> payoff = confident_filter(msp, fragility, other, wrong, keys, resamples=200)
+        >>> payoff.confident_error, payoff.by_fragility, payoff.by_other
         (0.5, 0.0, 0.5)
     """
     check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
@@ -289,18 +289,18 @@ def confident_filter(
     median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
 
     def difference(counts: np.ndarray) -> np.ndarray:
-        inside = counts * (m <= median(counts)[:, None])
-        number = np.maximum(1, np.round((1 - abstain) * inside.sum(1, keepdims=True)))
-        return (by_fragility.kept(w, inside, number) - by_other.kept(w, inside, number))[:, 0]
+        half = counts * (m <= median(counts)[:, None])
+        number = np.maximum(1, np.round((1 - abstain) * half.sum(1, keepdims=True)))
+        return (by_fragility.kept(w, half, number) - by_other.kept(w, half, number))[:, 0]
 
     confident = int((m <= np.median(m)).sum())
-    left = filter_error(m, f, w, abstain), filter_error(m, o, w, abstain)
+    errors = filter_error(m, f, w, abstain), filter_error(m, o, w, abstain)
     return Filter(
         confident / len(m),
         max(1, round((1 - abstain) * confident)) / len(m),
         filter_error(m, m, w, 0.0),
-        *left,
-        bootstrap_interval(left[0] - left[1], difference, clusters, resamples),
+        *errors,
+        bootstrap_interval(errors[0] - errors[1], difference, clusters, resamples),
     )
 
 
@@ -317,16 +317,16 @@ def aurc_difference(
         ValueError: lengths differ, or a value is not finite.
 
     Example:
-        >>> good, bad, own = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
-        >>> aurc_difference(good, bad, [0, 1] * 10, own).high < 0  # the first is better
+        >>> good, bad, keys = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
+        >>> aurc_difference(good, bad, [0, 1] * 10, keys).high < 0  # the first is better
         True
     """
     check_rows(clusters, first=first, second=second, wrong=wrong)
     errors = np.asarray(wrong, dtype=float)
-    one, other = Rejection(first), Rejection(second)
+    first_order, second_order = Rejection(first), Rejection(second)
     return bootstrap_interval(
         aurc(first, errors) - aurc(second, errors),
-        lambda counts: one.area(errors, counts) - other.area(errors, counts),
+        lambda counts: first_order.area(errors, counts) - second_order.area(errors, counts),
         clusters,
         resamples,
     )
@@ -377,10 +377,10 @@ def global_selector(
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
-        >>> control, own = [[n % 7] for n in range(40)], [str(n) for n in range(40)]
-        >>> found = global_selector(control, signal, wrong, own, coverages=[0.75], resamples=100)
-        >>> without, beside, change = found[0.75]
-        >>> without > 0.4 > beside, change.high < 0  # the control has no information on errors
+        >>> control, keys = [[n % 7] for n in range(40)], [str(n) for n in range(40)]
+        >>> errors = global_selector(control, signal, wrong, keys, coverages=[0.75], resamples=100)
+        >>> without, with_signal, change = errors[0.75]
+        >>> without > 0.4 > with_signal, change.high < 0  # the control has no information on errors
         (True, True)
     """
     controls = control_table(controls)
@@ -394,10 +394,10 @@ def global_selector(
 
         def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
             number = np.maximum(1, np.round(coverage * counts.sum(1, keepdims=True)))
-            left, right = (order.kept(wrong, counts, number)[:, 0] for order in orders)
-            return left - right
+            with_signal, without = (order.kept(wrong, counts, number)[:, 0] for order in orders)
+            return with_signal - without
 
-        without, beside = (retained_error(score, wrong, coverage) for score in (base, full))
-        interval = bootstrap_interval(beside - without, difference, clusters, resamples)
-        by_coverage[coverage] = (without, beside, interval)
+        base_error, full_error = (retained_error(score, wrong, coverage) for score in (base, full))
+        interval = bootstrap_interval(full_error - base_error, difference, clusters, resamples)
+        by_coverage[coverage] = (base_error, full_error, interval)
     return by_coverage

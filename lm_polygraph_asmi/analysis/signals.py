@@ -65,14 +65,14 @@ def rank_signals(
 
     Example:
         >>> scores = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}
-        >>> found = rank_signals(scores, [0, 1] * 10, [str(n) for n in range(20)], resamples=100)
-        >>> found["good"].ranks, found["bad"].ranks, found["bad"].auroc.value
+        >>> signals = rank_signals(scores, [0, 1] * 10, [str(n) for n in range(20)], resamples=100)
+        >>> signals["good"].ranks, signals["bad"].ranks, signals["bad"].auroc.value
         (True, False, 0.0)
     """
     check_rows(clusters, wrong=wrong, **scores)
     errors = binary(wrong=wrong)
-    worth = 1.0 - errors if quality is None else quality
-    prr, _ = prr_intervals(scores, worth, clusters, resamples=resamples)
+    qualities = 1.0 - errors if quality is None else quality
+    prr, _ = prr_intervals(scores, qualities, clusters, resamples=resamples)
     by_name = {}
     for name, values in scores.items():
         score = np.asarray(values, dtype=float)
@@ -130,11 +130,11 @@ def best_signal(
     rows = fixing_rows(clusters, seed)
     errors = binary(wrong=wrong)[rows]
 
-    def worth(name: str) -> float:
+    def auroc_of(name: str) -> float:
         area = auroc(np.asarray(scores[name], dtype=float)[rows], errors)
         return 0.5 if np.isnan(area) else area
 
-    return max(scores, key=worth)
+    return max(scores, key=auroc_of)
 
 
 def recommendation(
@@ -155,9 +155,9 @@ def recommendation(
 
     Example:
         >>> scores, wrong = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}, [0, 1] * 30
-        >>> own = [str(n) for n in range(60)]
-        >>> signals = rank_signals(scores, wrong, own, resamples=100)
-        >>> print(recommendation(signals, scores, wrong, own, "good"))
+        >>> keys = [str(n) for n in range(60)]
+        >>> signals = rank_signals(scores, wrong, keys, resamples=100)
+        >>> print(recommendation(signals, scores, wrong, keys, "good"))
         good ranks errors best here (PRR +1.00 [+1.00, +1.00]).
     """
     errors = binary(wrong=wrong)
@@ -168,24 +168,24 @@ def recommendation(
         )
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:
-        wrong_way = [name for name, signal in signals.items() if signal.misleads]
+        misleading = [name for name, signal in signals.items() if signal.misleads]
         return (
             "No evidence that any of these signals ranks errors here: no PRR interval is above 0. "
-            + (f"Negative PRR: {', '.join(wrong_way)}. " if wrong_way else "")
+            + (f"Negative PRR: {', '.join(misleading)}. " if misleading else "")
             + "Do not sort or reject answers by them; label more answers."
         )
     best = max(ranking, key=lambda name: signals[name].prr.value)
     sentence = f"{best} ranks errors best here (PRR {signals[best].prr})"
     if best == own:
         return f"{sentence}."
-    worth = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
+    qualities = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
     pair = {name: scores[name] for name in (best, own)}
-    _, gaps = prr_intervals(pair, worth, clusters, [(best, own)], resamples)
+    _, gaps = prr_intervals(pair, qualities, clusters, [(best, own)], resamples)
     gap = gaps[best, own]
-    kind = "better than" if gap.low > 0 else "not significantly different from"
+    comparison = "better than" if gap.low > 0 else "not significantly different from"
     verdict = "is inconclusive"
     if signals[own].ranks:
         verdict = "ranks errors too"
     elif signals[own].misleads:
         verdict = "has negative PRR"
-    return f"{sentence}, {kind} {own} (difference {gap}), which {verdict}."
+    return f"{sentence}, {comparison} {own} (difference {gap}), which {verdict}."

@@ -36,14 +36,14 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
         >>> round(rank_correlation([1, 2, 3], [0.1, 0.2, 9.0]), 2)  # only the order counts
         1.0
     """
-    one, other = ordered(first=first), ordered(second=second)
-    if one.shape != other.shape or not one.size:
+    a, b = ordered(first=first), ordered(second=second)
+    if a.shape != b.shape or not a.size:
         raise ValueError(
-            f"expected two scores of each of at least one answer, got {one.shape} and {other.shape}"
+            f"expected two scores of each of at least one answer, got {a.shape} and {b.shape}"
         )
-    if (one == one[0]).all() or (other == other[0]).all():
+    if (a == a[0]).all() or (b == b[0]).all():
         return float("nan")
-    return float(spearmanr(one, other).statistic)
+    return float(spearmanr(a, b).statistic)
 
 
 def rank_correlations(scores: ArrayLike) -> np.ndarray:
@@ -64,8 +64,8 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
         ValueError: fewer than two seeds, unequal lengths, or a value that is NaN.
 
     Example:
-        >>> found = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
-        >>> found.low < 0 < found.high, round(found.rank_correlation, 2)  # each the other's reverse
+        >>> stability = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
+        >>> stability.low < 0 < stability.high, round(stability.rank_correlation, 2)  # reversed
         (True, -1.0)
     """
     scores = ordered(scores=scores)

@@ -29,9 +29,9 @@ class Comparison(NamedTuple):
         p_value: two-sided, of no difference; adjusted for the family.
         p_equivalent: of a difference of at least the margin, by two one-sided tests.
         least, least_equivalent: the smallest values that the number of resamples allows for either
-            p-value; a p-value there is an upper bound.
-        reach: smallest margin with which a difference of 0 could be equivalent: half the width of
-            the 90 % interval; None if too few resamples give no such interval.
+            p-value; a p-value equal to it is an upper bound.
+        reach: smallest margin at which a difference of 0 could count as equivalent: half the width
+            of the 90 % interval; None if too few resamples give no such interval.
     """
 
     difference: Interval
@@ -173,28 +173,28 @@ def prr_comparisons(
         ValueError: lengths differ, or a value is not finite.
 
     Example:
-        >>> good, bad, own = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
+        >>> good, bad, keys = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
         >>> scores, pairs = {"a": good, "b": bad, "c": good}, [("a", "b"), ("a", "c")]
-        >>> _, found = prr_comparisons(scores, [1.0, 0.0] * 10, own, pairs, resamples=200)
-        >>> [one.outcome for one in found.values()]
+        >>> _, comparisons = prr_comparisons(scores, [1.0, 0.0] * 10, keys, pairs, resamples=200)
+        >>> [c.outcome for c in comparisons.values()]
         ['better', 'equivalent']
     """
     value, column = drawn_prr(scores, quality, clusters, resamples, seed)
-    groups = len(set(clusters))
+    total = len(set(clusters))
     pairs = list(dict.fromkeys(differences))
-    alone = {name: percentile_interval(value[name], column[name], groups) for name in scores}
+    intervals = {name: percentile_interval(value[name], column[name], total) for name in scores}
     gaps = [value[a] - value[b] for a, b in pairs]
     drawn = [column[a] - column[b] for a, b in pairs]
-    adjusted = romano_wolf(gaps, np.array(drawn).T, groups) if pairs else np.array([])
+    adjusted = romano_wolf(gaps, np.array(drawn).T, total) if pairs else np.array([])
     defined = np.isfinite(drawn).all(0).sum() if pairs else 0
-    return alone, {
+    return intervals, {
         pair: Comparison(
-            percentile_interval(gap, d, groups),
+            percentile_interval(gap, d, total),
             float(p),
-            equivalence(d, margin, groups),
-            2 * tail(0.5 / (1 + defined), groups),
-            tail(1 / (1 + np.isfinite(d).sum()), groups),
-            equivalence_reach(d, groups),
+            equivalence(d, margin, total),
+            2 * tail(0.5 / (1 + defined), total),
+            tail(1 / (1 + np.isfinite(d).sum()), total),
+            equivalence_reach(d, total),
         )
         for pair, gap, d, p in zip(pairs, gaps, drawn, adjusted, strict=True)
     }

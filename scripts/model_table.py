@@ -46,7 +46,7 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.check import strategies_seen_right
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.suffix import WAYS
+from lm_polygraph_asmi.model.suffix import STRATEGIES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.registry import classes, tiny, with_longrope
@@ -286,7 +286,7 @@ class Talk:
 
     def _note_ways(self, scope: str) -> None:
         """The dearest way that was needed."""
-        order = [strategy.name for strategy in WAYS if strategy.scope == scope]
+        order = [strategy.name for strategy in STRATEGIES if strategy.scope == scope]
         needed = strategies_seen_right(self.model, scope) | {
             self.verdict.strategies.get(scope, order[0])
         }

@@ -40,7 +40,7 @@ from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens
-from lm_polygraph_asmi.model.suffix import Strategy, strategies, whole_passes
+from lm_polygraph_asmi.model.suffix import Strategy, full_forward_passes, strategies
 from lm_polygraph_asmi.model.unmasked import Remembered, UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
@@ -146,13 +146,13 @@ def total_variation(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> Float[T
     return (p.exp() - q.to(p.device).exp()).abs().sum(-1) / 2
 
 
-def _apart(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> float:
+def _response_variation(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> float:
     """Mean total variation over the response, or more if single positions are outliers."""
     by_position = total_variation(p, q)
     return max(by_position.mean().item(), by_position.max().item() / OUTSTANDING)
 
 
-def _numbers(config: PretrainedConfig) -> Iterator[int]:
+def _possible_lengths(config: PretrainedConfig) -> Iterator[int]:
     """Numbers in a configuration that may be lengths."""
 
     def walk(name: str, value: Any) -> Iterator[int]:
@@ -172,11 +172,11 @@ def _numbers(config: PretrainedConfig) -> Iterator[int]:
 
 def regimes(model: PreTrainedModel, *lengths: int) -> tuple[int, ...]:
     """For each length, how many numbers in the model's configuration it exceeds."""
-    facts = model_cache(model)
-    if "lengths" not in facts:
-        facts["lengths"] = sorted(set(_numbers(model.config)))
+    cache = model_cache(model)
+    if "lengths" not in cache:
+        cache["lengths"] = sorted(set(_possible_lengths(model.config)))
     # A number n takes effect at position n, or one later.
-    return tuple(bisect(facts["lengths"], length - 1) for length in lengths)
+    return tuple(bisect(cache["lengths"], length - 1) for length in lengths)
 
 
 def specials(model: PreTrainedModel, *ids: Tensor) -> tuple[int, ...]:
@@ -226,18 +226,18 @@ class Record:
     """Results of the checks of one computation.
 
     Attributes:
-        right: (layer or None, extent) of the checks that passed.
-        wrong: (extent, reason) of the checks that failed.
+        passed: (layer or None, extent) of the checks that passed.
+        failed: (extent, reason) of the checks that failed.
         doubts: kinds with a failure that need not affect similar sequences; may be shared with
             other records.
     """
 
     def __init__(self, doubts: set[Kind]) -> None:
-        self.right: list[tuple[int | None, Extent]] = []
-        self.wrong: list[tuple[Extent, str]] = []
+        self.passed: list[tuple[int | None, Extent]] = []
+        self.failed: list[tuple[Extent, str]] = []
         self.doubts = doubts
 
-    def ask(
+    def check(
         self,
         extent: Extent,
         compare: Callable[[], str | None],
@@ -258,37 +258,41 @@ class Record:
             kind: kind of the sequence, whatever the strategy; by default the extent's.
         """
         kind = extent.kind if kind is None else kind
-        for at, reason in self.wrong:
-            if at.resembles(extent):
+        for failed, reason in self.failed:
+            if failed.resembles(extent):
                 return reason
-        known_right = any(where == layer and at.covers(extent) for where, at in self.right)
-        doubtful = kind in self.doubts or any(at.kind == extent.kind for at, _ in self.wrong)
-        if known_right and not doubtful:
+        covered = any(
+            passed_layer == layer and passed.covers(extent) for passed_layer, passed in self.passed
+        )
+        doubtful = kind in self.doubts or any(
+            failed.kind == extent.kind for failed, _ in self.failed
+        )
+        if covered and not doubtful:
             return None
         failure = compare()
         if failure is None:
-            if not known_right:
-                self.right.append((layer, extent))
+            if not covered:
+                self.passed.append((layer, extent))
             return None
         if lasting:
-            self.wrong.append((extent, failure))
+            self.failed.append((extent, failure))
         else:
             self.doubts.add(kind)
         return failure
 
 
-def record_of(model: PreTrainedModel, what: Hashable, among: Hashable = None) -> Record:
+def record_of(model: PreTrainedModel, computation: Hashable, among: Hashable = None) -> Record:
     """The record of a computation, for the model's current state and attention implementation.
 
     Args:
-        what: the computation.
+        computation: its key.
         among: key of the computations that share doubts; by default none do.
     """
-    facts, attention = model_cache(model), attention_of(model)
-    records: dict[Hashable, Record] = facts.setdefault("checks", {})
-    doubts: dict[Hashable, set[Kind]] = facts.setdefault("doubts", {})
-    shared = doubts.setdefault((what if among is None else among, attention), set())
-    return records.setdefault((what, attention), Record(shared))
+    cache, attention = model_cache(model), attention_of(model)
+    records: dict[Hashable, Record] = cache.setdefault("checks", {})
+    doubts: dict[Hashable, set[Kind]] = cache.setdefault("doubts", {})
+    shared = doubts.setdefault((computation if among is None else among, attention), set())
+    return records.setdefault((computation, attention), Record(shared))
 
 
 class StrategyChecked(NamedTuple):
@@ -304,13 +308,13 @@ def strategies_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
     """Names of the strategies that passed for the model's current state, in a scope."""
     checks = model_cache(model).get("checks", {})
     return {
-        what.strategy
-        for (what, _), record in checks.items()
-        if isinstance(what, StrategyChecked) and what.scope == scope and record.right
+        key.strategy
+        for (key, _), record in checks.items()
+        if isinstance(key, StrategyChecked) and key.scope == scope and record.passed
     }
 
 
-def _direct(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
+def _direct_log_probs(model: PreTrainedModel, unmasked: UnmaskedPass) -> Float[Tensor, "T V"]:
     """Log-probabilities of the response from the unmodified model."""
     ids = unmasked.input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
     return own_logits(model, wide=False, input_ids=ids)[0, unmasked.predicting].log_softmax(-1)
@@ -341,11 +345,11 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
 
     def compare() -> str | None:
         recorded = readout(model, unmasked.final_hidden, wide=False)
-        return _wrong_states(_apart(_direct(model, unmasked), recorded), lowest_precision(model))
+        variation = _response_variation(_direct_log_probs(model, unmasked), recorded)
+        return _wrong_states(variation, lowest_precision(model))
 
-    what = UNMASKED, unmasked.remembered
-    extent = _extent(model, unmasked, False, 1)
-    reason = record_of(model, what).ask(extent, compare, lasting=False)
+    record = record_of(model, (UNMASKED, unmasked.remembered))
+    reason = record.check(_extent(model, unmasked, False, 1), compare, lasting=False)
     if reason is not None:
         raise RuntimeError(
             f"self-check failed for {type(model).__name__}: the final states do not give the "
@@ -359,42 +363,45 @@ def _differences(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "S H"],
-    together: int,
+    chunk_size: int,
     strategy: Strategy,
     change: Perturbation,
 ) -> dict[str, float]:
     """Total variation between a strategy and full forward passes, by what was compared."""
 
-    def run(rows: Shaped[Tensor, "S H"], at_once: int) -> Float[Tensor, "S T D"]:
+    def run(rows: Shaped[Tensor, "S H"], chunk: int) -> Float[Tensor, "S T D"]:
         return torch.cat(
             in_chunks(
                 lambda part: strategy.run(model, unmasked, layer, rows[part], change),
                 len(rows),
-                at_once,
+                chunk,
             )
         )
 
-    pack = masks[:together]  # the width of the run
-    states = run(pack, together)
-    # And beside other rows: in smaller batches, reversed, with all heads kept in the first.
-    mixed = torch.cat([torch.ones_like(pack[:1]), pack[1:]]).flip(0)
-    elsewhere = run(mixed, math.isqrt(len(pack) - 1) + 1).flip(0)
-    direct, all_kept = _direct(model, unmasked), readout(model, elsewhere[0])
+    checked = masks[:chunk_size]
+    states = run(checked, chunk_size)
+    # Again beside other rows: in smaller batches, in reverse order, the first with all heads kept.
+    reordered = torch.cat([torch.ones_like(checked[:1]), checked[1:]]).flip(0)
+    beside_others = run(reordered, math.isqrt(len(checked) - 1) + 1).flip(0)
+    direct, all_kept = _direct_log_probs(model, unmasked), readout(model, beside_others[0])
+    recorded = readout(model, unmasked.final_hidden, wide=False)
     differences = {
-        UNMASKED: _apart(direct, readout(model, unmasked.final_hidden, wide=False)),
-        "all heads kept": _apart(unmasked.log_probs(model), all_kept),
+        UNMASKED: _response_variation(direct, recorded),
+        "all heads kept": _response_variation(unmasked.log_probs(model), all_kept),
     }
     if lowest_precision(model) not in LIMITS:  # 32-bit logits change only the rounding
-        differences["logits in 32 bits"] = _apart(direct, unmasked.log_probs(model))
-    chosen = torch.linspace(0, len(pack) - 1, min(CHECKED_ROWS, len(pack))).long().unique()
-    for row in chosen.tolist():
-        whole = readout(model, whole_passes(model, unmasked, layer, pack[row : row + 1], change)[0])
-        differences[f"mask {row + 1} of {len(pack)}"] = _apart(whole, readout(model, states[row]))
-    if len(pack) > 1:
-        moved = (states - elsewhere)[1:].float().flatten(1).norm(dim=1)
+        differences["logits in 32 bits"] = _response_variation(direct, unmasked.log_probs(model))
+    rows = torch.linspace(0, len(checked) - 1, min(CHECKED_ROWS, len(checked))).long().unique()
+    for row in rows.tolist():
+        hidden = full_forward_passes(model, unmasked, layer, checked[row : row + 1], change)[0]
+        differences[f"mask {row + 1} of {len(checked)}"] = _response_variation(
+            readout(model, hidden), readout(model, states[row])
+        )
+    if len(checked) > 1:
+        moved = (states - beside_others)[1:].float().flatten(1).norm(dim=1)
         row = 1 + int(moved.argmax())
-        differences[f"mask {row + 1} of {len(pack)} beside other masks"] = _apart(
-            readout(model, elsewhere[row]), readout(model, states[row])
+        differences[f"mask {row + 1} of {len(checked)} beside other masks"] = _response_variation(
+            readout(model, beside_others[row]), readout(model, states[row])
         )
     return differences
 
@@ -404,7 +411,7 @@ def select_strategy(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "S H"],
-    together: "dict[str, int]",
+    chunk_sizes: dict[str, int],
     change: Perturbation = WITHOUT_HEADS,
 ) -> Strategy:
     """The cheapest strategy for these masks that passes the self-check; see the module docstring.
@@ -412,41 +419,40 @@ def select_strategy(
     Call it inside `scoring_session`.
 
     Args:
-        together: number of masks to run at once, by name of the strategy.
+        chunk_sizes: number of masks to run at once, by name of the strategy.
 
     Raises:
         RuntimeError: no strategy passes; the message gives the difference of each.
     """
     reasons = []
-    possible = list(strategies(model, unmasked, layer))
+    candidates = list(strategies(model, unmasked, layer))
     kind = _extent(model, unmasked, False, len(masks)).kind
-    only_alone: set[Kind] = model_cache(model).setdefault(
-        ("only alone", attention_of(model)), set()
+    one_mask_kinds: set[Kind] = model_cache(model).setdefault(
+        ("one mask at a time", attention_of(model)), set()
     )
-    if kind in only_alone:
-        possible = possible[-1:]
-    for strategy in possible:
+    if kind in one_mask_kinds:
+        candidates = candidates[-1:]
+    for strategy in candidates:
+        chunk_size = chunk_sizes[strategy.name]
         record = record_of(
             model,
             StrategyChecked(unmasked.scope, strategy.name, change.kind, unmasked.remembered),
             among=("strategies", unmasked.scope, change.kind, unmasked.remembered),
         )
-        before = len(record.wrong)
-        failure = record.ask(
-            _extent(model, unmasked, strategy.packed, min(together[strategy.name], len(masks))),
-            partial(
-                difference, model, unmasked, layer, masks, together[strategy.name], strategy, change
-            ),
+        first_failure = not record.failed
+        failure = record.check(
+            _extent(model, unmasked, strategy.packed, min(chunk_size, len(masks))),
+            partial(difference, model, unmasked, layer, masks, chunk_size, strategy, change),
             layer,
             # Full forward passes come last: one failure must not exclude similar examples.
-            lasting=not strategy.whole,
+            lasting=not strategy.full_forward,
             kind=kind,
         )
         if failure is None:
-            if strategy.alone:  # batched full forward passes failed for the same sequence
-                only_alone.add(kind)
+            if strategy.one_mask:  # batched full forward passes failed for the same sequence
+                one_mask_kinds.add(kind)
             return strategy
-        if before == 0 and record.wrong:
+        if first_failure and record.failed:
             log.warning(
                 "%s: strategy %r failed the self-check (scope %s): %s. Trying a slower one",
                 type(model).__name__,
@@ -478,7 +484,7 @@ def _rounding(model: PreTrainedModel, unmasked: UnmaskedPass) -> float:
             log_probs.append(logits.log_softmax(-1))
     except ValueError:  # the model has only one
         return 0.0
-    return _apart(log_probs[0], log_probs[1])
+    return _response_variation(log_probs[0], log_probs[1])
 
 
 def difference(
@@ -486,14 +492,14 @@ def difference(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "S H"],
-    together: int,
+    chunk_size: int,
     strategy: Strategy,
     change: Perturbation,
 ) -> str | None:
     """How a strategy differs from full forward passes beyond rounding, or the error it raises; None
     if it agrees with them."""
     try:
-        differences = _differences(model, unmasked, layer, masks, together, strategy, change)
+        differences = _differences(model, unmasked, layer, masks, chunk_size, strategy, change)
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.model.unmasked import validate_sequence
 
 
 def states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Tensor:
-    """hidden_states[layer] of an ordinary pass, without running the layers above."""
+    """hidden_states[layer] of an ordinary pass; the layers above are not run."""
 
     def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
         hidden, _ = LayerCall.split(module, args, kwargs)
@@ -41,12 +41,11 @@ def response_embeddings(
 ) -> Float[Tensor, "N D"]:
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
-    Equals a separate pass over prompt and response each. The prompt runs once and is shared by
-    all responses through its key-value cache, and the layers above L // 2 are not run. The model is
-    asked first whether that is so for it (a recurrent state is not shared like keys and values;
-    angles may depend on the length), and again for clearly longer or otherwise placed prompts and
-    responses; where it is not, there is a pass for each response. Call it inside
-    `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
+    Equals one pass per prompt and response. The prompt runs once, all responses share its key-value
+    cache, and the layers above L // 2 are not run. This is first compared with separate passes, and
+    again for clearly longer or otherwise placed texts. If it differs (recurrent states; angles that
+    depend on the length), each response gets a pass. Call it inside `scoring_session`. Source:
+    section "Adaptive semantic weighting" of the paper.
 
     Raises:
         ValueError: an empty response, an empty prompt, a sequence beyond the context window, or a
@@ -72,40 +71,40 @@ def response_embeddings(
         prompt=prompt,
         response=max(lengths),
         keys=longest,
-        rows=min(2, len(ids)),  # two are tried
+        rows=min(2, len(ids)),  # the check compares up to two
         regime=regimes(model, prompt, shortest, longest),
         special=specials(model, prompt_ids, *ids),
     )
-    separate = record_of(model, "shared prompt").ask(
-        extent, partial(_not_shared, model, layer, prompt_ids, ids)
+    failure = record_of(model, "shared prompt").check(
+        extent, partial(_shared_prompt_failure, model, layer, prompt_ids, ids)
     )
-    return (_one_by_one if separate else _behind_one_prompt)(model, layer, prompt_ids, ids)
+    embeddings = _separate_embeddings if failure else _shared_prompt_embeddings
+    return embeddings(model, layer, prompt_ids, ids)
 
 
-def _not_shared(
+def _shared_prompt_failure(
     model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
 ) -> str | None:
-    """How embeddings behind a shared prompt differ from those of separate passes; None if not."""
+    """How embeddings after a shared prompt differ from those of separate passes; None if not."""
     if has_foreign_code(model):
-        return "hooks or forward methods of others may do another thing behind a cache"
-    # Two of other lengths, behind more of a prompt than any response is long.
-    tried = sorted(responses, key=len)[:: max(1, len(responses) - 1)]
-    expected = _one_by_one(model, layer, prompt_ids, tried)
+        return "foreign hooks or forward methods may act differently after a cached prompt"
+    compared = sorted(responses, key=len)[:: max(1, len(responses) - 1)]  # shortest and longest
+    separate = _separate_embeddings(model, layer, prompt_ids, compared)
     try:
-        found = _behind_one_prompt(model, layer, prompt_ids, tried)
+        shared = _shared_prompt_embeddings(model, layer, prompt_ids, compared)
     except (
         RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError
     ) as error:  # fmt: skip
         return f"{type(error).__name__}: {error}"
     rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
-    lengths = expected.norm(dim=-1)
-    apart = (found - expected).norm(dim=-1)
-    if bool((apart <= rounding * lengths).all()):
+    norms = separate.norm(dim=-1)
+    distances = (shared - separate).norm(dim=-1)
+    if bool((distances <= rounding * norms).all()):
         return None
-    return f"embeddings of length {lengths.max():.2g} are {apart.max():.2g} apart"
+    return f"embeddings of norm {norms.max():.2g} differ by {distances.max():.2g}"
 
 
-def _one_by_one(
+def _separate_embeddings(
     model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
 ) -> Float[Tensor, "N D"]:
     device = execution_device(model.get_input_embeddings())
@@ -115,25 +114,25 @@ def _one_by_one(
         hidden = states_entering(model, layer, input_ids=tokens, use_cache=False)
         if hidden.shape[:2] != tokens.shape:
             raise ValueError(
-                f"{type(model).__name__} keeps hidden states of shape {tuple(hidden.shape)}: a "
-                "response has no single embedding there, and Adapt-ASMI is not defined"
+                f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
+                "response has no single embedding, so Adapt-ASMI is not defined"
             )
         rows.append(hidden[0, -1].float())
     return torch.stack(rows)
 
 
-def _behind_one_prompt(
+def _shared_prompt_embeddings(
     model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
 ) -> Float[Tensor, "N D"]:
     lengths = torch.tensor([len(response) for response in ids])
-    # Right padding needs no mask: under causal attention no token sees what follows it.
+    # Right padding needs no mask: with causal attention no token attends to later ones.
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    # A plain cache keeps the whole prompt; sliding windows are then imposed by the mask alone.
+    # This cache keeps all prompt positions; only the attention mask imposes sliding windows.
     cache = DynamicCache()
     device = execution_device(model.get_input_embeddings())
-    given = {**with_cache(base_model(model), cache), "use_cache": True}
-    states_entering(model, layer, input_ids=prompt_ids[None].to(device), **given)
+    caching = {**with_cache(base_model(model), cache), "use_cache": True}
+    states_entering(model, layer, input_ids=prompt_ids[None].to(device), **caching)
     cache.batch_repeat_interleave(len(ids))
-    hidden = states_entering(model, layer, input_ids=tokens.to(device), **given)
+    hidden = states_entering(model, layer, input_ids=tokens.to(device), **caching)
     rows = torch.arange(len(ids), device=hidden.device)
     return hidden[rows, (lengths - 1).to(hidden.device)].float()

@@ -42,40 +42,40 @@ from lm_polygraph_asmi.model.structure import states_of
 from lm_polygraph_asmi.model.suffix import Strategy, cache_of_rows
 from lm_polygraph_asmi.model.unmasked import (
     PrefixCache,
-    Seen,
+    RecordedInputs,
     UnmaskedPass,
     check_scope_runs,
+    record_inputs,
     run_unmasked,
-    seen_by_layers,
 )
 
-TRIAL = 3
+CHECKED_TOKENS = 3
 """Number of answer tokens in the check of the steps."""
-ROOM = 16
+CAPACITY = 16
 """Positions allocated at first; doubled when full."""
 
 
 Steps = Callable[[Iterable[int]], Tensor]
-"""An answer on its way, first given the whole prompt, then token by token. Returns final states
-behind the last token given, (rows, 1, D): of the unmasked model, then under each of the B masks;
-what follows are rows that nobody asked for."""
+"""Called with the prompt, then with each token of the answer. Returns final states (rows, 1, D) at
+the last token: of the unmasked model, then under each of the B masks. More rows may follow, to be
+ignored."""
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """Steps, and which of their rows the drawn masks have; as in `Subnetworks`.
+    """Steps, and the rows of their states for the drawn masks; as in `Subnetworks`.
 
     Attributes:
-        steps: of the unmasked model and of the subnetworks.
-        rows: of their states, those of the distinct subnetworks.
-        index: for each of the S drawn masks, which of these it has.
-        counts: how often each was drawn.
+        steps: runs the unmasked model and the subnetworks one step further.
+        rows: row of each distinct subnetwork in the states of a step.
+        index: for each of the S drawn masks, the index of its distinct subnetwork.
+        counts: how often each distinct mask was drawn; sums to S.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session
         >>> with scoring_session(model):
-        ...     written = steps_of(model, ids[:6], 2, masks)
-        >>> isinstance(written, StreamState), written.counts
+        ...     stream = steps_of(model, ids[:6], 2, masks)
+        >>> isinstance(stream, StreamState), stream.counts
         (True, tensor([2., 1.]))
     """
 
@@ -85,8 +85,8 @@ class StreamState:
     counts: Float[Tensor, " distinct"]
 
 
-class _Grown:
-    """Keys and values of a layer: the prompt's, then step by step one of each row."""
+class _GrowingKeysValues:
+    """Keys and values of a layer: the prompt's, then at each step one of every row."""
 
     def __init__(self, *prompt: Tensor) -> None:
         self.parts = list(prompt)
@@ -96,9 +96,9 @@ class _Grown:
         parts = self.parts or [key[:, :, :0], value[:, :, :0]]  # a prompt of one token
         end = self.length + key.shape[-2]
         if end > parts[0].shape[-2]:
-            room = max(ROOM * key.shape[-2], end)
+            free = max(CAPACITY * key.shape[-2], end)
             self.parts = [
-                part.new_empty(*part.shape[:2], end + room, part.shape[-1]) for part in parts
+                part.new_empty(*part.shape[:2], end + free, part.shape[-1]) for part in parts
             ]
             for larger, part in zip(self.parts, parts, strict=True):
                 larger[:, :, : self.length] = part[:, :, : self.length]
@@ -110,21 +110,21 @@ class _Grown:
 
 
 def _rows(model: PreTrainedModel, masks: Shaped[Tensor, "B H"]) -> Shaped[Tensor, "rows H"]:
-    """Masks of all rows: one that keeps every head, those of the subnetworks, and, where more rows
-    take less time, some that keep every head."""
+    """Masks of all rows: one that keeps every head, those of the subnetworks, and, if a larger
+    batch is faster, padding rows that keep every head."""
     ones, rows = masks.new_ones(1, masks.shape[1]), 1 + len(masks)
-    spare = quick_rows(rows, execution_device(model.get_input_embeddings())) - rows
-    return torch.cat([ones, masks, ones.expand(spare, -1)])
+    padding = quick_rows(rows, execution_device(model.get_input_embeddings())) - rows
+    return torch.cat([ones, masks, ones.expand(padding, -1)])
 
 
-def _at_last(ids: list[int], seen: Seen | None = None) -> UnmaskedPass:
-    """What is known of a pass over the last of these tokens."""
-    seen = seen or Seen()
+def _pass_at_last(ids: list[int], recorded: RecordedInputs | None = None) -> UnmaskedPass:
+    """An unmasked pass over the last of these tokens, without its final states."""
+    recorded = recorded or RecordedInputs()
     return UnmaskedPass(
-        input_ids=torch.tensor([*ids, ids[-1]]),  # what would follow is not looked at
+        input_ids=torch.tensor([*ids, ids[-1]]),  # the token after the last is not used
         prompt_length=len(ids),
-        targets=seen.targets,
-        calls=seen.calls,
+        targets=recorded.targets,
+        calls=recorded.calls,
         scope="response",
         keys_values={},
         devices=frozenset(),
@@ -150,8 +150,8 @@ class OneSequence:
         self.model, self.layer, self.change = model, layer, change
         self.masks = _rows(model, masks)
         self.ids: list[int] = []
-        self.shared = 0  # positions whose keys and values all rows have
-        self.grown: dict[int, _Grown] = defaultdict(_Grown)
+        self.shared = 0  # number of positions whose keys and values all rows share
+        self.keys_values: dict[int, _GrowingKeysValues] = defaultdict(_GrowingKeysValues)
 
     def __call__(self, tokens: Iterable[int]) -> Tensor:
         *before, last = tokens
@@ -159,59 +159,62 @@ class OneSequence:
             cache = DynamicCache()
             self._run(before, cache)
             layers: list[Any] = cache.layers
-            self.grown |= {i: _Grown(kept.keys, kept.values) for i, kept in enumerate(layers)}
+            for index, layer in enumerate(layers):
+                self.keys_values[index] = _GrowingKeysValues(layer.keys, layer.values)
             self.ids, self.shared = before, len(before)
-        tap = KeyValueTap(lambda *new: self.grown[new[-1]](*new[:-1]), self.model.config)
+        tap = KeyValueTap(
+            lambda key, value, layer: self.keys_values[layer](key, value), self.model.config
+        )
         tap.length = len(self.ids)
         self.ids.append(last)
         with self._in_rows():
             return self._run([last], tap).reshape(len(self.masks), 1, -1)
 
     def _run(self, ids: list[int], cache: DynamicCache) -> Tensor:
-        given = torch.tensor([ids], device=execution_device(self.model.get_input_embeddings()))
+        input_ids = torch.tensor([ids], device=execution_device(self.model.get_input_embeddings()))
         base = base_model(self.model)
-        return states_of(base(input_ids=given, **with_cache(base, cache), use_cache=True))
+        return states_of(base(input_ids=input_ids, **with_cache(base, cache), use_cache=True))
 
     @contextmanager
     def _in_rows(self) -> Iterator[None]:
         """Give every module after the masked layer all rows instead of one."""
-        model, layer, place = self.model, self.layer, len(self.ids) - 1
-        behind = [*decoder_layers(model), final_norm(model)][layer + 1 :]
-        here = torch.zeros(len(self.masks), dtype=torch.long)
+        model, layer, position = self.model, self.layer, len(self.ids) - 1
+        upper = [*decoder_layers(model), final_norm(model)][layer + 1 :]
+        places = torch.zeros(len(self.masks), dtype=torch.long)  # all rows at the one position
         packed: dict[int, Tensor] = {}
 
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            hidden, call = LayerCall.split(module, args, kwargs, place)
-            if module is behind[0]:
-                unmasked = _at_last(self.ids, seen)
+            hidden, call = LayerCall.split(module, args, kwargs, position)
+            if module is upper[0]:
+                unmasked = _pass_at_last(self.ids, recorded)
                 hidden = perturbed_layer(
                     model, unmasked, layer, self.masks, unmasked.predicting, self.change
                 ).reshape(1, len(self.masks), -1)
-            if module is behind[-1]:
+            if module is upper[-1]:
                 return (hidden,), call.arguments
-            call = LayerCall(call.arguments, 1, place)  # the rest of it is of one position
+            call = LayerCall(call.arguments, 1, position)  # the other arguments: one position
             kind = id(call.arguments.get("attention_mask"))
             if kind not in packed:
                 packed[kind] = self._allowed(call).to(hidden.device)
-            return (hidden,), call.at_places(here, packed[kind].to(hidden.device))
+            return (hidden,), call.at_places(places, packed[kind].to(hidden.device))
 
         with ExitStack() as hooks:
-            seen = hooks.enter_context(seen_by_layers(model, [layer], [layer], place))
-            for module in behind:
+            recorded = hooks.enter_context(record_inputs(model, [layer], [layer], position))
+            for module in upper:
                 handle = module.register_forward_pre_hook(enter, with_kwargs=True)
                 hooks.callback(handle.remove)
             yield
 
     def _allowed(self, call: LayerCall) -> Tensor:
-        """(rows, keys): the shared ones, and of each step the row's own."""
-        shared, own = call.allowed(slice(0, 1)).cpu().tensor_split([self.shared], dim=1)
-        apart = torch.eye(len(self.masks), dtype=torch.bool)
-        steps = own[0][None, :, None] & apart[:, None]  # (row, step, row)
-        return torch.cat([shared.expand(len(apart), -1), steps.flatten(1)], dim=1)
+        """(rows, keys): which keys each row attends to: shared ones, and its own of each step."""
+        shared, answer = call.allowed(slice(0, 1)).cpu().tensor_split([self.shared], dim=1)
+        same_row = torch.eye(len(self.masks), dtype=torch.bool)
+        steps = answer[0][None, :, None] & same_row[:, None]  # (row, step, row)
+        return torch.cat([shared.expand(len(same_row), -1), steps.flatten(1)], dim=1)
 
 
 class RowsOfBatch:
-    """Each row of a batch has a cache of its own, whatever the model keeps in it."""
+    """Each row of a batch has its own cache, of any kind that the model keeps."""
 
     def __init__(
         self,
@@ -235,10 +238,10 @@ class RowsOfBatch:
             self.cache = cache_of_rows(cache_of(output), rows, device)
         self.ids += tokens
         ids = torch.tensor(tokens[-1:], device=device).expand(rows, 1)
-        place = len(self.ids) - 1
+        position = len(self.ids) - 1
         with perturbed(
-            self.model, _at_last(self.ids), self.layer, self.masks, torch.tensor([place]),
-            self.change, before=place,
+            self.model, _pass_at_last(self.ids), self.layer, self.masks, torch.tensor([position]),
+            self.change, before=position,
         ):  # fmt: skip
             base = base_model(self.model)
             output = base(input_ids=ids, **with_cache(base, self.cache), use_cache=True)
@@ -249,7 +252,7 @@ class RowsOfBatch:
 
 
 def _stepwise(kind: Any) -> Any:
-    """A way to run a finished answer step by step, for the check."""
+    """A function that runs a finished answer step by step, for the check."""
 
     def run(
         model: PreTrainedModel,
@@ -259,9 +262,9 @@ def _stepwise(kind: Any) -> Any:
         change: Perturbation,
     ) -> Float[Tensor, "B T D"]:
         steps: Steps = kind(model, layer, masks, change)
-        ids = unmasked.input_ids.tolist()
-        given = [ids[: unmasked.prompt_length], *([i] for i in ids[unmasked.prompt_length : -1])]
-        return torch.cat([steps(tokens)[1 : 1 + len(masks)] for tokens in given], dim=1)
+        ids, prompt_length = unmasked.input_ids.tolist(), unmasked.prompt_length
+        inputs = [ids[:prompt_length], *([token] for token in ids[prompt_length:-1])]
+        return torch.cat([steps(tokens)[1 : 1 + len(masks)] for tokens in inputs], dim=1)
 
     return run
 
@@ -274,8 +277,8 @@ KINDS = (
 """Cheapest first."""
 
 
-def repeated(prompt: Int[Tensor, " P"], tokens: int) -> Int[Tensor, " N"]:
-    """A prompt and its own start behind it: an answer to check with, before there is one."""
+def repeat_prompt(prompt: Int[Tensor, " P"], tokens: int) -> Int[Tensor, " N"]:
+    """The prompt, followed by its own first tokens as an answer for the check."""
     return torch.cat([prompt] * (1 + -(-tokens // len(prompt))))[: len(prompt) + tokens]
 
 
@@ -286,22 +289,22 @@ def steps_of(
     masks: Shaped[Tensor, "S H"],
     change: Perturbation = WITHOUT_HEADS,
 ) -> "StreamState":
-    """Subnetworks of S masks over an answer to come; equal masks are run once.
+    """Subnetworks of S masks for an answer that is being generated; equal masks are run once.
 
-    The steps were compared with full forward passes, for this prompt or one like it, on an answer
-    made of the prompt's own first tokens. Call it in `scoring_session`.
+    The steps are compared with full forward passes, for this prompt or one like it. The answer of
+    that check is the prompt's own first tokens. Call it in `scoring_session`.
 
     Raises:
-        NotImplementedError: a change that looks at more of the prompt than masked heads do.
+        NotImplementedError: a perturbation other than masked heads.
         RuntimeError: the self-check failed, or the model has foreign hooks.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session
         >>> with scoring_session(model):
-        ...     written = steps_of(model, ids[:6], 2, masks)
-        ...     states = written.steps(ids[:6].tolist())  # the prompt
-        ...     states = written.steps([9])  # and the first token of the answer
-        >>> states[written.rows].shape  # (distinct, 1, D)
+        ...     stream = steps_of(model, ids[:6], 2, masks)
+        ...     states = stream.steps(ids[:6].tolist())  # the prompt
+        ...     states = stream.steps([9])  # the first token of the answer
+        >>> states[stream.rows].shape  # (distinct, 1, D)
         torch.Size([2, 1, 16])
     """
     if change.condition != "heads" or change.edit is not None:
@@ -315,12 +318,12 @@ def steps_of(
         )
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     masked = ~distinct.all(dim=1)  # the row that keeps every head is the unmasked model's
-    kind = _right_kind(model, prompt.cpu(), layer, distinct[masked], change)
+    kind = _select_kind(model, prompt.cpu(), layer, distinct[masked], change)
     steps = kind(model, layer, distinct[masked], change)
     return StreamState(steps, masked.cumsum(0) * masked, index, counts.float())
 
 
-def _right_kind(
+def _select_kind(
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
     layer: int,
@@ -330,17 +333,18 @@ def _right_kind(
     """The cheapest kind of steps that passes the self-check."""
     if not len(masks):
         return RowsOfBatch
-    room = (context_window(model) or len(prompt) + TRIAL) - len(prompt)
-    trial = repeated(prompt, max(1, min(TRIAL, room)))
-    extent = extent_of(model, trial, len(prompt), True, len(masks))
-    unmasked = cache(lambda: run_unmasked(model, trial, len(prompt), [layer], "response"))
+    tokens_left = (context_window(model) or len(prompt) + CHECKED_TOKENS) - len(prompt)
+    input_ids = repeat_prompt(prompt, max(1, min(CHECKED_TOKENS, tokens_left)))
+    extent = extent_of(model, input_ids, len(prompt), True, len(masks))
+    unmasked = cache(lambda: run_unmasked(model, input_ids, len(prompt), [layer], "response"))
 
     def compare(strategy: Strategy) -> str | None:
         return difference(model, unmasked(), layer, masks, len(masks), strategy, change)
 
     reasons = []
     for kind, strategy in KINDS:
-        reason = record_of(model, (strategy.name, change.kind), among=("steps", change.kind)).ask(
+        record = record_of(model, (strategy.name, change.kind), among=("steps", change.kind))
+        reason = record.check(
             extent,
             partial(compare, strategy=strategy),
             layer,

@@ -27,8 +27,8 @@ from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Strategy, run_suffix, strategies
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
 
-# Longest packed sequence of response positions, one mask apart. Each position is compared with all
-# others of its sequence, so longer ones cost more than the fewer passes save.
+# Longest packed sequence of response positions, if it holds more than one mask. Each position is
+# compared with all others of its sequence, so longer ones cost more than fewer passes save.
 PACKED_POSITIONS = 256
 
 
@@ -45,16 +45,15 @@ class Subnetworks:
         hidden: states after the final norm at the T response positions, one row per distinct mask.
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
-        check_seconds: what comparing with full forward passes took, 0 where it had been done
-            before.
+        check_seconds: time of the comparison with full forward passes, 0 if none was needed.
 
     Example:
         >>> with scoring_session(model):
         ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     found = run_subnetworks(model, unmasked, 2, masks)
-        >>> isinstance(found, Subnetworks), found.index
+        ...     subnetworks = run_subnetworks(model, unmasked, 2, masks)
+        >>> isinstance(subnetworks, Subnetworks), subnetworks.index
         (True, tensor([1, 0, 0]))
-        >>> found.first(1).counts
+        >>> subnetworks.first(1).counts
         tensor([1.])
     """
 
@@ -64,7 +63,7 @@ class Subnetworks:
     check_seconds: float = 0.0
 
     def first(self, masks: int) -> "Subnetworks":
-        """Those of the first so many drawn masks, as if the others had not been drawn."""
+        """Those of the first `masks` drawn masks, as if no others had been drawn."""
         rows, index = self.index[:masks].unique(return_inverse=True)
         counts = index.bincount(minlength=len(rows)).float()
         return Subnetworks(self.hidden[rows], counts, index, self.check_seconds)
@@ -80,11 +79,11 @@ def masks_per_pass(
     """How many of `total` masks to run together within `budget` bytes; at least one."""
     if strategy is None:
         strategy = next(strategies(model, unmasked, max(unmasked.targets, default=0)))
-    if strategy.alone:
+    if strategy.one_mask:
         return 1
     if strategy.packed:
-        known = unmasked.before.stop
-        longest = min(PACKED_POSITIONS, (context_window(model) or PACKED_POSITIONS) - known)
+        window = context_window(model) or PACKED_POSITIONS
+        longest = min(PACKED_POSITIONS, window - unmasked.before.stop)
         total = min(total, max(1, longest // len(unmasked.final_hidden)))
     return largest_chunk(total, lambda n: strategy.bytes_of(model, unmasked, n), budget)
 
@@ -120,8 +119,8 @@ def run_subnetworks(
     Example:
         >>> with scoring_session(model):
         ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     found = run_subnetworks(model, unmasked, 2, masks)
-        >>> found.hidden.shape, found.counts  # (distinct, T, D)
+        ...     subnetworks = run_subnetworks(model, unmasked, 2, masks)
+        >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
     check_condition(model, layer, change, bool(unmasked.targets))
@@ -145,18 +144,18 @@ def run_subnetworks(
     else:
         masked = distinct[~unmasked_rows]
         budget = memory_budget or default_budget(*unmasked.devices)
-        together = {
+        chunk_sizes = {
             strategy.name: masks_per_pass(model, unmasked, len(masked), budget, strategy)
             for strategy in strategies(model, unmasked, layer)
         }
         start = time.perf_counter()
-        strategy = select_strategy(model, unmasked, layer, masked, together, change)
+        strategy = select_strategy(model, unmasked, layer, masked, chunk_sizes, change)
         check_seconds = time.perf_counter() - start
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
                 lambda part: run_suffix(model, unmasked, layer, masked[part], change, strategy),
                 len(masked),
-                together[strategy.name],
+                chunk_sizes[strategy.name],
             )
         )
     return Subnetworks(hidden, counts.float(), index, check_seconds)
@@ -193,10 +192,10 @@ def subnetwork_log_probs(
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
         scope: positions at which heads are masked, "all" or "response".
-        source: what a masked head loses there: "all" its output, or only what of it comes from the
-            tokens of the "context", or from "elsewhere"; these two in the scope "response".
-        context: positions of those tokens, (start, end) with the end behind the last, or several;
-            the source "all" takes none and asks for none.
+        source: what a masked head loses: "all" of its output, or only the part that comes from
+            tokens of the "context" or from "elsewhere" (both need scope "response").
+        context: token positions of the context, (start, end) with the end excluded, or a list of
+            these; not needed for the source "all".
         change: what a mask changes in the layer, see `perturbation`.
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
@@ -226,8 +225,8 @@ def subnetwork_log_probs(
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         if source != "all":
-            *inside, elsewhere = head_parts(model, unmasked, layer, spans)
-            part = sum_parts(inside) if source == "context" else elsewhere
+            *context_parts, elsewhere = head_parts(model, unmasked, layer, spans)
+            part = sum_parts(context_parts) if source == "context" else elsewhere
             change = replace(change, edit=without_part(part.heads))
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)
         hidden = subnetworks.hidden

@@ -40,7 +40,7 @@ from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 @contextmanager
 def without_queries(model: PreTrainedModel, layer: int) -> Iterator[None]:
-    """Spare the queries where only keys and values are wanted; they are zeros meanwhile."""
+    """Skip the query projection where only keys and values are needed; queries are zeros."""
     projection = query_projection(model, layer)
     if projection is None:
         yield
@@ -59,8 +59,8 @@ def masked_everywhere(
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked at every position; the layers above are called again one by one.
 
-    The last layer makes keys and values at all positions and does the rest at T of them; where it
-    keeps none it is run whole.
+    The last layer computes keys and values at all positions, and the rest only at the T predicting
+    positions. If it keeps no keys and values, it runs at all positions.
     """
     last = num_layers(model) - 1
     if layer == last:
@@ -89,9 +89,9 @@ def masked_layer_by_layer(
     masks: Shaped[Tensor, "B H"],
     change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
-    """As `masked_everywhere`, the last layer like all others, each row with arguments of its own.
+    """As `masked_everywhere`, but every layer runs at all positions, with arguments for each row.
 
-    For layers that want a mask or angles for every row of a batch, or that keep more than keys and
+    For layers that need a mask or angles for every row of a batch, or that keep more than keys and
     values.
     """
     hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
@@ -116,18 +116,18 @@ def masked_in_response(
     hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
-    here = unmasked.run(unmasked.predicting)
-    places = torch.arange(here.start, here.stop).repeat(copies)
+    predicting = unmasked.run(unmasked.predicting)
+    places = torch.arange(predicting.start, predicting.stop).repeat(copies)
     packed: dict[int, Tensor] = {}
     for index in range(layer + 1, num_layers(model)):
         call = unmasked.calls[index]
-        # Layers of one kind (full attention, sliding window) were given one mask between them.
+        # Layers of one kind (full attention, sliding window) share one mask.
         kind = id(call.arguments.get("attention_mask"))
         if kind not in packed:
-            allowed = call.allowed(here)
-            known, own = allowed.split([unmasked.before.stop, length], dim=1)
+            allowed = call.allowed(predicting)
+            prompt, response = allowed.split([unmasked.before.stop, length], dim=1)
             packed[kind] = torch.cat(
-                [known.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1
+                [prompt.repeat(copies, 1), torch.block_diag(*[response] * copies)], dim=1
             )
         hidden = call.replay_after(
             decoder_layers(model)[index], hidden, unmasked.keys_values[index], places, packed[kind]
@@ -135,7 +135,7 @@ def masked_in_response(
     return final_norm(model)(hidden.reshape(copies, length, width))
 
 
-def whole_passes(
+def full_forward_passes(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
     layer: int,
@@ -145,10 +145,11 @@ def whole_passes(
     """Final states of full forward passes, masks as rows of a batch, through the model's own
     forward.
 
-    The plainest strategy, and the one that all others are checked against.
+    The simplest strategy; all others are compared with it.
     """
-    every = torch.arange(unmasked.predicting.stop)
-    places = every[unmasked.predicting] if unmasked.scope == "response" else every
+    places = torch.arange(unmasked.predicting.stop)
+    if unmasked.scope == "response":
+        places = places[unmasked.predicting]
     device = execution_device(model.get_input_embeddings())
     tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
     with perturbed(model, unmasked, layer, masks, places, change):
@@ -157,10 +158,10 @@ def whole_passes(
 
 
 def cache_of_rows(cache: Any, rows: int, device: torch.device) -> Any:
-    """A copy of what a model kept of a single sequence, the same for each row of a batch.
+    """A copy of a single sequence's cache for each row of a batch.
 
     Raises:
-        NotImplementedError: the model kept nothing.
+        NotImplementedError: the model keeps no cache.
     """
     if cache is None:
         raise NotImplementedError("the model keeps no cache")
@@ -169,14 +170,14 @@ def cache_of_rows(cache: Any, rows: int, device: torch.device) -> Any:
     return copied
 
 
-def rows_behind_prompt(
+def rows_after_prompt(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
     change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
-    """Final states of a pass over the response positions behind what the model keeps of a prompt.
+    """Final states of a pass over the response positions, with the model's cache of the prompt.
 
     The model's own cache (keys and values, recurrent states) is copied for every mask, as in
     generation, and the masks are rows of a batch.
@@ -205,13 +206,13 @@ class Strategy:
 
     Attributes:
         name: what it does, for messages.
-        scope: the scope it serves.
+        scope: the scope it supports.
         run: final states (B, T, D) of the subnetworks of masks (B, H).
         bytes_of: peak memory in bytes for a number of masks.
         packed: whether all masks are in a single sequence.
         replays: whether it calls layers again one by one.
-        whole: whether the model runs as it does without masks.
-        alone: whether masks are run one at a time, so that rows cannot affect each other.
+        full_forward: whether it runs full forward passes of the model.
+        one_mask: whether masks are run one at a time, so that rows cannot affect each other.
     """
 
     name: str
@@ -220,49 +221,53 @@ class Strategy:
     bytes_of: Callable[[PreTrainedModel, UnmaskedPass, int], int]
     packed: bool = False
     replays: bool = False
-    whole: bool = False
-    alone: bool = False
+    full_forward: bool = False
+    one_mask: bool = False
 
 
-def _batch(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
+def _bytes_of_batch(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
     return batch_bytes(model, masks, unmasked.predicting.stop)
 
 
-def _packed(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
+def _bytes_of_packed(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
     return packed_bytes(model, masks, len(unmasked.final_hidden), unmasked.before.stop)
 
 
-def _rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
+def _bytes_of_rows(model: PreTrainedModel, unmasked: UnmaskedPass, masks: int) -> int:
     return rows_bytes(model, masks, len(unmasked.final_hidden), unmasked.before.stop)
 
 
-def _whole(scope: str, name: str = "full forward passes", alone: bool = False) -> Strategy:
-    return Strategy(name, scope, whole_passes, _batch, whole=True, alone=alone)
+def _full_forward(scope: str, one_mask: bool = False) -> Strategy:
+    name = "full forward passes" + ", one mask at a time" * one_mask
+    return Strategy(
+        name, scope, full_forward_passes, _bytes_of_batch, full_forward=True, one_mask=one_mask
+    )
 
 
-_ALONE = "full forward passes, one mask at a time"
-WAYS = (
-    Strategy("the layers above again", "all", masked_everywhere, _batch, replays=True),
-    Strategy("the layers above, whole", "all", masked_layer_by_layer, _batch, replays=True),
-    _whole("all"),
-    _whole("all", _ALONE, alone=True),
-    Strategy("one sequence", "response", masked_in_response, _packed, packed=True, replays=True),
-    Strategy("rows behind the prompt", "response", rows_behind_prompt, _rows),
-    _whole("response"),
-    _whole("response", _ALONE, alone=True),
-)
+STRATEGIES = (
+    Strategy("the layers above again", "all", masked_everywhere, _bytes_of_batch, replays=True),
+    Strategy("the layers above, whole", "all", masked_layer_by_layer, _bytes_of_batch,
+             replays=True),
+    _full_forward("all"),
+    _full_forward("all", one_mask=True),
+    Strategy("one sequence", "response", masked_in_response, _bytes_of_packed, packed=True,
+             replays=True),
+    Strategy("rows behind the prompt", "response", rows_after_prompt, _bytes_of_rows),
+    _full_forward("response"),
+    _full_forward("response", one_mask=True),
+)  # fmt: skip
 """Cheapest first in each scope."""
 
 
 def strategies(model: PreTrainedModel, unmasked: UnmaskedPass, layer: int) -> Iterator[Strategy]:
-    """Ways that an unmasked pass has what it takes for, cheapest first."""
+    """Strategies that can run from an unmasked pass, cheapest first."""
     above = range(layer + 1, num_layers(model))
-    for strategy in WAYS:
+    for strategy in STRATEGIES:
         if strategy.scope != unmasked.scope or (
             strategy.replays and not structure_of(model).chained
         ):
             continue
-        if not strategy.whole and has_foreign_code(model):
+        if not strategy.full_forward and has_foreign_code(model):
             continue
         if strategy.packed and (
             unmasked.by_length or not all(index in unmasked.keys_values for index in above)

@@ -38,7 +38,7 @@ from lm_polygraph_asmi.model.structure import states_of, structure_of
 
 @dataclass(frozen=True)
 class TargetInput:
-    """What enters a target layer and its output projection; N positions.
+    """Inputs of a target layer and of its output projection at N positions.
 
     Attributes:
         hidden: hidden states entering the layer.
@@ -56,8 +56,8 @@ Remembered = Literal["nothing", "keys", "states"]
 class UnmaskedPass:
     """The unmasked forward pass of one example.
 
-    It runs over all tokens but the last, which predicts nothing that is scored; and but the first
-    of them whose keys and values were known.
+    It skips the last token, which predicts nothing that is scored, and the first tokens if their
+    keys and values were cached.
 
     Attributes:
         input_ids: prompt and response, N + 1 tokens.
@@ -65,17 +65,17 @@ class UnmaskedPass:
         targets: for each target layer, what enters it at the positions that were run.
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
-        start: the first position that was run; those before it were known (`PrefixCache`).
-        remembered: what was known: "nothing"; "keys" and values of the positions before `start`; or
-            also the hidden "states" of those from `start` on, so that only target layers were run.
+        start: the first position that was run; earlier ones were cached (`PrefixCache`).
+        remembered: what was cached: "nothing"; "keys" and values of the positions before `start`;
+            or also hidden "states" at positions from `start` on, so that only target layers ran.
         keys_values: for scope "response", those of the positions before the predicting ones, for
             every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
         final_hidden: states after the final norm at the T positions that predict the response.
-        by_length: whether layers ask the cache how many positions it holds, as those do that scale
-            attention by position themselves.
-        prompt_caches: what the model itself keeps of the positions before the predicting ones,
-            made when it is first asked for.
+        by_length: whether layers read the cache's length, for example to scale attention by
+            position.
+        prompt_caches: the model's own cache of the positions before the predicting ones, filled on
+            first use.
 
     Example:
         >>> with scoring_session(model):
@@ -111,7 +111,7 @@ class UnmaskedPass:
         return slice(self.prompt_length - 1, len(self.input_ids) - 1)
 
     def run(self, positions: slice) -> slice:
-        """Positions of the sequence among those that were run."""
+        """Positions of the sequence, counted from `start`."""
         if not self.start:
             return positions
         return slice(positions.start - self.start, positions.stop - self.start)
@@ -122,29 +122,29 @@ class UnmaskedPass:
 
 
 States = dict[int, Tensor]
-"""Hidden states (1, n, D) entering some layers, by index, and, by the number of layers, final ones
-(behind the final norm); as in `hidden_states` of transformers."""
+"""Hidden states (1, n, D) by index: those entering some layers, and at index L the final ones
+(after the final norm), as in `hidden_states` of transformers."""
 
 
 @contextmanager
 def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Callable[[], States]]:
-    """Keep what enters layers, and final states, of all passes over one sequence, such as those of
-    its generation.
+    """Keep the inputs of layers and the final states of all passes over one sequence, such as those
+    of its generation.
 
     Yields:
-        What says them, joined along positions; nothing where they are not one sequence's.
+        A function that returns them joined along positions; {} if there were several sequences.
 
     Example:
-        >>> with scoring_session(model), states_seen(model, [2]) as seen:
+        >>> with scoring_session(model), states_seen(model, [2]) as joined:
         ...     _ = model.generate(ids[None], max_new_tokens=3, do_sample=False)
-        >>> {layer: tuple(states.shape) for layer, states in seen().items()}
+        >>> {layer: tuple(states.shape) for layer, states in joined().items()}
         {2: (1, 10, 16), 4: (1, 10, 16)}
     """
     parts: dict[int, list[Tensor]] = {index: [] for index in (*layers, num_layers(model))}
 
     def keep_entering(index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-            if isinstance(output, Tensor):  # else `_passed_over` could not return what it does
+            if isinstance(output, Tensor):  # else `_skipped_layers` could not return the same type
                 parts[index].append(LayerCall.split(layer, args, kwargs)[0])
 
         return hook
@@ -153,10 +153,10 @@ def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Calla
         parts[num_layers(model)].append(states_of(output))
 
     def joined() -> States:
-        lengths = {tuple(part.shape[:2] for part in of) for of in parts.values()}
-        if len(lengths) != 1 or any(rows != 1 for rows, _ in lengths.pop()):
+        shapes = {tuple(part.shape[:2] for part in states) for states in parts.values()}
+        if len(shapes) != 1 or any(rows != 1 for rows, _ in shapes.pop()):
             return {}
-        return {index: torch.cat(of, dim=1) for index, of in parts.items() if of}
+        return {index: torch.cat(states, dim=1) for index, states in parts.items() if states}
 
     with ExitStack() as hooks:
         for index in parts:
@@ -172,20 +172,20 @@ def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Calla
 
 @dataclass
 class PrefixCache:
-    """Keys and values of the last sequence, so that the next one's common start need not run again.
+    """Keys and values of the last sequence, so that a start shared with the next one runs once.
 
     Attributes:
-        input_ids: the tokens they are of.
+        input_ids: tokens of the sequence.
         layers: keys and values of each layer, from the first to the last.
-        states: hidden states at positions from `first` on, if they were looked at.
-        first: see there.
-        state: that of the model that made them (`state_in_session`); to another, or one whose
-            weights have changed, they are as if not known.
+        states: hidden states at positions from `first` on, if they were recorded.
+        first: position of the first hidden states.
+        state: `state_in_session` of the model that computed them; the cache is ignored for another
+            model, or after its weights have changed.
 
     Example:
         >>> prefix_cache = PrefixCache()
         >>> with scoring_session(model):
-        ...     for last in (7, 8):  # the second pass runs what is new alone
+        ...     for last in (7, 8):  # the second pass runs only new positions
         ...         ids[-1] = last
         ...         unmasked = run_unmasked(model, ids, 6, [2], "response", prefix_cache)
         ...         print(unmasked.start)
@@ -201,33 +201,33 @@ class PrefixCache:
 
     @staticmethod
     def serves(model: PreTrainedModel) -> bool:
-        """Whether every layer keeps keys and values and nothing else, and can be run over them.
+        """Whether every layer keeps only keys and values, and runs with those of earlier positions.
 
-        Not with hooks of others, which may do another thing at each position.
+        False if there are foreign hooks, which may act differently at each position.
         """
-        found = structure_of(model)
+        structure = structure_of(model)
         return (
-            found.chained
-            and found.takes_cache
-            and len(found.sites) == found.num_layers
-            and all(site.attention is not None for site in found.sites.values())
+            structure.chained
+            and structure.takes_cache
+            and len(structure.sites) == structure.num_layers
+            and all(site.attention is not None for site in structure.sites.values())
             and not has_foreign_code(model)
-            and NO_MEMORY not in model_cache(model)
+            and CACHE_DISABLED not in model_cache(model)
         )
 
     @staticmethod
     def disable(model: PreTrainedModel) -> None:
-        """Have `serves` say no from now on: what came of it was wrong."""
-        model_cache(model)[NO_MEMORY] = True
+        """Make `serves` return False from now on, since cached passes were wrong."""
+        model_cache(model)[CACHE_DISABLED] = True
 
     def common(self, model: PreTrainedModel, input_ids: Sequence[int]) -> int:
-        """How many tokens from the first on are the same and known."""
+        """Number of first tokens that are equal to the cached ones."""
         if self.state != state_in_session(model):
             return 0
         return len(commonprefix([self.input_ids, list(input_ids)]))
 
     def cache(self, length: int) -> DynamicCache:
-        """The first so many positions as a cache of transformers, which keeps all it is given."""
+        """The first `length` positions as a transformers cache without sliding windows."""
         cache = DynamicCache()
         if length:
             for index, (key, value) in enumerate(self.layers):
@@ -237,7 +237,7 @@ class PrefixCache:
     def keep(
         self, model: PreTrainedModel, input_ids: Sequence[int], layers: Sequence[KeysValues]
     ) -> None:
-        """Know a sequence, and no other."""
+        """Replace the cached sequence."""
         self.input_ids, self.layers, self.states = list(input_ids), list(layers), {}
         self.state = state_in_session(model)
 
@@ -249,51 +249,52 @@ class PrefixCache:
         states: States | None = None,
         first: int = 0,
     ) -> None:
-        """Keep what a cache holds of a sequence; nothing where it does not hold all of it.
+        """Keep the content of a transformers cache; nothing if it lacks part of the sequence.
 
-        A sliding layer keeps the last positions alone, and does not say since when.
+        A sliding layer keeps only the last positions, and does not record which.
 
         Args:
-            states: of the passes that filled the cache (`states_seen`). Not kept where there are
-                more or fewer than it was filled with, as of guesses that were taken back.
-            first: how many positions it held before them.
+            states: of the passes that filled the cache (`states_seen`). Dropped if their number of
+                positions differs from the cache's (speculative decoding takes tokens back).
+            first: number of positions in the cache before those passes.
         """
         layers: list[Any] = cache.layers  # of a kind that keeps keys and values
-        found = [(layer.keys, layer.values) for layer in layers]
-        lengths = {0 if key is None else key.shape[-2] for key, _ in found}
+        keys_values = [(layer.keys, layer.values) for layer in layers]
+        lengths = {0 if key is None else key.shape[-2] for key, _ in keys_values}
         slides = any(getattr(layer, "is_sliding", False) for layer in layers)
         if slides or len(lengths) != 1:
             self.keep(model, [], [])
         else:
             cached = lengths.pop()
-            self.keep(model, list(input_ids)[:cached], found)
-            if all(own.shape[1] == cached - first for own in (states or {}).values()):
-                self.states, self.first = states or {}, first
+            self.keep(model, list(input_ids)[:cached], keys_values)
+            states = states or {}
+            if all(hidden.shape[1] == cached - first for hidden in states.values()):
+                self.states, self.first = states, first
 
     def states_at(
         self, model: PreTrainedModel, input_ids: Sequence[int], layers: Iterable[int], start: int
     ) -> States:
-        """Hidden states entering layers, and final ones, at tokens from `start` on; {} where they
-        are not known of all."""
+        """Hidden states entering layers, and final ones, at tokens from `start` on; {} if any are
+        missing."""
         total = num_layers(model)
-        wanted = {*layers, total}
+        indices = {*layers, total}
         reads_length = model_cache(model).get(
-            (READS_LENGTH, attention_of(model), min(wanted)), True
+            (READS_LENGTH, attention_of(model), min(indices)), True
         )
         if (
             reads_length  # True if untested: layers that are not run do not show it
-            or not wanted <= self.states.keys()
+            or not indices <= self.states.keys()
             or start < self.first
             or len(self.layers) < total
             or self.common(model, input_ids) < len(input_ids)
         ):
             return {}
-        here = slice(start - self.first, len(input_ids) - self.first)
-        return {index: self.states[index][:, here] for index in wanted}
+        positions = slice(start - self.first, len(input_ids) - self.first)
+        return {index: self.states[index][:, positions] for index in indices}
 
 
-READS_LENGTH = "layers read how many positions a cache holds"
-NO_MEMORY = "passes over known keys and values were wrong"
+READS_LENGTH = "layers read the length of the cache"
+CACHE_DISABLED = "passes with cached keys and values were wrong"
 
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
@@ -344,11 +345,11 @@ def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
 
 
 @dataclass
-class Seen:
-    """What layers were called with in a pass, by index of the layer.
+class RecordedInputs:
+    """Inputs of layers in a pass, by index of the layer.
 
     Attributes:
-        calls: how the model called every layer that was watched.
+        calls: how the model called every recorded layer.
         hidden: hidden states entering a target layer.
         heads: what enters its output projection.
     """
@@ -363,25 +364,27 @@ class Seen:
 
 
 @contextmanager
-def _passed_over(model: PreTrainedModel, states: States, before: int) -> Iterator[None]:
-    """Run no layers but those whose hidden states are known, and these on them, behind so many
-    positions."""
+def _skipped_layers(model: PreTrainedModel, states: States, before: int) -> Iterator[None]:
+    """Run only layers whose hidden states are known, on these states; the other layers return their
+    input.
+
+    Args:
+        before: cached positions before those of the pass.
+    """
 
     def on_known_states(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         _, call = LayerCall.split(layer, args, kwargs, before)
         return (known[layer],), call.arguments
 
-    def handed_through(layer: nn.Module) -> Callable[..., Tensor]:
-        own = layer.forward
-
-        @wraps(own)
+    def identity(layer: nn.Module) -> Callable[..., Tensor]:
+        @wraps(layer.forward)
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             return LayerCall.split(layer, args, kwargs, before)[0]
 
         return forward
 
     layers = decoder_layers(model)
-    known = {layers[index]: own for index, own in states.items() if index < len(layers)}
+    known = {layers[index]: hidden for index, hidden in states.items() if index < len(layers)}
     with ExitStack() as undo:
         for layer in layers:
             if layer in known:
@@ -390,49 +393,49 @@ def _passed_over(model: PreTrainedModel, states: States, before: int) -> Iterato
                 )
                 undo.callback(handle.remove)
             else:
-                undo.enter_context(replaced_forward(layer, handed_through(layer)))
+                undo.enter_context(replaced_forward(layer, identity(layer)))
         yield
 
 
 @contextmanager
-def seen_by_layers(
+def record_inputs(
     model: PreTrainedModel, layers: Iterable[int], targets: Collection[int], before: int = 0
-) -> Iterator[Seen]:
-    """Watch layers, and the heads of targets among them, during a pass.
+) -> Iterator[RecordedInputs]:
+    """Record the inputs of layers during a pass, and the head outputs of targets among them.
 
     Args:
-        before: positions in front of the pass, whose keys and values are known.
+        before: cached positions before those of the pass.
     """
-    seen = Seen()
+    recorded = RecordedInputs()
 
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            states, seen.calls[index] = LayerCall.split(module, args, kwargs, before)
+            states, recorded.calls[index] = LayerCall.split(module, args, kwargs, before)
             if index in targets:
-                seen.hidden[index] = states
+                recorded.hidden[index] = states
 
         return hook
 
     def record_heads(index: int) -> Callable[[nn.Module, tuple], None]:
         def hook(_: nn.Module, args: tuple) -> None:
-            # Some families hold all positions of a batch in one axis.
-            if index == max(seen.calls):
-                seen.heads[index] = args[0].reshape(1, -1, args[0].shape[-1])
+            # Some families keep batch and positions in one axis.
+            if index == max(recorded.calls):
+                recorded.heads[index] = args[0].reshape(1, -1, args[0].shape[-1])
 
         return hook
 
     with ExitStack() as hooks:
         for index in layers:
-            # First in line: hooks of others run again when the layer is replayed.
+            # First hook: foreign hooks run again when the layer is replayed.
             handle = decoder_layers(model)[index].register_forward_pre_hook(
                 record_layer(index), with_kwargs=True, prepend=True
             )
             hooks.callback(handle.remove)
             if index in targets:
-                # Last in line: a mask applies to what the projection gets in the end.
+                # Last hook: a mask applies to the final input of the projection.
                 projection = output_projection(model, index)
                 hooks.callback(projection.register_forward_pre_hook(record_heads(index)).remove)
-        yield seen
+        yield recorded
 
 
 def run_unmasked(
@@ -443,16 +446,16 @@ def run_unmasked(
     scope: str = "all",
     prefix_cache: PrefixCache | None = None,
 ) -> UnmaskedPass:
-    """Run the model once and keep what suffixes from each of `target_layers` need.
+    """Run the model once and keep what masked passes from each of `target_layers` need.
 
-    Call it inside `scoring_session`. The pass goes through the model's own forward method, so
-    masks, windows and rotary positions are whatever the family makes them.
+    Call it inside `scoring_session`. The pass uses the model's own forward method, so attention
+    masks, windows and rotary positions are the model's own.
 
     Args:
         scope: positions at which heads will be masked, "all" or "response" (those that predict the
             response).
-        prefix_cache: what is known of a sequence that began alike, in the scope "response", for a
-            model that it `serves`; it then knows this one.
+        prefix_cache: cache of a sequence with the same beginning, for the scope "response" and a
+            model that it `serves`; afterwards it holds this sequence.
 
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
@@ -475,26 +478,26 @@ def run_unmasked(
                 f"layer must be in [0, {total - 1}] for a {total}-layer model, got {layer}"
             )
         head_site(model, layer)
-    found = structure_of(model)
+    structure = structure_of(model)
     first = targets[0] if targets else total
-    start, kept = 0, []
+    start, cached = 0, []
     states: States = {}
     if prefix_cache is not None and scope == "response":
-        kept = prefix_cache.layers
+        cached = prefix_cache.layers
         start = prefix_cache.common(model, input_ids[: prompt_length - 1].tolist())
         if 0 < start == prompt_length - 1:
             states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
     keys_values: dict[int, KeysValues] = {}
-    every: dict[int, KeysValues] = {}
+    new_cache: dict[int, KeysValues] = {}
     devices: set[torch.device] = set()
     final: list[Tensor] = []
 
     def record_keys_values(key: Tensor, value: Tensor, index: int) -> KeysValues:
         if start:
-            key = torch.cat([kept[index][0][:, :, :start], key], dim=-2)
-            value = torch.cat([kept[index][1][:, :, :start], value], dim=-2)
+            key = torch.cat([cached[index][0][:, :, :start], key], dim=-2)
+            value = torch.cat([cached[index][1][:, :, :start], value], dim=-2)
         if prefix_cache is not None:
-            every[index] = key, value
+            new_cache[index] = key, value
         if index >= first:
             devices.add(key.device)
         if scope == "response" and index > first:
@@ -502,50 +505,51 @@ def run_unmasked(
             keys_values[index] = key[:, :, before], value[:, :, before]
         return key, value
 
-    def begun(*_: Any) -> None:
-        tap.length_read = False  # the model itself may; do layers?
+    def reset_length_read(*_: Any) -> None:
+        tap.length_read = False  # only reads by layers count
 
-    # Made for the model's config it also takes what layers keep besides keys and values.
+    # With the model's config it also holds what layers keep besides keys and values.
     tap = KeyValueTap(record_keys_values, model.config)
     tap.length = start
-    watched = range(first, total) if found.chained else range(0)
+    layers = range(first, total) if structure.chained else range(0)
     with ExitStack() as hooks:
-        seen = hooks.enter_context(seen_by_layers(model, watched, targets, start))
-        if watched:
-            layer_entered = decoder_layers(model)[first].register_forward_pre_hook(begun)
-            hooks.callback(layer_entered.remove)
+        recorded = hooks.enter_context(record_inputs(model, layers, targets, start))
+        if layers:
+            handle = decoder_layers(model)[first].register_forward_pre_hook(reset_length_read)
+            hooks.callback(handle.remove)
         if states:
-            hooks.enter_context(_passed_over(model, states, start))
+            hooks.enter_context(_skipped_layers(model, states, start))
         handle = base_model(model).register_forward_hook(
             lambda *call: final.append(states_of(call[-1]))
         )
         hooks.callback(handle.remove)
         ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
         # The base model stops before the output projection, which only T positions need.
-        if found.chained and found.takes_cache:
+        if structure.chained and structure.takes_cache:
             base = base_model(model)
             base(input_ids=ids, **with_cache(base, tap), use_cache=True)
         else:
             base_model(model)(input_ids=ids, use_cache=False)
-    if found.chained:
-        _check_heads(seen.heads, targets)
-    if states:  # what layers that were not run would have kept is known as well
+    if structure.chained:
+        _check_heads(recorded.heads, targets)
+    if states:  # keys and values of skipped layers are cached, too
         final = [states[total]]
         for index in range(first, total):
-            devices.add(kept[index][0].device)
+            key, value = cached[index]
+            devices.add(key.device)
             if index > first:
-                keys_values[index] = kept[index][0][:, :, :start], kept[index][1][:, :, :start]
+                keys_values[index] = key[:, :, :start], value[:, :, :start]
     else:
         model_cache(model)[READS_LENGTH, attention_of(model), first] = tap.length_read
-        if prefix_cache is not None and len(every) < total:
+        if prefix_cache is not None and len(new_cache) < total:
             PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
         elif prefix_cache is not None:
-            prefix_cache.keep(model, input_ids[:-1].tolist(), [every[i] for i in range(total)])
+            prefix_cache.keep(model, input_ids[:-1].tolist(), [new_cache[i] for i in range(total)])
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,
-        targets=seen.targets,
-        calls=seen.calls,
+        targets=recorded.targets,
+        calls=recorded.calls,
         scope=scope,
         keys_values=keys_values,
         devices=frozenset(devices) or frozenset([final[0].device]),

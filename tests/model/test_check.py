@@ -31,7 +31,7 @@ from lm_polygraph_asmi.model.check import limit, strategies_seen_right, total_va
 from lm_polygraph_asmi.model.memory import default_budget
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.stepwise import steps_of
-from lm_polygraph_asmi.model.suffix import WAYS, whole_passes
+from lm_polygraph_asmi.model.suffix import STRATEGIES, full_forward_passes
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 from tests.registry import tiny_class
@@ -54,9 +54,9 @@ def whole(monkeypatch):
 
     def counting(model, unmasked, *rest):
         counted.append(len(unmasked.input_ids))
-        return whole_passes(model, unmasked, *rest)
+        return full_forward_passes(model, unmasked, *rest)
 
-    monkeypatch.setattr(check, "whole_passes", counting)
+    monkeypatch.setattr(check, "full_forward_passes", counting)
     return counted
 
 
@@ -64,7 +64,7 @@ def equals_full_passes(model, ids, prompt, layer, kept, scope="response"):
     found = subnetwork_log_probs(model, ids, prompt, layer, kept, scope=scope)
     with scoring_session(model):
         unmasked = run_unmasked(model, ids, prompt, [layer], scope)
-        expected = readout(model, whole_passes(model, unmasked, layer, kept))
+        expected = readout(model, full_forward_passes(model, unmasked, layer, kept))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -88,10 +88,10 @@ def test_total_variation():
     q = torch.tensor([[0.25, 0.75], [0.0, 1.0]]).log()
     assert total_variation(p, q).tolist() == pytest.approx([0.25, 1])
     assert total_variation(p, p).tolist() == [0, 0]
-    assert check._apart(p, q) == pytest.approx(0.625)
+    assert check._response_variation(p, q) == pytest.approx(0.625)
     # One position of thirty stands out.
     p, q = (torch.cat([x[1:], p[:1].expand(30, -1)]) for x in (p, q))
-    assert check._apart(p, q) == pytest.approx(0.1)
+    assert check._response_variation(p, q) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -229,9 +229,9 @@ def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
 
     strategies = [
         replace(strategy, run=spoilt(strategy.run)) if strategy.replays else strategy
-        for strategy in WAYS
+        for strategy in STRATEGIES
     ]
-    monkeypatch.setattr(suffix, "WAYS", strategies)
+    monkeypatch.setattr(suffix, "STRATEGIES", strategies)
     found = subnetwork_log_probs(tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
@@ -254,26 +254,27 @@ def test_an_error_that_sets_in_later_is_seen(wrong, texts, monkeypatch):
         found = suffix.masked_everywhere(model, unmasked, *rest)
         return found + 0.3 * wrong(unmasked.input_ids)
 
-    monkeypatch.setattr(suffix, "WAYS", [replace(WAYS[0], run=run_wrong), *WAYS[1:]])
+    cheapest, *others = STRATEGIES
+    monkeypatch.setattr(suffix, "STRATEGIES", [replace(cheapest, run=run_wrong), *others])
     for first, length, layer in texts:
         equals_another(model, beginning(first, length), layer)
     if {layer for *_, layer in texts} == {2}:
-        assert strategies_seen_right(model, "all") == {strategy.name for strategy in WAYS[:2]}
+        assert strategies_seen_right(model, "all") == {strategy.name for strategy in STRATEGIES[:2]}
 
 
 def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
     model = tiny_model("llama")
-    behind_one_prompt = responses._behind_one_prompt
+    shared_prompt_embeddings = responses._shared_prompt_embeddings
 
     def run_wrong(model, layer, prompt, *rest):
-        return behind_one_prompt(model, layer, prompt, *rest) + 0.3 * (prompt[0] == 5)
+        return shared_prompt_embeddings(model, layer, prompt, *rest) + 0.3 * (prompt[0] == 5)
 
-    monkeypatch.setattr(responses, "_behind_one_prompt", run_wrong)
+    monkeypatch.setattr(responses, "_shared_prompt_embeddings", run_wrong)
     for length, first in ((17, 5), (40, 6), (38, 5)):
         ids = beginning(first, length)
         with scoring_session(model):
             found = response_embeddings(model, ids, [[7, 8], [9]])
-            expected = responses._one_by_one(
+            expected = responses._separate_embeddings(
                 model, 2, ids, [torch.tensor([7, 8]), torch.tensor([9])]
             )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
@@ -310,7 +311,7 @@ def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_run_one_mask_
     with scoring_session(model):
         unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
         for mask, row in zip(masks(), found, strict=True):
-            expected = readout(model, whole_passes(model, unmasked, 2, mask[None]))[0]
+            expected = readout(model, full_forward_passes(model, unmasked, 2, mask[None]))[0]
             torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
 
 
@@ -346,14 +347,14 @@ def test_doubt_outlives_the_last_way_and_is_shared():
 
     for record in (cheap, dear, other):
         for _ in range(2):
-            assert record.ask(extent, right) is None
+            assert record.check(extent, right) is None
     assert len(asked) == 3
     longer = replace(extent, response=2 * extent.response)
-    assert dear.ask(longer, lambda: "wrong", lasting=False) == "wrong"
-    assert not dear.wrong
+    assert dear.check(longer, lambda: "wrong", lasting=False) == "wrong"
+    assert not dear.failed
     for record, again in ((cheap, 1), (dear, 1), (other, 0)):
         asked.clear()
-        assert record.ask(extent, right) is None
+        assert record.check(extent, right) is None
         assert len(asked) == again
 
 
@@ -611,7 +612,7 @@ def test_one_refused_example_ends_no_other(monkeypatch):
 
         return replace(strategy, run=run)
 
-    monkeypatch.setattr(suffix, "WAYS", [spoilt(strategy) for strategy in WAYS])
+    monkeypatch.setattr(suffix, "STRATEGIES", [spoilt(strategy) for strategy in STRATEGIES])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="masked passes disagree with full forward passes"):
             subnetwork_log_probs(model, degenerate, PROMPT, 2, masks())
@@ -620,7 +621,7 @@ def test_one_refused_example_ends_no_other(monkeypatch):
         taken.clear()
         found = subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-        assert set(taken) == {WAYS[0 if length == 40 else 2].name}
+        assert set(taken) == {STRATEGIES[0 if length == 40 else 2].name}
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3"])

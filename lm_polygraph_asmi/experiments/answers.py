@@ -36,12 +36,12 @@ class Answer(NamedTuple):
         """Raise ValueError unless the model reproduces the answer's saved likelihood."""
         tokens = self.input_ids[self.prompt_length :]
         log_probs = readout(model, unmasked.final_hidden)
-        again = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0].cpu().numpy()
-        apart = float(np.median(np.abs(again - self.log_likelihood)))
-        if not apart <= SAME_MODEL:
+        recomputed = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0].cpu().numpy()
+        difference = float(np.median(np.abs(recomputed - self.log_likelihood)))
+        if not difference <= SAME_MODEL:
             raise ValueError(
                 f"row {self.row} has another likelihood with this model than in the run (median "
-                f"difference per token {apart:.2g} nats): load the run's model, with its dtype"
+                f"difference per token {difference:.2g} nats): load the run's model, with its dtype"
             )
 
 
@@ -64,9 +64,9 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
         ValueError: a run without ASMI's statistics, or not the run's tokenizer.
     """
     names = ("input_texts", "asmi_tokens", "asmi_prompt_length", "asmi_log_likelihood")
-    lacking = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
-    if lacking:
-        raise ValueError(f"{run.path} lacks {', '.join(lacking)}: expected a run of ASMI")
+    missing = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
+    if missing:
+        raise ValueError(f"{run.path} lacks {', '.join(missing)}: expected a run of ASMI")
     chat = bool(run.recorded("config").get("instruct"))
     answers = []
     for row, (text, tokens, length, likelihood) in enumerate(
@@ -75,8 +75,8 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
         prompt = prompt_tokens(tokenizer, [{"role": "user", "content": text}] if chat else text)
         if len(prompt) != length:
             raise ValueError(
-                f"prompt {row} of {run.path} has {length} tokens there and {len(prompt)} with this "
-                "tokenizer: load the run's model"
+                f"prompt {row} of {run.path} has {length} tokens in the run, {len(prompt)} with "
+                "this tokenizer: load the run's model"
             )
         ids = torch.cat([prompt, torch.as_tensor(np.asarray(tokens), dtype=prompt.dtype)])
         answers.append(Answer(row, ids, int(length), np.asarray(likelihood, dtype=float)))

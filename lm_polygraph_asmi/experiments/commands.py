@@ -138,20 +138,19 @@ def probe(
         from lm_polygraph_asmi.experiments.probe import probe_of
 
         cache = result_cache or str(path.with_suffix(".cache"))
-        loading = (manager, model, gguf_file, dtype, device_map, depth)
-        prepared, answers = probe_of(*loading, result_cache=cache, **settings)
-        with Progress(console=Console(stderr=True)) as shown:
-            task = shown.add_task("Probing", total=len(prepared.rows))
-            flips = prepared.run(answers, lambda: shown.advance(task))
+        arguments = (manager, model, gguf_file, dtype, device_map, depth)
+        experiment, answers = probe_of(*arguments, result_cache=cache, **settings)
+        with Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task("Probing", total=len(experiment.rows))
+            content = experiment.run(answers, lambda: progress.advance(task))
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    write_probe({"run": str(manager), "model": model, **flips}, manager, path)
-    replayed = [
-        a == b for a, b in zip(flips["tokens"]["argmax"], flips["tokens"]["replayed"], strict=True)
-    ]
+    write_probe({"run": str(manager), "model": model, **content}, manager, path)
+    tokens = content["tokens"]
+    unchanged = [a == b for a, b in zip(tokens["argmax"], tokens["replayed"], strict=True)]
     console.print(
-        f"{path}: {len(replayed)} tokens of {len(prepared.rows)} answers; with no head ablated "
-        f"{len(replayed) - sum(replayed)} of them flip.",
+        f"{path}: {len(unchanged)} tokens of {len(experiment.rows)} answers; with no head ablated "
+        f"{len(unchanged) - sum(unchanged)} of them flip.",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -17,24 +17,24 @@ SECANTS = 6
 
 
 def relative_change(
-    plain: Float[Tensor, "n D"], perturbed: Float[Tensor, "S n D"]
+    unperturbed: Float[Tensor, "n D"], perturbed: Float[Tensor, "S n D"]
 ) -> Float[Tensor, " n"]:
     """Root mean square over masks of the change's norm, relative to the unchanged norm.
 
     `sqrt(mean_s |r_s - r|^2) / |r|` at each position; 0 where nothing changes.
 
     Example:
-        >>> plain, perturbed = torch.tensor([[3.0, 4.0]]), torch.tensor([[[3.0, 4.5]]])
-        >>> relative_change(plain, perturbed).tolist()  # 0.5 of 5
+        >>> unperturbed, perturbed = torch.tensor([[3.0, 4.0]]), torch.tensor([[[3.0, 4.5]]])
+        >>> relative_change(unperturbed, perturbed).tolist()  # 0.5 of 5
         [0.1]
     """
-    plain, perturbed = plain.double(), perturbed.double()
-    size = (perturbed - plain).square().sum(-1).mean(0).sqrt()
-    return torch.where(size > 0, size / plain.norm(dim=-1), 0.0)
+    unperturbed, perturbed = unperturbed.double(), perturbed.double()
+    size = (perturbed - unperturbed).square().sum(-1).mean(0).sqrt()
+    return torch.where(size > 0, size / unperturbed.norm(dim=-1), 0.0)
 
 
-def matching_scale(effect: Callable[[float], float], wanted: float, start: float) -> float | None:
-    """The scale at which an effect equals `wanted`, to `TOLERANCE`; None if there is none.
+def matching_scale(effect: Callable[[float], float], target: float, start: float) -> float | None:
+    """The scale at which an effect equals `target`, to `TOLERANCE`; None if there is none.
 
     Assumes that the effect grows with the scale, nearly as a power of it (a divergence: as its
     square). So a few secant steps in logarithms usually suffice; otherwise the scale is bracketed
@@ -42,49 +42,49 @@ def matching_scale(effect: Callable[[float], float], wanted: float, start: float
 
     Args:
         effect: of a scale above 0; at least 0. Expensive, so computed once per scale.
-        wanted: above 0.
+        target: above 0.
         start: first scale tried.
 
     Raises:
-        ValueError: `wanted` is not above 0.
+        ValueError: `target` is not above 0.
 
     Example:
-        >>> round(matching_scale(lambda scale: scale**2, wanted=4.0, start=0.1), 2)
+        >>> round(matching_scale(lambda scale: scale**2, target=4.0, start=0.1), 2)
         2.0
     """
-    if not wanted > 0:
-        raise ValueError(f"the effect to be matched must be above 0, got {wanted}")
-    known: dict[float, float] = {}
+    if not target > 0:
+        raise ValueError(f"the effect to be matched must be above 0, got {target}")
+    excesses: dict[float, float] = {}
 
     def excess(log_scale: float) -> float:
         """Above 0 for a scale that is too high; exactly 0 within the tolerance."""
-        if log_scale not in known:
-            apart = math.log(max(effect(math.exp(log_scale)), 1e-300) / wanted)
-            known[log_scale] = 0.0 if abs(apart) <= TOLERANCE / 2 else apart
-        return known[log_scale]
+        if log_scale not in excesses:
+            log_ratio = math.log(max(effect(math.exp(log_scale)), 1e-300) / target)
+            excesses[log_scale] = 0.0 if abs(log_ratio) <= TOLERANCE / 2 else log_ratio
+        return excesses[log_scale]
 
-    def found() -> float | None:
-        return next((math.exp(log_scale) for log_scale, apart in known.items() if not apart), None)
+    def solution() -> float | None:
+        return next((math.exp(log_scale) for log_scale, gap in excesses.items() if not gap), None)
 
-    low = high = here = math.log(start)
-    before, power = here, 2.0
+    low = high = current = math.log(start)
+    previous, power = current, 2.0
     for _ in range(SECANTS):
-        if not excess(here) or abs(excess(here)) > math.log(LARGEST):
+        if not excess(current) or abs(excess(current)) > math.log(LARGEST):
             break
-        if here != before:
-            power = (excess(here) - excess(before)) / (here - before)
+        if current != previous:
+            power = (excess(current) - excess(previous)) / (current - previous)
         if not 0.2 < power < 5:  # not a power of the scale
             break
-        before, here = here, here - excess(here) / power
-    while excess(low) > 0 and found() is None:
+        previous, current = current, current - excess(current) / power
+    while excess(low) > 0 and solution() is None:
         low -= math.log(2)
         if low < -math.log(LARGEST):
             return None
-    while excess(high) < 0 and found() is None:
+    while excess(high) < 0 and solution() is None:
         high += math.log(2)
         if high > math.log(LARGEST):
             return None
     for tolerance in (1e-4, 1e-6, 1e-8):
-        if found() is None:
+        if solution() is None:
             brentq(excess, low, high, xtol=tolerance, rtol=1e-14)
-    return found()
+    return solution()

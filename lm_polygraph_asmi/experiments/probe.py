@@ -90,10 +90,10 @@ class Tokens:
         per_depth = ("asmi_masks", "asmi_kl", "asmi_mi", "asmi_top_token")
         names = [at_depth(name, depth) for name in per_depth]
         names += ["asmi_entropy", "asmi_log_likelihood", "asmi_tokens"]
-        lacking = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
-        if lacking:
+        missing = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
+        if missing:
             raise ValueError(
-                f"{run.path} lacks {', '.join(lacking)}: the probe needs a run of the config "
+                f"{run.path} lacks {', '.join(missing)}: the probe needs a run of the config "
                 "asmi_heads (asmi.details=true)"
             )
         parts: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -105,11 +105,11 @@ class Tokens:
             }.items():  # fmt: skip
                 parts[name].append(column)
             half = len(masks) // 2
-            for name, of in (
+            for name, part in (
                 ("all", slice(None)), ("first", slice(half)), ("second", slice(half, None)),
             ):  # fmt: skip
-                parts[name].append(head_criticality(kl[of], masks[of]))
-                parts[f"kl_{name}"].append(kl[of].mean(0))
+                parts[name].append(head_criticality(kl[part], masks[part]))
+                parts[f"kl_{name}"].append(kl[part].mean(0))
         joined = {name: np.concatenate(columns) for name, columns in parts.items()}
         columns = ("token", "mi", "entropy", "log_likelihood", "top")
         return cls(
@@ -132,10 +132,10 @@ class Tokens:
         Raises:
             ValueError: not the run's model.
         """
-        left, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
-        flattest = -CONFIDENT * np.log(CONFIDENT) - left * np.log(left / others)
-        possible = self.columns["log_likelihood"] <= np.log(left)
-        possible &= self.columns["entropy"] <= flattest + 1e-3
+        rest, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
+        max_entropy = -CONFIDENT * np.log(CONFIDENT) - rest * np.log(rest / others)
+        possible = self.columns["log_likelihood"] <= np.log(rest)
+        possible &= self.columns["entropy"] <= max_entropy + 1e-3
         confident = self.confident.copy()
         for row in np.unique(self.row[possible]).tolist():
             at, answer = np.flatnonzero(possible & (self.row == row)), answers[row]
@@ -245,13 +245,13 @@ class CausalProbe:
         return np.unique(self.tokens.row[self.chosen])
 
     def run(
-        self, answers: Mapping[int, Answer], done: Callable[[], None] = lambda: None
+        self, answers: Mapping[int, Answer], after_example: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Content of a probe's file (`experiments.probe_file`).
 
         Args:
             answers: by row.
-            done: called after each example.
+            after_example: called after each example.
 
         Raises:
             ValueError: not the run's model.
@@ -259,7 +259,7 @@ class CausalProbe:
         parts = []
         for row in self.rows.tolist():
             parts.append(self._example(answers[row]))
-            done()
+            after_example()
         predicted = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns = self.tokens.columns
         top = columns["top"][self.chosen]

@@ -54,10 +54,10 @@ class Probe:
             KeyError: no such rule or group.
         """
         chosen = self.groups[group]
-        predicted, plain = self.predicted[rule][chosen], self.tokens["replayed"]
+        predicted, replayed = self.predicted[rule][chosen], self.tokens["replayed"]
         if rule.startswith("control"):
-            plain = self.tokens.get("control_replayed", plain)
-        unablated = plain[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
+            replayed = self.tokens.get("control_replayed", replayed)
+        unablated = replayed[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
         flips = np.where(predicted < 0, np.nan, predicted != unablated)
         return flips if flips.ndim == 2 else flips.mean(-1)
 

@@ -95,19 +95,19 @@ class ScaleSearch:
 
     def _divergences(self, example: _Example, change: Perturbation) -> Tensor:
         """(T,) means over masks."""
-        plain = example.log_probs
+        log_probs = example.log_probs
         subnetworks = run_subnetworks(
             self.model, example.unmasked, self.used["layer"], example.masks, self.memory_budget,
             change,
         )  # fmt: skip
         hidden = subnetworks.hidden
-        budget = self.memory_budget or default_budget(plain.device)
+        budget = self.memory_budget or default_budget(log_probs.device)
         parts = in_chunks(
-            lambda part: maths.divergence(plain, readout(self.model, hidden[part])),
+            lambda part: maths.divergence(log_probs, readout(self.model, hidden[part])),
             len(hidden),
-            int(budget) // (40 * plain.numel()),
+            int(budget) // (40 * log_probs.numel()),
         )
-        share = maths.mask_weights(subnetworks.counts, len(hidden)).to(plain.device)
+        share = maths.mask_weights(subnetworks.counts, len(hidden)).to(log_probs.device)
         return share @ torch.cat(parts)
 
     def size(self, condition: str) -> float | None:
@@ -121,11 +121,11 @@ class ScaleSearch:
                 if not unmasked.targets:
                     return None
                 at = unmasked.predicting
-                (plain,) = perturbed_layer(
+                (unperturbed,) = perturbed_layer(
                     self.model, unmasked, layer, torch.ones_like(masks[:1]), at
                 )
                 changed = perturbed_layer(self.model, unmasked, layer, masks, at, change)
-                sizes.append(relative_change(plain, changed))
+                sizes.append(relative_change(unperturbed, changed))
         return float(np.median(torch.cat(sizes).cpu().numpy()))
 
     def matched(self, conditions: Iterable[str] = PERTURBATIONS) -> dict[str, dict[str, Any]]:
@@ -146,22 +146,22 @@ class ScaleSearch:
         by_norm = size / unscaled if size and unscaled else None
         effects: dict[float, float] = {}
 
-        def at(scale: float) -> float:
+        def effect_at(scale: float) -> float:
             for tried, kl in effects.items():
                 if math.isclose(tried, scale, rel_tol=SAME_SCALE):
                     return kl
             effects[scale] = self.effect(condition, scale)
             return effects[scale]
 
-        kl = at(1.0)
-        by_effect = matching_scale(at, effect, by_norm or 1.0)
+        kl = effect_at(1.0)
+        by_effect = matching_scale(effect_at, effect, by_norm or 1.0)
         return {
             "norm": by_norm,
             "effect": by_effect,
             "relative_change": unscaled,
             "kl": kl,
-            "kl_at_norm": None if by_norm is None else at(by_norm),
-            "kl_at_effect": None if by_effect is None else at(by_effect),
+            "kl_at_norm": None if by_norm is None else effect_at(by_norm),
+            "kl_at_effect": None if by_effect is None else effect_at(by_effect),
         }
 
 
@@ -191,25 +191,25 @@ def scales_for(
         ValueError: runs that share a row or differ in model or dataset; not the runs' model; or no
             rows.
     """
-    evaluated, spare = load_run(run), load_run(held_out)
+    evaluated, held_out_run = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
     if ASMIConfig.from_dict(used).is_control:
         raise ValueError(f"{run} is a run of a control condition: name the run of heads")
-    ours = {name: evaluated.recorded(name) for name in ("model", "dataset")}
-    other = other_than(ours, spare.recorded("model"), spare.recorded("dataset"))
-    if other is not None:
+    origin = {name: evaluated.recorded(name) for name in ("model", "dataset")}
+    mismatch = other_than(origin, held_out_run.recorded("model"), held_out_run.recorded("dataset"))
+    if mismatch is not None:
         raise ValueError(
-            f"{run} has {other} in {held_out}: scales are matched on other rows of the same model "
-            "and dataset"
+            f"{run} has {mismatch} in {held_out}: scales are matched on other rows of the same "
+            "model and dataset"
         )
-    shared = set(evaluated.stats["input_texts"]) & set(spare.stats["input_texts"])
+    shared = set(evaluated.stats["input_texts"]) & set(held_out_run.stats["input_texts"])
     if shared:
         raise ValueError(
             f"{len(shared)} prompts of {held_out} are also in {run}: scales are matched on rows "
             "that are not evaluated. Use other rows (data.shard, data.except_limit)"
         )
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
-    chosen = spread(answers_of(spare, tokenizer), rows)
+    chosen = spread(answers_of(held_out_run, tokenizer), rows)
     if not chosen:
         raise ValueError(f"{held_out} has no answers, or rows is {rows}")
     search = ScaleSearch(loaded, chosen, used, memory_budget)

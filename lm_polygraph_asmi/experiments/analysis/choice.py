@@ -55,17 +55,17 @@ def matched_pairs(
     Returns:
         Indices of the high ones and of their partners.
     """
-    values, level = np.asarray(mi, dtype=float), np.asarray(entropy, dtype=float)
-    high, low = extremes(values, len(values), np.isfinite(level))
-    free = np.ones(len(low), dtype=bool)
+    values, entropies = np.asarray(mi, dtype=float), np.asarray(entropy, dtype=float)
+    high, low = extremes(values, len(values), np.isfinite(entropies))
+    unmatched = np.ones(len(low), dtype=bool)
     pairs: list[tuple[int, int]] = []
     for token in high:
-        distance = np.where(free, np.abs(level[low] - level[token]), np.inf)
+        distance = np.where(unmatched, np.abs(entropies[low] - entropies[token]), np.inf)
         if len(pairs) == count or not len(distance):
             break
         nearest = int(distance.argmin())
         if distance[nearest] <= caliper:
-            free[nearest] = False
+            unmatched[nearest] = False
             pairs.append((int(token), int(low[nearest])))
     places = np.array(pairs, dtype=int).reshape(-1, 2)
     return places[:, 0], places[:, 1]

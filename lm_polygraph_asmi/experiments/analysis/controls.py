@@ -86,10 +86,10 @@ def condition_comparisons(
             equally good.
 
     Example:
-        >>> heads, quality, own = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
-        >>> conditions = {"foreign": [0.9, 0.1] * 10, "the same again": heads}
-        >>> found = condition_comparisons(heads, conditions, quality, own, resamples=200)
-        >>> found["foreign"].p_above < 0.05, found["the same again"].p_equivalent < 0.05
+        >>> heads, quality, keys = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> conditions = {"foreign": [0.9, 0.1] * 10, "the same": heads}
+        >>> comparisons = condition_comparisons(heads, conditions, quality, keys, resamples=200)
+        >>> comparisons["foreign"].p_above < 0.05, comparisons["the same"].p_equivalent < 0.05
         (True, True)
     """
     scores = {
@@ -100,21 +100,21 @@ def condition_comparisons(
     if np.isnan(list(value.values())).any() or np.isnan(drawn["heads"]).all():
         raise ValueError("PRR is undefined: all answers equally good, or fewer than two clusters")
     sizes = len(set(clusters)), len(clusters)
-    alone = {name: percentile_interval(value[name], drawn[name], sizes[0]) for name in scores}
+    intervals = {name: percentile_interval(value[name], drawn[name], sizes[0]) for name in scores}
     comparisons = {}
     for name in conditions:
-        gap = value["heads"] - value[f"condition {name}"]
-        gaps = drawn["heads"] - drawn[f"condition {name}"]
-        error = float(np.nanstd(gaps, ddof=1))
+        difference = value["heads"] - value[f"condition {name}"]
+        differences = drawn["heads"] - drawn[f"condition {name}"]
+        error = float(np.nanstd(differences, ddof=1))
         comparisons[name] = ConditionComparison(
-            alone["heads"],
-            alone[f"condition {name}"],
-            percentile_interval(gap, gaps, sizes[0]),
-            two_sided(gaps, sizes[0]) if gap > 0 else 1.0,
-            two_sided(gaps, sizes[0]) if gap < 0 else 1.0,
-            equivalence(gaps, margin, sizes[0]),
+            intervals["heads"],
+            intervals[f"condition {name}"],
+            percentile_interval(difference, differences, sizes[0]),
+            two_sided(differences, sizes[0]) if difference > 0 else 1.0,
+            two_sided(differences, sizes[0]) if difference < 0 else 1.0,
+            equivalence(differences, margin, sizes[0]),
             error,
-            sample_size(abs(gap), error, *sizes).questions if gap and error else None,
+            sample_size(abs(difference), error, *sizes).questions if difference and error else None,
             equivalence_size(margin, error, *sizes) if error else sizes[1],
         )
     return comparisons
@@ -146,14 +146,14 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
         groups: a mapping per setting: condition -> comparison at matched effect.
 
     Example:
-        >>> heads, quality, own = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> heads, quality, keys = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
         >>> beaten = dict.fromkeys(MUST_BEAT, [0.9, 0.1] * 10)
         >>> conditions = beaten, {**beaten, "noise": heads}  # in the second, noise does the same
         >>> groups = [
-        ...     condition_comparisons(heads, found, quality, own, resamples=200)
-        ...     for found in conditions
+        ...     condition_comparisons(heads, scores, quality, keys, resamples=200)
+        ...     for scores in conditions
         ... ]
-        >>> [said.outcome for said in verdicts(groups)]
+        >>> [verdict.outcome for verdict in verdicts(groups)]
         ['special', 'reproduced']
     """
     nearest = [
@@ -231,10 +231,10 @@ def double_dissociation(
         ValueError: lengths differ, or a value is not finite.
 
     Example:
-        >>> quality, own = [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> quality, keys = [1.0, 0.0] * 10, [str(n) for n in range(20)]
         >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10
         >>> opened, closed = (good, bad, quality), (bad, bad, quality)  # ahead with context
-        >>> double_dissociation(opened, closed, own, resamples=200).low > 0
+        >>> double_dissociation(opened, closed, keys, resamples=200).low > 0
         True
     """
     value, drawn = [], []
@@ -273,10 +273,10 @@ def corrected_correlation(
 
     Example:
         >>> drawn = np.random.default_rng(0).normal(np.arange(100), 20, size=(4, 100))
-        >>> one, other, *again = drawn  # four draws of the same
-        >>> own = [str(n) for n in range(100)]
-        >>> plain, corrected = corrected_correlation((one, other), tuple(again), own, resamples=100)
-        >>> plain.excludes(1), corrected.excludes(1)
+        >>> a, b, *again = drawn  # four draws of the same
+        >>> keys = [str(n) for n in range(100)]
+        >>> rho, corrected = corrected_correlation((a, b), tuple(again), keys, resamples=100)
+        >>> rho.excludes(1), corrected.excludes(1)
         (True, False)
     """
     rho = correlations([*scores, *again], clusters, resamples, seed)

@@ -69,10 +69,10 @@ def criticality_coupling(
 
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
-        >>> found = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
-        >>> [round(one.value, 1) for one in (found.information, found.entropy)]  # of z**2, of noise
+        >>> coupling = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
+        >>> [round(rho.value, 1) for rho in (coupling.information, coupling.entropy)]  # z**2, noise
         [1.0, 0.0]
-        >>> found.difference.excludes(0)
+        >>> coupling.difference.excludes(0)
         True
     """
     columns = [information, entropy, z]

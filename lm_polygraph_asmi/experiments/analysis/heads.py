@@ -119,8 +119,8 @@ def permutation_null(
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
         >>> kl = 1.0 - masks[:, :1]  # 1 nat if head 0 is ablated
-        >>> found = permutation_null(kl, masks, shuffles=100)
-        >>> found.effective_heads.round(2).tolist(), bool(found.z[0] > 1)  # noise spreads over more
+        >>> null = permutation_null(kl, masks, shuffles=100)
+        >>> null.effective_heads.round(2).tolist(), bool(null.z[0] > 1)  # noise spreads over more
         ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
@@ -129,7 +129,7 @@ def permutation_null(
     unshuffled = np.tile(np.arange(len(kept)), (shuffles, 1))
     order = np.random.default_rng(seed).permuted(unshuffled, axis=1)
     drawn = (concentration(token[order] @ contrasts) for token in divergence.T)
-    return _against(divergence, kept, drawn)
+    return _compare_with_null(divergence, kept, drawn)
 
 
 def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> PermutationNull:
@@ -147,8 +147,8 @@ def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> Per
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
         >>> kl = 1.0 - masks[:, :1]  # 1 nat wherever head 0 is ablated
-        >>> found = resampled_null(kl, masks, resampled_masks(100, 256, 8, 0.5, "bernoulli"))
-        >>> found.effective_heads.round(2).tolist(), bool(found.null_effective_heads[0] > 2)
+        >>> null = resampled_null(kl, masks, resampled_masks(100, 256, 8, 0.5, "bernoulli"))
+        >>> null.effective_heads.round(2).tolist(), bool(null.null_effective_heads[0] > 2)
         ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
@@ -158,7 +158,7 @@ def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> Per
     _check_draws(len(others))
     contrasts = np.stack([_contrasts(other.astype(bool)) for other in others])
     drawn = (concentration(token @ contrasts) for token in divergence.T)
-    return _against(divergence, kept, drawn)
+    return _compare_with_null(divergence, kept, drawn)
 
 
 def resampled_masks(
@@ -256,7 +256,7 @@ def _contrasts(kept: np.ndarray) -> np.ndarray:
     return weights * _contrasted(kept)
 
 
-def _against(
+def _compare_with_null(
     divergence: np.ndarray, kept: np.ndarray, drawn: Iterable[np.ndarray]
 ) -> PermutationNull:
     """The observed index of every token against draws of its null, one array (B,) per token."""

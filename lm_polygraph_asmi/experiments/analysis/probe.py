@@ -39,16 +39,16 @@ def flip_rates(
         ValueError: no token, unequal lengths, or values that are not finite.
 
     Example:
-        >>> own = [str(n) for n in range(20)]
-        >>> found = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, own)  # one head ablated, and two
-        >>> [str(rate) for rate in found]
+        >>> keys = [str(n) for n in range(20)]
+        >>> rates = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, keys)  # one head ablated, and two
+        >>> [str(rate) for rate in rates]
         ['+0.00 [+0.00, +0.16]', '+0.50 [+0.30, +0.70]']
     """
     total, rates = len(set(units)), flip_differences(flips, units, resamples, seed)
-    for place, column in enumerate(np.asarray(flips, dtype=float).T):
-        plain = bool(np.isin(column, (0, 1)).all())
-        if plain and (total == len(column) or not np.ptp(column)):
-            rates[place] = wilson_interval(round(float(column.mean()) * total), total)
+    for i, column in enumerate(np.asarray(flips, dtype=float).T):
+        is_binary = bool(np.isin(column, (0, 1)).all())
+        if is_binary and (total == len(column) or not np.ptp(column)):
+            rates[i] = wilson_interval(round(float(column.mean()) * total), total)
     return rates
 
 
@@ -68,9 +68,9 @@ def flip_differences(
         ValueError: as `flip_rates`.
 
     Example:
-        >>> own = [str(n) for n in range(20)]
-        >>> [found] = flip_differences([[1], [0], [1], [1]] * 5, own)  # critical minus random heads
-        >>> found.value, found.excludes(0)
+        >>> keys = [str(n) for n in range(20)]
+        >>> [gap] = flip_differences([[1], [0], [1], [1]] * 5, keys)  # critical minus random heads
+        >>> gap.value, gap.excludes(0)
         (0.75, True)
     """
     table = _checked(differences, units)
@@ -103,21 +103,21 @@ def flip_contrasts(
         ValueError: as `flip_rates`, or unequal numbers of columns.
 
     Example:
-        >>> own = [str(n) for n in range(20)]
-        >>> [found] = flip_contrasts([[1]] * 15 + [[0]] * 5, own, [[0]] * 20, own)
-        >>> str(found)
+        >>> keys = [str(n) for n in range(20)]
+        >>> [gap] = flip_contrasts([[1]] * 15 + [[0]] * 5, keys, [[0]] * 20, keys)
+        >>> str(gap)
         '+0.75 [+0.55, +0.95]'
     """
-    one, other = _checked(first, first_units), _checked(second, second_units)
-    if one.shape[1] != other.shape[1]:
-        raise ValueError(f"both flips must have a column for each k: {one.shape} and {other.shape}")
-    units, split = [*first_units, *second_units], len(one)
+    a, b = _checked(first, first_units), _checked(second, second_units)
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"both flips must have a column for each k: {a.shape} and {b.shape}")
+    units, split = [*first_units, *second_units], len(a)
     drawn = bootstrap_values(
-        lambda counts: _means(one, counts[:, :split]) - _means(other, counts[:, split:]),
+        lambda counts: _means(a, counts[:, :split]) - _means(b, counts[:, split:]),
         units, resamples, seed,
     )  # fmt: skip
-    constant = (np.ptp(one, axis=0) == 0) & (np.ptp(other, axis=0) == 0)
-    return _intervals(one.mean(0) - other.mean(0), drawn, constant, units)
+    constant = (np.ptp(a, axis=0) == 0) & (np.ptp(b, axis=0) == 0)
+    return _intervals(a.mean(0) - b.mean(0), drawn, constant, units)
 
 
 def _checked(flips: ArrayLike, units: Sequence[str]) -> np.ndarray:

@@ -66,8 +66,8 @@ def _above(*intervals: Interval, limit: float = 0) -> str:
     return HOLDS if all(interval.low > limit for interval in intervals) else OPEN
 
 
-def _apart(pairs: Iterable[tuple[Interval, Interval]]) -> str:
-    """The same of pairs: whether each first interval is above the second, without overlap."""
+def _no_overlap(pairs: Iterable[tuple[Interval, Interval]]) -> str:
+    """HOLDS if every first interval is above its second, FAILS if one is below, else OPEN."""
     return _above(*(Interval(a.value - b.value, a.low - b.high, a.high - b.low) for a, b in pairs))
 
 
@@ -128,7 +128,7 @@ def _fewer_with_depth(group: RunGroup) -> tuple[str, str] | None:
         return None
     shallow, deep = (excess_heads(group, depth) for depth in (depths[0], depths[-1]))
     values = f"{_text(shallow)} at {depths[0]:.0%}, {_text(deep)} at {depths[-1]:.0%}"
-    return _apart([(shallow, deep)]), values
+    return _no_overlap([(shallow, deep)]), values
 
 
 def _spread(group: RunGroup) -> tuple[str, str]:
@@ -162,10 +162,10 @@ def _rates(group: RunGroup, row: str) -> dict[int, Interval] | None:
 
 
 def _one_head(group: RunGroup) -> tuple[str, str] | None:
-    high, low = (_rates(group, f"{which} MI, critical heads") for which in ("high", "low"))
+    high, low = (_rates(group, f"{level} MI, critical heads") for level in ("high", "low"))
     if not high or not low:
         return None
-    return _apart([(high[1], low[1])]), f"{high[1].value:.0f} % against {low[1].value:.0f} %"
+    return _no_overlap([(high[1], low[1])]), f"{high[1].value:.0f} % against {low[1].value:.0f} %"
 
 
 def _low_stay(group: RunGroup) -> tuple[str, str] | None:
@@ -196,7 +196,7 @@ def _highest_on_recall(groups: Sequence[RunGroup]) -> Iterator[Finding]:
             # Other questions, so no pairs: compare whether the intervals overlap.
             pairs = [(recall[k], context[k]) for k in recall if k >= 2 and k in context]
             if pairs:
-                yield Finding(_apart(pairs), closed.label, f"against {opened.dataset}")
+                yield Finding(_no_overlap(pairs), closed.label, f"against {opened.dataset}")
 
 
 def _control(probe: Probed, pair: str) -> dict[int, Interval]:
@@ -288,7 +288,7 @@ def head_claims(groups: Sequence[RunGroup]) -> Items:
         findings = list(look(groups))
         outcomes = {finding.outcome for finding in findings}
         outcome = next((o for o in (FAILS, OPEN, HOLDS) if o in outcomes), UNMEASURED)
-        where = "; ".join(f"{one.where}: {one.outcome} ({one.values})" for one in findings)
+        where = "; ".join(f"{f.where}: {f.outcome} ({f.values})" for f in findings)
         return {"claim": claim, "here": outcome, "where": where or "–"}
 
     title = "The paper's claims on heads"

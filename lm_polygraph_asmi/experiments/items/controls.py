@@ -97,13 +97,13 @@ def comparable(group: RunGroup) -> list[Compared]:
     return list(most.values())
 
 
-def _all(groups: Sequence[RunGroup]) -> Iterator[Compared]:
+def _comparisons(groups: Sequence[RunGroup]) -> Iterator[Compared]:
     for group in groups:
         yield from comparable(group)
 
 
 @cache
-def _compared(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
+def _by_condition(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
     """Every condition against heads; see `condition_comparisons`."""
     (compared,) = (c for c in comparable(group) if c.symbol == symbol)
     scores = {name: compared.score(condition) for name, condition in compared.conditions.items()}
@@ -113,7 +113,7 @@ def _compared(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
 
 def prr_of_heads(compared: Compared) -> Interval:
     """PRR of the score of heads; if its interval includes 0, there is little to reproduce."""
-    return next(iter(_compared(compared.group, compared.symbol).values())).heads
+    return next(iter(_by_condition(compared.group, compared.symbol).values())).heads
 
 
 def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
@@ -121,11 +121,11 @@ def verdicts_on(groups: Sequence[RunGroup]) -> list[tuple[Compared, Verdict]]:
     results = []
     for symbol in SCORES:
         tested, comparisons = [], []
-        for compared in _all(groups):
+        for compared in _comparisons(groups):
             if compared.symbol != symbol or not compared.matched:
                 continue
             try:
-                by_name = _compared(compared.group, symbol)
+                by_name = _by_condition(compared.group, symbol)
             except ValueError:
                 continue
             tested.append(compared)
@@ -153,7 +153,7 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
                 "experiments scale)"
             )
         result = by_score[compared.group, compared.symbol]
-        lacking = [condition for condition in MUST_BEAT if condition not in compared.matched]
+        missing = [condition for condition in MUST_BEAT if condition not in compared.matched]
         return {
             "setting": compared.group.label,
             "context": {True: "given", False: "none", None: "not known"}[compared.group.grounded],
@@ -166,7 +166,7 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
             "questions": len(compared.group),
             "questions to decide": result.questions,
             "conditions": ", ".join(compared.matched),
-            "not run": ", ".join(lacking) or None,
+            "not run": ", ".join(missing) or None,
         }
 
     notes = [
@@ -181,7 +181,7 @@ def control_verdicts(groups: Sequence[RunGroup]) -> Items:
         "measured here. †: not in the paper, which names the test without running it.",
     ]
     return frame(
-        "control_verdicts", title, _all(groups), compute, notes, digits=3, resamples=10_000,
+        "control_verdicts", title, _comparisons(groups), compute, notes, digits=3, resamples=10_000,
         p_values=("p special, Holm", "p reproduced, Holm"), finish=_counted,
         otherwise=OTHERWISE,
     )  # fmt: skip
@@ -206,7 +206,7 @@ def controls(groups: Sequence[RunGroup]) -> Items:
                 "questions to differ": comparison.to_differ,
                 "questions to be equal": comparison.to_equal,
             }
-            for name, comparison in _compared(compared.group, compared.symbol).items()
+            for name, comparison in _by_condition(compared.group, compared.symbol).items()
         ]
 
     def draw(table: pd.DataFrame) -> Figure:
@@ -229,7 +229,7 @@ def controls(groups: Sequence[RunGroup]) -> Items:
         "corrected. Conditions are not ranked among methods.",
     ]
     return frame(
-        "controls", title, _all(groups), compute, notes, draw, digits=3, resamples=10_000,
+        "controls", title, _comparisons(groups), compute, notes, draw, digits=3, resamples=10_000,
         signed=("heads minus condition",), p_values=("p equal",), finish=_counted,
         otherwise=OTHERWISE,
     )  # fmt: skip
@@ -246,22 +246,22 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
         rows = []
         for name, condition in compared.conditions.items():
             heads, other = group.score(compared.heads), compared.score(condition)
-            plain, corrected = _correlated(compared, condition)
+            rho, corrected = _correlated(compared, condition)
             row: dict[str, Any] = {
                 "setting": group.label,
                 "score": compared.symbol,
                 "condition": name,
-                "ρ": plain,
+                "ρ": rho,
                 "ρ, corrected": corrected,
             }
-            for side, signal, given in (("heads", heads, other), ("condition", other, heads)):
+            for side, signal, control in (("heads", heads, other), ("condition", other, heads)):
                 if np.ptp(signal) == 0:
                     raise Unavailable(f"the score of {side} is the same for all answers")
-                controls = np.column_stack([msp, entropy, given])
-                beyond = controls
+                controls = np.column_stack([msp, entropy, control])
+                all_controls = controls
                 if group.lengths is not None:
-                    beyond = np.column_stack([controls, group.lengths])
-                added = adds_information(signal, beyond, group.wrong, group.clusters)
+                    all_controls = np.column_stack([controls, group.lengths])
+                added = adds_information(signal, all_controls, group.wrong, group.clusters)
                 distinct = distinct_signal(signal, controls, group.wrong, group.clusters)
                 row |= {
                     f"residual AUROC of {side}": distinct.residual_auroc,
@@ -287,7 +287,7 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
         "runs of both with another seed).",
     ]
     return frame(
-        "controls_added", title, _all(groups), compute, notes, digits=3,
+        "controls_added", title, _comparisons(groups), compute, notes, digits=3,
         p_values=("p of heads", "p of condition"), finish=finish,
         otherwise=OTHERWISE,
     )  # fmt: skip
@@ -296,10 +296,10 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
 def _correlated(compared: Compared, condition: ConditionRun) -> tuple[Interval, Interval | None]:
     """Rank correlation of heads and a condition; also corrected, if both have another seed."""
     scores = compared.group.score(compared.heads), compared.score(condition)
-    again = _resampled(compared, condition)
-    if again is None:
+    other_seed = _resampled(compared, condition)
+    if other_seed is None:
         return Interval(rank_correlation(*scores), np.nan, np.nan), None
-    return corrected_correlation(scores, again, compared.group.clusters)
+    return corrected_correlation(scores, other_seed, compared.group.clusters)
 
 
 def _resampled(compared: Compared, condition: ConditionRun) -> tuple[np.ndarray, np.ndarray] | None:
@@ -327,30 +327,30 @@ def dissociation(groups: Sequence[RunGroup]) -> Items:
         rows = pairs_of_rows(opened, closed, same_answers=False)
         if not rows:
             raise Unavailable("no question is in both runs")
-        here, there = (list(column) for column in zip(*rows, strict=True))
-        clusters = [opened.clusters[i] for i in here]
+        opened_rows, closed_rows = (list(column) for column in zip(*rows, strict=True))
+        clusters = [opened.clusters[i] for i in opened_rows]
         by_symbol = {compared.symbol: compared for compared in comparable(closed)}
         table = []
-        for one in comparable(opened):
-            other = by_symbol.get(one.symbol)
-            if other is None:
+        for compared in comparable(opened):
+            closed_twin = by_symbol.get(compared.symbol)
+            if closed_twin is None:
                 continue
-            for name in [name for name in one.conditions if name in other.conditions]:
+            for name in [name for name in compared.conditions if name in closed_twin.conditions]:
                 with_context, without = (
                     (
                         side.group.score(side.heads)[chosen],
                         side.score(side.conditions[name])[chosen],
                         side.group.quality[chosen],
                     )
-                    for side, chosen in ((one, here), (other, there))
+                    for side, chosen in ((compared, opened_rows), (closed_twin, closed_rows))
                 )
                 table.append(
                     {
                         "open": opened.label,
                         "closed": closed.label,
-                        "score": one.symbol,
+                        "score": compared.symbol,
                         "condition": name,
-                        "questions": len(here),
+                        "questions": len(opened_rows),
                         "heads minus condition, open minus closed": double_dissociation(
                             with_context, without, clusters
                         ),

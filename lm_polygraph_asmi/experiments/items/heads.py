@@ -1,7 +1,7 @@
 """Which heads carry the disagreement, and whether it goes with uncertainty and errors.
 
 Appendix "Head-Level Structural Analysis" of the paper, from runs that kept their masks and
-divergences (`asmi_heads`). What stands beside the paper's own figures is marked with a dagger.
+divergences (`asmi_heads`). A dagger marks what the paper does not report.
 """
 
 from collections.abc import Iterator, Sequence
@@ -142,8 +142,8 @@ def profiles(group: RunGroup, depth: float) -> Profiles:
     if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
         raise Unavailable(NEEDS)
     needed = ("asmi_entropy", "asmi_closing", at_depth("asmi_mask_seed", depth))
-    if lacking := [name for name in needed if not run.stats.get(name)]:
-        raise Unavailable(f"{', '.join(lacking)} not saved")
+    if missing := [name for name in needed if not run.stats.get(name)]:
+        raise Unavailable(f"{', '.join(missing)} not saved")
     if not group.places(run):
         raise Unavailable("no answer with masks is in use")
     parts, unknown = zip(*_columns(group, depth), strict=True)
@@ -164,7 +164,7 @@ def _label(group: tuple[RunGroup, float]) -> str:
     return group[0].label
 
 
-def _head(group: RunGroup, depth: float) -> dict[str, Any]:
+def _setting_columns(group: RunGroup, depth: float) -> dict[str, Any]:
     return {"setting": group.label, "depth": f"{depth:.0%}"}
 
 
@@ -183,7 +183,7 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
         tokens = profiles(group, depth)
         high, used = tokens.high, tokens.settings
         excess = excess_heads(group, depth)
-        return _head(group, depth) | {
+        return _setting_columns(group, depth) | {
             "H": used["num_heads"],
             "S": used["num_masks"],
             "tokens": len(tokens.z),
@@ -290,7 +290,7 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
     def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
         by_example, by_cluster = (coupled(*at_depth, unit) for unit in ("examples", "clusters"))
         return [
-            _head(*at_depth)
+            _setting_columns(*at_depth)
             | {
                 "read": name,
                 "tokens": coupling.tokens,
@@ -387,13 +387,13 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
         labelled = answers(group, depth)
         msp, entropy = group.need("msp", "entropy")
         controls = np.column_stack([msp, entropy])[labelled.included]
-        beyond = controls
+        all_controls = controls
         if group.lengths is not None:
-            beyond = np.column_stack([controls, group.lengths[labelled.included]])
+            all_controls = np.column_stack([controls, group.lengths[labelled.included]])
         rows = []
         for name, area in error_detection(group, depth).items():
             values = labelled.signals[name].to_numpy()
-            row = _head(group, depth) | {
+            row = _setting_columns(group, depth) | {
                 "signal": {"mass": "mass of criticality"}.get(name, name),
                 "answers": len(values),
                 "errors": int(labelled.wrong.sum()),
@@ -404,10 +404,10 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
                 "direction": 0,
             }
             with suppress(ValueError):  # too few clusters or errors for folds: only the AUROC
-                added = adds_information(values, beyond, labelled.wrong, labelled.clusters)
-                left = distinct_signal(values, controls, labelled.wrong, labelled.clusters)
+                added = adds_information(values, all_controls, labelled.wrong, labelled.clusters)
+                distinct = distinct_signal(values, controls, labelled.wrong, labelled.clusters)
                 row |= {
-                    "residual AUROC": left.residual_auroc,
+                    "residual AUROC": distinct.residual_auroc,
                     "z of the test": added.statistic,
                     "p": added.p_value,
                     "direction": added.direction,

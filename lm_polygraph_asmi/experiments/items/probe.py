@@ -36,7 +36,7 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "high MI, random heads of another layer†": (("high", "control_random"),),
 }  # fmt: skip
 """Row of the table -> groups of tokens, and the rule by which their heads were chosen."""
-OWN = "own"
+RUN_MASKS = "own"
 """Instead of a rule: the masks of the run that chose tokens and heads."""
 DIFFERENCES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "high MI": (("high", "critical", "random"),),
@@ -45,14 +45,14 @@ DIFFERENCES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "high MI, heads of other masks": (
         ("high_first", "held_second", "random"), ("high_second", "held_first", "random"),
     ),
-    "high MI, run's own masks": (("high", "critical", OWN),),
+    "high MI, run's own masks": (("high", "critical", RUN_MASKS),),
     "high MI, matched by entropy": (("high_matched", "critical", "random"),),
     "high MI, top token at .9 or more": (("high_confident", "critical", "random"),),
     "high MI, another layer": (("high", "critical", "control_random"),),
 }  # fmt: skip
 """Groups of tokens, each with two rules that are compared on the same tokens."""
 AGAINST = {
-    "random": "random heads", "least": "the least critical heads", OWN: "the run's own masks",
+    "random": "random heads", "least": "the least critical heads", RUN_MASKS: "the run's own masks",
     "control_random": "random heads of another layer",
 }  # fmt: skip
 CONTROLS = tuple(name for name in DIFFERENCES if name.startswith("high"))
@@ -126,19 +126,19 @@ def _pooled(probe: Probe, parts: Sequence[tuple[str, ...]]) -> tuple[np.ndarray,
     rows in the run; None if no part was run."""
     tables, rows = [], []
     for group, *rules in parts:
-        if group not in probe.groups or not {*rules} <= {*probe.predicted, OWN}:
+        if group not in probe.groups or not {*rules} <= {*probe.predicted, RUN_MASKS}:
             continue
         chosen = probe.groups[group]
         first, *others = (
             probe.tokens["own_flips"][chosen][:, None]
-            if rule == OWN
+            if rule == RUN_MASKS
             else probe.flipped(rule, group)
             for rule in rules
         )
         table = first - others[0] if others else first
-        run = np.isfinite(table).all(1)
-        tables.append(table[run])
-        rows.append(probe.tokens["row"][chosen][run])
+        complete = np.isfinite(table).all(1)
+        tables.append(table[complete])
+        rows.append(probe.tokens["row"][chosen][complete])
     return (np.concatenate(tables), np.concatenate(rows)) if sum(map(len, tables)) else None
 
 
@@ -156,8 +156,8 @@ def numbers_of(probed: Probed, pair: str) -> list[int]:
     few = [k for k in probed.probe.k if k <= heads // 2]
     if pair != "high MI, run's own masks":
         return few
-    taken = probed.probe.settings["mask_rate"] * heads
-    return [k for k in few if not any(taken <= other < k or k < other <= taken for other in few)]
+    removed = probed.probe.settings["mask_rate"] * heads
+    return [k for k in few if not any(removed <= j < k or k < j <= removed for j in few)]
 
 
 def widenings(probed: Probed, most: int) -> list[Interval] | None:
@@ -190,7 +190,7 @@ def all_probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
     """Table "causal-flip" of the paper; also with random heads, and on matched tokens."""
     title = "Do predictions depend on critical heads?"
-    everything, damaged = all_probes(groups)
+    probes, damaged = all_probes(groups)
     panels = {}
 
     def compute(probed: Probed) -> list[dict[str, Any]]:
@@ -225,29 +225,29 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
             "that chose tokens and heads under which the token flips. Other masks: tokens chosen "
             "by MI_t of one half of the masks, heads by the other, and swapped. Matched: pairs of "
             "a high and a low token whose H_t differ by at most .1 nats. " + DAGGER,
-            *(_account(probed) for probed in everything if probed.group in item.groups),
+            *(_size_note(probed) for probed in probes if probed.group in item.groups),
         ]
 
     return frame(
-        "causal_probe", title, everything, compute, notes, lambda _: figures.flips(panels),
+        "causal_probe", title, probes, compute, notes, lambda _: figures.flips(panels),
         digits=0, reasons=damaged,
         otherwise="no run has a probe: polygraph_asmi experiments probe RUN",
     )  # fmt: skip
 
 
-def _account(probed: Probed) -> str:
+def _size_note(probed: Probed) -> str:
     """Size and layer of a probe, in one line."""
     probe, tokens = probed.probe, probed.probe.tokens
     high, low = (probe.groups.get(name, np.array([], dtype=int)) for name in ("high", "low"))
     chosen = np.concatenate([high, low])
     other = int((tokens["argmax"][chosen] != tokens["token"][chosen]).sum())
-    moved = int((tokens["replayed"][chosen] != tokens["argmax"][chosen]).sum())
+    changed = int((tokens["replayed"][chosen] != tokens["argmax"][chosen]).sum())
     positive = float(tokens["positive"][high].mean()) if len(high) else float("nan")
     used = probe.settings
     return (
         f"{probed.label}: {len(high)} tokens of the highest and {len(low)} of the lowest MI_t at "
         f"layer {used.get('layer')}, scope {used.get('scope')}; on {other} of them the unmasked "
-        f"model's most likely token is not the answer's; on {moved} the passes without an "
+        f"model's most likely token is not the answer's; on {changed} the passes without an "
         f"ablation, which flips are counted against, predict another one; {positive:.1f} heads of "
         "positive criticality on the high ones."
     )
@@ -256,7 +256,7 @@ def _account(probed: Probed) -> str:
 def causal_differences(groups: Sequence[RunGroup]) -> Items:
     """Flips by critical heads minus flips by as many others, same tokens; not in the paper."""
     title = "Critical heads against as many others†"
-    everything, damaged = all_probes(groups)
+    probes, damaged = all_probes(groups)
 
     def compute(probed: Probed) -> list[dict[str, Any]]:
         rows = []
@@ -273,7 +273,7 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
             raise Unavailable("the probe ablated no other heads")
         return rows
 
-    widest = max((probed.probe.k for probed in everything), key=len, default=())
+    widest = max((probed.probe.k for probed in probes), key=len, default=())
     notes = [
         "Percentage points of tokens, critical minus others, paired by token; 95 % intervals over "
         "clusters. Random: mean over the draws. Identifiable heads carry the fragility if every "
@@ -282,7 +282,7 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
         "claims names the rows that are not, or were not run. " + DAGGER
     ]
     return frame(
-        "causal_differences", title, everything, compute, notes, digits=0,
+        "causal_differences", title, probes, compute, notes, digits=0,
         signed=tuple(f"k = {k}" for k in widest), reasons=damaged,
         otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
     )  # fmt: skip

@@ -46,11 +46,11 @@ def _share(group: RunGroup, method: str, of_all: str | None) -> float | None:
     Both from the runs of these scores: another run of the setting, such as one of scope "all", has
     another MI under the same name.
     """
-    part = group.mi_of(method)
-    whole = None if of_all is None else group.mi_of(of_all)
-    if part is None or whole is None:
+    source_mi = group.mi_of(method)
+    all_mi = None if of_all is None else group.mi_of(of_all)
+    if source_mi is None or all_mi is None:
         return None
-    shares = [a.mean() / b.mean() for a, b in zip(part, whole, strict=True) if b.mean() > 0]
+    shares = [a.mean() / b.mean() for a, b in zip(source_mi, all_mi, strict=True) if b.mean() > 0]
     return float(np.median(shares)) if shares else None
 
 
@@ -65,12 +65,12 @@ def sources(groups: Sequence[RunGroup]) -> Items:
     title = "Where the fragility comes from: scores by source"
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
-        groups = list(_by_source(group))
-        if not groups:
+        variants = list(_by_source(group))
+        if not variants:
             return []
         group.need_errors()
         rows = []
-        for methods in groups:
+        for methods in variants:
             symbol = group.methods[next(iter(methods.values()))].symbol
             rows += _rows(group, {(symbol, source): m for source, m in methods.items()})
         # Scores by source that need no random masks.
@@ -104,19 +104,19 @@ def sources(groups: Sequence[RunGroup]) -> Items:
 def _rows(group: RunGroup, methods: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
     """A row for each (symbol, source) -> method."""
     scores = {method: group.score(method) for method in methods.values()}
-    whole = {key: methods.get((key[0], "all")) for key in methods if key[1] != "all"}
-    pairs = [(methods[key], method) for key, method in whole.items() if method is not None]
-    alone, paired = prr_intervals(scores, group.quality, group.clusters, pairs)
+    methods_of_all = {key: methods.get((key[0], "all")) for key in methods if key[1] != "all"}
+    pairs = [(methods[key], method) for key, method in methods_of_all.items() if method is not None]
+    intervals, paired = prr_intervals(scores, group.quality, group.clusters, pairs)
     rows = []
     for (symbol, source), method in methods.items():
-        values, of_all = scores[method], whole.get((symbol, source))
+        values, of_all = scores[method], methods_of_all.get((symbol, source))
         partial = source != "all"
         rows.append(
             {
                 "setting": group.label,
                 "score": symbol,
                 "source": source,
-                "PRR": alone[method],
+                "PRR": intervals[method],
                 "Δ all": None if of_all is None else paired[method, of_all],
                 "AUROC": auroc(values, group.wrong),
                 **_beyond(group, values),

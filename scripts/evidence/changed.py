@@ -1,7 +1,7 @@
-"""Tables of the pages of evidence: what models do when their passage says something else, or none.
+"""Tables of the results pages: answers to a changed passage, to another passage, or to none.
 
-In settings `changed` the reference answer was replaced in the passage by one of its kind, in
-`exchanged` the passage by one of another article (scripts/build_counterfactual.py); `closed`
+In settings `changed`, the gold answer in the passage was replaced by another answer of its kind; in
+`exchanged`, the passage by one of another article (scripts/build_counterfactual.py). `closed-book`
 has no passage.
 """
 
@@ -12,16 +12,16 @@ import numpy as np
 from evidence import (
     CHANGED,
     CLOSED,
-    FEWEST,
-    OWN_ANSWERS,
+    MAIN_RUNS,
+    MIN_ANSWERS,
     Evidence,
     Table,
     minus,
-    others,
-    plain,
+    runs_like,
     share,
     signed,
     table,
+    unsigned,
 )
 from keep import BEFORE
 
@@ -33,12 +33,12 @@ EXCHANGED = ("exchanged", "exchanged-few-shot")
 
 
 def signals_of(e: Evidence) -> dict[str, np.ndarray]:
-    """What could tell whether an answer followed its passage, as it comes."""
-    return {**e.signals, "Sem-ASMI, passage": e.score("Sem-ASMI", "context"), **e.owed}
+    """Signals that could detect whether an answer followed its passage."""
+    return {**e.signals, "Sem-ASMI, passage": e.score("Sem-ASMI", "context"), **e.dependence}
 
 
 def followed(e: Evidence) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each answer holds what its passage says now; and whether what it said before."""
+    """Whether each answer contains the gold answer of the changed, and of the original passage."""
     return e.quality("contains") >= 0.5, e.answers[BEFORE].to_numpy(dtype=float) >= 0.5
 
 
@@ -49,14 +49,15 @@ def changed_runs(evidence: list[Evidence]) -> list[Evidence]:
 
 
 def followed_table(evidence: list[Evidence]) -> Table:
-    """How often models follow the passage; beside it how often they are right where it is true."""
+    """How often answers follow the changed passage, or are correct with the original passage."""
     rows = []
     for e in changed_runs(evidence):
         now, before = followed(e)
-        was = [o for o in others_of(e, evidence) if o.has("contains")]
+        originals = [o for o in original_runs(e, evidence) if o.has("contains")]
         rows.append(
             [e.label, e.size, share(now & ~before), share(before & ~now), share(now & before),
-             share(~now & ~before), share(~was[0].wrong("contains")) if was else "not measured"]
+             share(~now & ~before),
+             share(~originals[0].wrong("contains")) if originals else "not measured"]
         )  # fmt: skip
     columns = [
         "setting",
@@ -70,27 +71,27 @@ def followed_table(evidence: list[Evidence]) -> Table:
     return table(columns, rows)
 
 
-def others_of(e: Evidence, evidence: list[Evidence]) -> list[Evidence]:
-    """The same questions with the passage as it was."""
-    like = Evidence(e.model, CHANGED[e.setting], e.run, e.answers)
-    return others(like, evidence, ("sources",))
+def original_runs(e: Evidence, evidence: list[Evidence]) -> list[Evidence]:
+    """Runs on the same questions with the original passages."""
+    original = Evidence(e.model, CHANGED[e.setting], e.run, e.answers)
+    return runs_like(original, evidence, ("sources",))
 
 
-def telling_table(evidence: list[Evidence]) -> Table:
-    """Which signal tells answers that follow the passage from those that do not."""
+def detection_table(evidence: list[Evidence]) -> Table:
+    """AUROC of each signal as a detector of answers that do not follow the changed passage."""
     rows = []
     for e in changed_runs(evidence):
         now, before = followed(e)
-        one_of_them = now != before
+        exactly_one = now != before
         for name, score in signals_of(e).items():
             shown = []
-            for rows_in, missed in ((np.ones(len(now), bool), ~now), (one_of_them, before)):
-                target = missed[rows_in]
-                if min(target.sum(), (~target).sum()) < FEWEST:
+            for subset, positive in ((np.ones(len(now), bool), ~now), (exactly_one, before)):
+                target = positive[subset]
+                if min(target.sum(), (~target).sum()) < MIN_ANSWERS:
                     shown.append("too few")
                     continue
-                clusters = [c for c, inside in zip(e.clusters, rows_in, strict=True) if inside]
-                shown.append(plain(auroc_interval(score[rows_in], target, clusters, RESAMPLES)))
+                clusters = [c for c, selected in zip(e.clusters, subset, strict=True) if selected]
+                shown.append(unsigned(auroc_interval(score[subset], target, clusters, RESAMPLES)))
             rows.append([e.label, name, *shown])
     columns = [
         "setting", "signal", "AUROC, higher if the changed passage was not followed",
@@ -100,32 +101,32 @@ def telling_table(evidence: list[Evidence]) -> Table:
 
 
 def exchanged_table(evidence: list[Evidence]) -> Table:
-    """What the answers to the same questions owe to their passage, and to one of another article.
+    """Dependence of answers on their own passage, and on a passage of another article.
 
-    Medians over answers; the difference is that of the medians, over the same resamples.
+    Medians over answers; the difference of medians is paired over the same resamples.
     """
     rows = []
     for e in evidence:
         if e.setting not in EXCHANGED or e.run != "sources":
             continue
-        for own in others_of(e, evidence):
-            own = own.among(own.answers["id"].isin(e.answers["id"]).to_numpy())
-            place = {name: i for i, name in enumerate(e.answers["id"])}
-            order = [place[name] for name in own.answers["id"]]
-            there, here = signals_of(e), signals_of(own)
-            for name in (name for name in (*own.owed, "ASMI", "MSP") if name in there):
-                first, second = here[name], there[name][order]
+        for original in original_runs(e, evidence):
+            original = original.select(original.answers["id"].isin(e.answers["id"]).to_numpy())
+            row_of = {name: i for i, name in enumerate(e.answers["id"])}
+            order = [row_of[name] for name in original.answers["id"]]
+            after, before = signals_of(e), signals_of(original)
+            for name in (name for name in (*original.dependence, "ASMI", "MSP") if name in after):
+                first, second = before[name], after[name][order]
 
-                def fall(
+                def median_change(
                     rows: np.ndarray, first: np.ndarray = first, second: np.ndarray = second
                 ) -> float:
                     return float(np.median(second[rows]) - np.median(first[rows]))
 
-                gap = cluster_interval(fall, own.clusters, RESAMPLES)
+                change = cluster_interval(median_change, original.clusters, RESAMPLES)
                 rows.append(
-                    [own.label, own.size, name,
+                    [original.label, original.size, name,
                      f"{np.median(first):.3g}", f"{np.median(second):.3g}",
-                     minus(f"{gap.value:+.3g} [{gap.low:+.3g}, {gap.high:+.3g}]")]
+                     minus(f"{change.value:+.3g} [{change.low:+.3g}, {change.high:+.3g}]")]
                 )  # fmt: skip
     columns = [
         "setting",
@@ -143,27 +144,27 @@ def _mean(values: np.ndarray, rows: np.ndarray) -> float:
 
 
 def closed_table(evidence: list[Evidence]) -> Table:
-    """What models know without the passage, and whether scores rise where it is taken away."""
+    """Correctness without the passage, and how often scores are higher without it."""
     rows = []
     for e in evidence:
-        if e.setting not in CLOSED or e.run not in OWN_ANSWERS:
+        if e.setting not in CLOSED or e.run not in MAIN_RUNS:
             continue
         prr = ["too few correct"] * 2
         if e.ranked("rouge"):
             scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
-            found, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
-            prr = [signed(found[name]) for name in scores]
-        like = Evidence(e.model, CLOSED[e.setting], e.run, e.answers)
+            intervals, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
+            prr = [signed(intervals[name]) for name in scores]
+        open_book = Evidence(e.model, CLOSED[e.setting], e.run, e.answers)
         higher = [""] * (1 + len(e.signals))
-        for own in others(like, evidence, OWN_ANSWERS):
-            there = {name: i for i, name in enumerate(own.answers["id"])}
-            both = e.answers["id"].isin(list(there)).to_numpy()
-            alone, places = e.among(both), [there[name] for name in e.answers["id"][both]]
-            higher = [str(len(places))]
-            for name, score in alone.signals.items():
-                rises = (score > own.signals[name][places]).astype(float)
+        for opened in runs_like(open_book, evidence, MAIN_RUNS):
+            row_of = {name: i for i, name in enumerate(opened.answers["id"])}
+            both = e.answers["id"].isin(list(row_of)).to_numpy()
+            closed, order = e.select(both), [row_of[name] for name in e.answers["id"][both]]
+            higher = [str(len(order))]
+            for name, score in closed.signals.items():
+                rises = (score > opened.signals[name][order]).astype(float)
                 share_of = partial(_mean, rises)
-                higher.append(plain(cluster_interval(share_of, alone.clusters, RESAMPLES)))
+                higher.append(unsigned(cluster_interval(share_of, closed.clusters, RESAMPLES)))
         correctness_labels = [share(~e.wrong(correctness)) for correctness in ("contains", "rouge")]
         rows.append([e.label, e.size, *correctness_labels, *prr, *higher])
     columns = [
@@ -176,7 +177,7 @@ def closed_table(evidence: list[Evidence]) -> Table:
 
 TABLES: dict[str, Callable[[list[Evidence]], Table]] = {
     "changed followed": followed_table,
-    "changed telling": telling_table,
+    "changed telling": detection_table,
     "exchanged": exchanged_table,
     "closed-book": closed_table,
 }

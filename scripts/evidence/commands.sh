@@ -34,16 +34,16 @@ RUNS=sampled ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DAT
 python scripts/build_babi.py qa1_single-supporting-fact_test.txt babi
 model="model=asmi_smollm2"; style="data.prompt_style=demo"   # 4-shot: zero-shot prompts make it ramble
 # model="model=asmi_local model.path=FOLDER model.gguf_file=gemma-3-270m-q4_k_m.gguf"; style=""   # zero-shot, as in the paper
-for cell in "asmi_squad data.source=xquad.en.json $style" \
-            "asmi_squad_closed_book data.source=xquad.en.json $style" "asmi_babiqa data.source=babi"; do
-  run() { polygraph_eval --config-name asmi_offline --multirun $model benchmark=$cell data.limit=300 \
-            data.num_shards=3 'data.shard=range(3)' hydra.sweep.dir=runs/${cell%% *}/$1 "${@:2}"
-          polygraph_asmi merge runs/${cell%% *}/$1 --out joined/${cell%% *}/$1; }
-  again="asmi.answers=$PWD/joined/${cell%% *}/all estimators=asmi_only output_attentions=false"   # the same answers
+for setting in "asmi_squad data.source=xquad.en.json $style" \
+               "asmi_squad_closed_book data.source=xquad.en.json $style" "asmi_babiqa data.source=babi"; do
+  run() { polygraph_eval --config-name asmi_offline --multirun $model benchmark=$setting data.limit=300 \
+            data.num_shards=3 'data.shard=range(3)' hydra.sweep.dir=runs/${setting%% *}/$1 "${@:2}"
+          polygraph_asmi merge runs/${setting%% *}/$1 --out joined/${setting%% *}/$1; }
+  again="asmi.answers=$PWD/joined/${setting%% *}/all estimators=asmi_only output_attentions=false"   # the same answers
   run all
   run response $again asmi.scope=response
   run paper-response $again asmi.{scope=response,mask_rate=0.15,num_masks=40}
-  polygraph_eval --config-name asmi_offline $model benchmark=$cell data.limit=300 data.num_shards=3 data.shard=0 \
-    estimators=asmi_no_side_models hydra.run.dir=sampled/${cell%% *}   # the first 100 rows, with ten samples each
+  polygraph_eval --config-name asmi_offline $model benchmark=$setting data.limit=300 data.num_shards=3 data.shard=0 \
+    estimators=asmi_no_side_models hydra.run.dir=sampled/${setting%% *}   # the first 100 rows, with ten samples each
 done
 polygraph_asmi report joined/*/* --out report; polygraph_asmi results sampled/*

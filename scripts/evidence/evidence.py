@@ -1,4 +1,4 @@
-"""Settings (model x dataset x prompt), read from docs/evidence, and how their numbers are written.
+"""Settings (model x dataset x prompt) read from docs/evidence, and formats of their numbers.
 
 docs/evidence/MODEL/SETTING.RUN.parquet has a row for each answer of a setting
 (scripts/evidence/keep.py). scripts/evidence/pages.py makes the tables from them.
@@ -70,15 +70,15 @@ CHANGED = {
     "exchanged": "xquad",
     "exchanged-few-shot": "xquad-few-shot",
 }
-"""Settings whose passages say something else -> the same questions as they were."""
+"""Setting with changed passages -> the same questions with the original passages."""
 CLOSED = {
     "closed-book": "xquad",
     "closed-book-few-shot": "xquad-few-shot",
     "closed-book-chat": "xquad-chat",
 }
-"""Settings without a passage -> the same questions with it."""
-OWN_ANSWERS = ("sources", "benchmark")
-"""Runs that a setting is judged by: of scripts/evidence/measure.sh, and of its --paper."""
+"""Setting without passages -> the same questions with passages."""
+MAIN_RUNS = ("sources", "benchmark")
+"""Runs that give a setting's results: of scripts/evidence/measure.sh, and of its --paper."""
 PARAMETERS = {
     "sources": "response, derived p and S",
     "benchmark": "all, derived p and S",
@@ -88,60 +88,60 @@ PARAMETERS = {
     "depths": "response, derived p and S",
 }
 CONDITIONS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
-"""What the perturbation controls perturbs in place of heads, from the likest to the least like."""
-AGAIN, DEEPER = "again", "deeper"
-"""The depths once more, on answers that nobody had looked at; 70 and 90 % of other settings."""
-RUNS = (*PARAMETERS, AGAIN, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
+"""Control conditions: parts perturbed instead of heads, from most to least similar to heads."""
+REPEATED, DEEPER = "again", "deeper"
+"""Runs: the depths again, on answers not scored before; 70 and 90 % on other settings."""
+RUNS = (*PARAMETERS, REPEATED, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
 CORRECTNESS_LABELS = {
     "contains": ("ReferenceInAnswer", "the answer contains the gold answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
     "align": ("quality AlignScore", "AlignScore"),
 }
-FEWEST = 10
-"""Answers of either kind, below which they are not compared."""
-AFTER_ONE = ", first sentence"
-"""End of the name of a column of correctness labels of first sentences."""
+MIN_ANSWERS = 10
+"""Smallest number of answers in a group that is compared."""
+FIRST_SENTENCE_SUFFIX = ", first sentence"
+"""Suffix of columns with correctness labels of first sentences."""
 FIRST = "first"
-WAYS = (*AGGREGATIONS, FIRST)
+ALL_AGGREGATIONS = (*AGGREGATIONS, FIRST)
 TABLES, MADE_FROM = "tables", "made-from.json"
-"""Folder beside the evidence, and its file that says what the tables were made from."""
+"""Folder in docs/evidence, and its file with digests of the files that tables are made from."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One model on one data set: a row per answer, with statistics of its tokens.
+    """A run of a model on a data set: a row per answer, with statistics of its tokens.
 
     Attributes:
         model, setting, run: as in its file name.
         answers: its rows.
-        asked: rows that were to be answered; None where that is not known.
-        which: of its answers, where these are a part that was chosen afterwards.
+        planned: number of answers planned; None if unknown.
+        subset: name of the selection, if the answers were selected post hoc.
     """
 
     model: str
     setting: str
     run: str
     answers: pd.DataFrame
-    asked: int | None = None
-    which: str = ""
+    planned: int | None = None
+    subset: str = ""
 
     @property
     def label(self) -> str:
         return ", ".join(
-            filter(None, (MODELS[self.model].name, SETTINGS[self.setting], self.which))
+            filter(None, (MODELS[self.model].name, SETTINGS[self.setting], self.subset))
         )
 
     @property
     def data_set(self) -> str:
-        """However it was asked."""
+        """Name of the data set, without the prompt."""
         return SETTINGS[self.setting].split(",")[0]
 
     @property
     def size(self) -> str:
-        """Answers and clusters; where hours did not allow all rows, of how many."""
+        """Answers / clusters; "n of m" answers if the run ended before all m planned."""
         n = len(self.answers)
-        reached = f"{n}" if self.asked in (None, n) else f"{n} of {self.asked}"
-        return f"{reached} / {len(set(self.clusters))}"
+        answers = f"{n}" if self.planned in (None, n) else f"{n} of {self.planned}"
+        return f"{answers} / {len(set(self.clusters))}"
 
     @property
     def clusters(self) -> list[str]:
@@ -157,64 +157,62 @@ class Evidence:
         return self.quality(correctness) < 0.5
 
     def ranked(self, correctness: str) -> bool:
-        """Whether a correctness label calls enough answers right, and enough wrong, to rank
-        them."""
+        """Whether enough answers are correct, and enough wrong, to rank them."""
         if not self.has(correctness):
             return False
         errors = int(self.wrong(correctness).sum())
-        return min(errors, len(self.answers) - errors) >= FEWEST
+        return min(errors, len(self.answers) - errors) >= MIN_ANSWERS
 
-    def among(self, chosen: np.ndarray, which: str = "") -> "Evidence":
-        """The same for some of the rows."""
-        kept = self.answers[chosen].reset_index(drop=True)
-        asked = self.asked if all(chosen) else None
-        return Evidence(self.model, self.setting, self.run, kept, asked, which)
+    def select(self, rows: np.ndarray, subset: str = "") -> "Evidence":
+        """The selected rows."""
+        answers = self.answers[rows].reset_index(drop=True)
+        planned = self.planned if all(rows) else None
+        return Evidence(self.model, self.setting, self.run, answers, planned, subset)
 
     @cached_property
-    def cut(self) -> np.ndarray:
-        """(N,) whether an answer goes on after its first sentence; False if not kept."""
-        own = self.answers.get("first_sentence", pd.Series(self.length))
-        return own.to_numpy() < self.length
+    def multi_sentence(self) -> np.ndarray:
+        """(N,) whether an answer has more than one sentence; False if that was not kept."""
+        token_counts = self.answers.get("first_sentence", pd.Series(self.length))
+        return token_counts.to_numpy() < self.length
 
     def first_sentences(self) -> "Evidence":
-        """The same answers as if each had ended with its first sentence."""
-        kept = self.answers.drop(columns=self.answers.filter(like="score ").columns)
-        for column in kept.columns[[isinstance(own, np.ndarray) for own in kept.iloc[0]]]:
-            pairs = zip(kept[column], kept["first_sentence"], strict=True)
-            kept[column] = [own[:tokens] for own, tokens in pairs]
-        for column in kept.filter(like=AFTER_ONE).columns:
-            kept[column.removesuffix(AFTER_ONE)] = kept[column]
-        return Evidence(self.model, self.setting, self.run, kept, self.asked, "first sentences")
+        """The same answers, each cut after its first sentence."""
+        cut = self.answers.drop(columns=self.answers.filter(like="score ").columns)
+        for column in cut.columns[[isinstance(value, np.ndarray) for value in cut.iloc[0]]]:
+            pairs = zip(cut[column], cut["first_sentence"], strict=True)
+            cut[column] = [values[:tokens] for values, tokens in pairs]
+        for column in cut.filter(like=FIRST_SENTENCE_SUFFIX).columns:
+            cut[column.removesuffix(FIRST_SENTENCE_SUFFIX)] = cut[column]
+        return Evidence(self.model, self.setting, self.run, cut, self.planned, "first sentences")
 
     def shared_with(self, other: "Evidence") -> "Evidence":
-        """Those of the answers that another run of the setting has, in its order.
+        """The answers that another run of the setting also has, in the order of that run.
 
         Raises:
-            ValueError: it has other answers, or answers to other questions.
+            ValueError: the other run has different answers or questions.
         """
         rows = self.answers.set_index("id")
         if set(other.answers["id"]) <= set(rows.index):
-            mine = rows.loc[other.answers["id"]].reset_index()
+            shared = rows.loc[other.answers["id"]].reset_index()
             pairs = zip(
-                mine["asmi_log_likelihood"], other.answers["asmi_log_likelihood"], strict=True
+                shared["asmi_log_likelihood"], other.answers["asmi_log_likelihood"], strict=True
             )
             if all(len(a) == len(b) and np.allclose(a, b, atol=1e-3) for a, b in pairs):
-                return Evidence(self.model, self.setting, self.run, mine)
+                return Evidence(self.model, self.setting, self.run, shared)
         raise ValueError(
-            f"{self.model}/{self.setting}.{other.run}.parquet holds other answers than the run "
-            "beside it"
+            f"{self.model}/{self.setting}.{other.run}.parquet holds other answers than "
+            f"{self.setting}.{self.run}.parquet"
         )
 
     def joined_with(self, other: "Evidence") -> "Evidence":
-        """Those of the answers that another run of the setting has, and what it alone knows of
-        them.
+        """The answers that another run of the setting also has, with the columns of both runs.
 
         Raises:
-            ValueError: it has other answers, or answers to other questions.
+            ValueError: the other run has different answers or questions.
         """
-        mine = self.shared_with(other).answers
-        more = other.answers[other.answers.columns.difference(mine.columns, sort=False)]
-        return Evidence(self.model, self.setting, other.run, mine.join(more), other.asked)
+        shared = self.shared_with(other).answers
+        extra = other.answers[other.answers.columns.difference(shared.columns, sort=False)]
+        return Evidence(self.model, self.setting, other.run, shared.join(extra), other.planned)
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -225,26 +223,26 @@ class Evidence:
         return self.answers["words"].to_numpy() == 0
 
     def has_depth(self, depth: int) -> bool:
-        """Whether masks were drawn at so many per cent of the layers."""
+        """Whether heads were masked at this depth, in percent of the layers."""
         return f"asmi_mi_d{depth}" in self.answers
 
     def has_source(self, source: str) -> bool:
-        """Whether masks took this source's part from heads."""
+        """Whether masks removed from heads what they read from this source."""
         return f"asmi_mi_d60_{source}" in self.answers
 
     def column(self, name: str) -> list[np.ndarray]:
-        return [np.asarray(own, dtype=float) for own in self.answers[name]]
+        return [np.asarray(values, dtype=float) for values in self.answers[name]]
 
     def baseline(self, name: str) -> np.ndarray:
-        """The host's score, else the same of ASMI's own unmasked pass."""
+        """LM-Polygraph's score; if there is none, the same score of ASMI's unmasked pass."""
         if f"score {name}" in self.answers:
             return self.answers[f"score {name}"].to_numpy(dtype=float)
-        of_tokens, aggregation = {
+        method, aggregation = {
             "MaximumSequenceProbability": ("surprisal", "sum"),
             "Perplexity": ("surprisal", "mean"),
             "MeanTokenEntropy": ("entropy", "mean"),
         }[name]
-        return self.score(of_tokens, aggregation=aggregation)
+        return self.score(method, aggregation=aggregation)
 
     def tokens(self, method: str, source: str = "all", depth: int = 60) -> list[np.ndarray]:
         """Per-token scores in nats; higher = more uncertain.
@@ -252,14 +250,14 @@ class Evidence:
         Of "ASMI", "Sem-ASMI", or, of the unmasked model, "surprisal" or "entropy".
         """
         if method == "surprisal":
-            return [-own for own in self.column("asmi_log_likelihood")]
+            return [-values for values in self.column("asmi_log_likelihood")]
         if method == "entropy":
             return self.column("asmi_entropy")
         ending = f"_d{depth}" if source == "all" else f"_d{depth}_{source}"
         scores = self.column(f"asmi_mi{ending}")
         if method == "Sem-ASMI":
             agreements = self.column(f"asmi_agreement{ending}")
-            scores = [own * (1 - a) for own, a in zip(scores, agreements, strict=True)]
+            scores = [mi * (1 - a) for mi, a in zip(scores, agreements, strict=True)]
         return scores
 
     def score(
@@ -267,40 +265,40 @@ class Evidence:
     ) -> np.ndarray:
         tokens = self.tokens(method, source, depth)
         if aggregation == FIRST:
-            return np.array([own[0] for own in tokens])
-        return np.array([aggregate(own, aggregation) for own in tokens])
+            return np.array([values[0] for values in tokens])
+        return np.array([aggregate(values, aggregation) for values in tokens])
 
     @property
     def token_signals(self) -> dict[str, list[np.ndarray]]:
-        """Per token: MI, entropy, and the passage's part of MI where it was measured."""
-        found = {"MI": self.tokens("ASMI"), "entropy": self.tokens("entropy")}
+        """Per token: MI, entropy and, if measured, MI from the passage."""
+        signals = {"MI": self.tokens("ASMI"), "entropy": self.tokens("entropy")}
         if self.has_source("context"):
-            found["the passage's"] = self.tokens("ASMI", "context")
-        return found
+            signals["the passage's"] = self.tokens("ASMI", "context")
+        return signals
 
     @cached_property
     def passage_share(self) -> np.ndarray:
-        """MI where masks take from heads what comes from the passage, over that of all they do."""
+        """MI when masks remove the passage from heads, over MI when they remove all sources."""
         pairs = zip(self.tokens("ASMI", "context"), self.tokens("ASMI"), strict=True)
         return np.array(
-            [part.sum() / whole.sum() if whole.sum() > 0 else 0.0 for part, whole in pairs]
+            [passage.sum() / total.sum() if total.sum() > 0 else 0.0 for passage, total in pairs]
         )
 
     @cached_property
-    def owed(self) -> dict[str, np.ndarray]:
-        """How much each answer owes to its passage, by several measures; higher = more."""
-        found = {"share of MI": self.passage_share}
-        of_tokens = {"Source-KL": "asmi_source_kl", "attention": "asmi_source_attention"}
-        for name, column in of_tokens.items():
+    def dependence(self) -> dict[str, np.ndarray]:
+        """How much each answer depends on its passage, by several measures; higher = more."""
+        scores = {"share of MI": self.passage_share}
+        token_measures = {"Source-KL": "asmi_source_kl", "attention": "asmi_source_attention"}
+        for name, column in token_measures.items():
             if f"{column}_d60_context" in self.answers:
-                found[name] = np.array([t.mean() for t in self.column(f"{column}_d60_context")])
+                scores[name] = np.array([t.mean() for t in self.column(f"{column}_d60_context")])
         if "score Without-context" in self.answers:
-            found["Without-context"] = self.answers["score Without-context"].to_numpy(dtype=float)
-        return found
+            scores["Without-context"] = self.answers["score Without-context"].to_numpy(dtype=float)
+        return scores
 
     @cached_property
     def signals(self) -> dict[str, np.ndarray]:
-        """What is compared throughout."""
+        """Scores that the tables compare."""
         return {
             "MSP": self.baseline("MaximumSequenceProbability"),
             "Perplexity": self.baseline("Perplexity"),
@@ -310,73 +308,76 @@ class Evidence:
         }
 
     @property
-    def controls(self) -> np.ndarray:
+    def free_baselines(self) -> np.ndarray:
         """MSP, mean token entropy and length: the free baselines."""
         free = [self.baseline("MaximumSequenceProbability"), self.baseline("MeanTokenEntropy")]
         return np.column_stack([*free, self.length])
 
-    def tested(self, scores: np.ndarray, correctness: str) -> AddedInformation | None:
-        """Do scores know more of errors than the free baselines? None: too few errors for the
-        folds."""
+    def added(self, scores: np.ndarray, correctness: str) -> AddedInformation | None:
+        """Test whether scores add to the free baselines; None with too few errors for the folds."""
         try:
-            return adds_information(scores, self.controls, self.wrong(correctness), self.clusters)
+            return adds_information(
+                scores, self.free_baselines, self.wrong(correctness), self.clusters
+            )
         except ValueError:
             return None
 
     def beyond_free(self, scores: np.ndarray, correctness: str) -> str:
-        """The same as it is written."""
-        found = self.tested(scores, correctness)
-        return added_text(found) if found else "too few errors"
+        """`added` as text: z (p)."""
+        added = self.added(scores, correctness)
+        return added_text(added) if added else "too few errors"
 
 
 def files_of(folder: Path) -> list[tuple[str, str, str, Path]]:
-    """(model, setting, run, file) of what is complete, in the order of these."""
-    named = [
+    """(model, setting, run, file) of every complete run, in the order of MODELS, SETTINGS, RUNS."""
+    candidates = [
         (m, c, r, folder / m / f"{c}.{r}.parquet") for m in MODELS for c in SETTINGS for r in RUNS
     ]
-    return [one for one in named if one[-1].exists()]
+    return [candidate for candidate in candidates if candidate[-1].exists()]
 
 
 def load(folder: Path) -> list[Evidence]:
     """All complete runs of settings.
 
     Raises:
-        ValueError: a file of the same form with a name that no table would show.
+        ValueError: a file is named after an unknown model, setting or run.
     """
-    found = files_of(folder)
-    unknown = sorted(set(folder.glob("*/*.parquet")) - {file for *_, file in found})
+    files = files_of(folder)
+    unknown = sorted(set(folder.glob("*/*.parquet")) - {file for *_, file in files})
     if unknown:
         raise ValueError(
-            f"{unknown[0]} is named as no model, setting and run that this script knows: see "
-            "MODELS, SETTINGS and RUNS"
+            f"{unknown[0]}: unknown model, setting or run; known are MODELS, SETTINGS and RUNS "
+            f"in {Path(__file__).name}"
         )
     evidence = []
-    for model, setting, run, file in found:
+    for model, setting, run, file in files:
         table = pq.read_table(file)
-        about = json.loads((table.schema.metadata or {}).get(b"run", b"{}"))
-        asked = about.get("data", {}).get("limit")
-        # Scores without masks of their own go by their symbols.
-        own = {n: of["symbol"] for n, of in about.get("methods", {}).items()}
-        short = {f"score {n}": f"score {s}" for n, s in own.items() if s not in METHODS.values()}
+        metadata = json.loads((table.schema.metadata or {}).get(b"run", b"{}"))
+        planned = metadata.get("data", {}).get("limit")
+        # Methods that draw no masks are named by their symbols.
+        symbols = {n: of["symbol"] for n, of in metadata.get("methods", {}).items()}
+        short = {
+            f"score {n}": f"score {s}" for n, s in symbols.items() if s not in METHODS.values()
+        }
         answers = table.to_pandas().rename(columns=short)
-        evidence.append(Evidence(model, setting, run, answers, asked))
-    for own in evidence:
-        if own.run == "sources" and "copied" not in own.answers:
-            for again in others(own, evidence, ("copied",)):
-                own.shared_with(again)
-                own.answers["copied"] = again.answers["copied"]
+        evidence.append(Evidence(model, setting, run, answers, planned))
+    for e in evidence:
+        if e.run == "sources" and "copied" not in e.answers:
+            for copied in runs_like(e, evidence, ("copied",)):
+                e.shared_with(copied)
+                e.answers["copied"] = copied.answers["copied"]
     return evidence
 
 
-def others(own: Evidence, evidence: Iterable[Evidence], runs: Sequence[str]) -> list[Evidence]:
-    """The runs so named of the same setting."""
+def runs_like(like: Evidence, evidence: Iterable[Evidence], runs: Sequence[str]) -> list[Evidence]:
+    """Runs with one of these names, of the same model and setting."""
     return [
-        e for e in evidence if (e.model, e.setting) == (own.model, own.setting) and e.run in runs
+        e for e in evidence if (e.model, e.setting) == (like.model, like.setting) and e.run in runs
     ]
 
 
 def digest(folder: Path) -> str:
-    """What tells the files from others."""
+    """Hash of all files that the tables are made from."""
     more = [file for file in sorted(folder.glob("**/*.csv")) if file.parent.name != TABLES]
     return digest_of([*(file for *_, file in files_of(folder)), *more])
 
@@ -387,20 +388,20 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def labelled(evidence: Iterable[Evidence], correctness: str) -> list[Evidence]:
-    """Settings that can be judged by their own answers."""
-    return [e for e in evidence if e.run in OWN_ANSWERS and e.ranked(correctness)]
+    """Main runs with enough correct and enough wrong answers."""
+    return [e for e in evidence if e.run in MAIN_RUNS and e.ranked(correctness)]
 
 
 class Table(NamedTuple):
-    """Settings as texts, such as "+0.50 [+0.39, +0.60]" or "500 / 237"."""
+    """Numbers as texts, such as "+0.50 [+0.39, +0.60]" or "500 / 237"."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def csv(self) -> str:
-        """The same with one plain number a setting: an interval is three columns, a pair two."""
+        """The table with one number per column: an interval becomes three columns, a pair two."""
         parts = [_split(name, [row[i] for row in self.rows]) for i, name in enumerate(self.columns)]
-        columns = [column for one in parts for column in one]
+        columns = [column for part in parts for column in part]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([name for name, _ in columns])
@@ -422,24 +423,26 @@ _SHAPES = (
 
 
 def _split(name: str, texts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """A column as one or more of plain numbers, where its texts have a known shape."""
+    """Split a column of intervals or pairs into columns of numbers."""
     texts = [text.replace("−", "-") for text in texts]
     if " / " in name:
         before, comma, last = name.rpartition(", ")
         names = last.split(" / ")
         pairs = [text.split(" / ") if text else [""] * len(names) for text in texts]
         columns = zip(names, zip(*pairs, strict=True), strict=True)
-        return [part for own, values in columns for part in _split(before + comma + own, values)]
+        return [part for end, values in columns for part in _split(before + comma + end, values)]
     if name == "answers" and any(" of " in text for text in texts):
         pairs = [text.partition(" of ")[::2] for text in texts]
         return [("answers", [n for n, _ in pairs]), ("planned answers", [n for _, n in pairs])]
     for shape, endings in _SHAPES:
-        found = [shape.fullmatch(text) for text in texts]
-        if any(found):
+        matches = [shape.fullmatch(text) for text in texts]
+        if any(matches):
             columns = []
             for i, ending in enumerate(endings):
-                own = [m[i + 1] if m else "" if i else c for m, c in zip(found, texts, strict=True)]
-                columns.append((name.removesuffix(": z (p)") + ending, [*map(_number, own)]))
+                values = [
+                    m[i + 1] if m else "" if i else c for m, c in zip(matches, texts, strict=True)
+                ]
+                columns.append((name.removesuffix(": z (p)") + ending, [*map(_number, values)]))
             return columns
     if all(re.fullmatch(r"\d+ ?%|", text) for text in texts):
         return [(f"{name} (%)", [text.rstrip(" %") for text in texts])]
@@ -460,14 +463,14 @@ def _number(text: str) -> str:
 def write_tables(
     folder: Path, tables: Mapping[str, Table], old: set[str], check: bool
 ) -> list[str]:
-    """Write tables as CSV files, and delete files of tables that are not made any more.
+    """Write tables as CSV files, and delete files of tables that no longer exist.
 
     Args:
-        old: names of CSV files there are.
+        old: names of the existing CSV files.
         check: change nothing.
 
     Returns:
-        Names of files that differ, or that did.
+        Names of files that changed, or with `check` would change.
     """
     folder.mkdir(exist_ok=True)
     texts = {f"{name.replace(' ', '-')}.csv": t.csv() for name, t in tables.items() if t.rows}
@@ -486,28 +489,28 @@ def write_tables(
 
 
 def made_from(folder: Path) -> dict[str, str]:
-    """Script -> digest of the files that it last made its tables from."""
+    """Script -> hash of the files that it last made its tables from."""
     file = folder / MADE_FROM
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def record(folder: Path, script: str, digest: str, check: bool) -> list[str]:
-    """Write down what tables were made from.
+    """Save the hash of the files that a script made its tables from.
 
     Returns:
-        The file's name, if that was not written there.
+        The name of the record, if it changed.
     """
-    known = made_from(folder)
-    if known.get(script) == digest:
+    recorded = made_from(folder)
+    if recorded.get(script) == digest:
         return []
     if not check:
-        text = json.dumps(dict(sorted((known | {script: digest}).items())), indent=2)
+        text = json.dumps(dict(sorted((recorded | {script: digest}).items())), indent=2)
         (folder / MADE_FROM).write_text(f"{text}\n", encoding="utf-8")
     return [MADE_FROM]
 
 
 def minus(text: str) -> str:
-    """With the sign that is set as wide as a plus."""
+    """With the minus sign that is as wide as a plus."""
     return text.replace("-", "−")
 
 
@@ -517,7 +520,7 @@ def signed(interval: Interval) -> str:
     return minus(f"{interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]")
 
 
-def plain(interval: Interval, digits: int = 2) -> str:
+def unsigned(interval: Interval, digits: int = 2) -> str:
     if np.isnan(interval.low):
         return "undefined" if np.isnan(interval.value) else f"{interval.value:.{digits}f}"
     return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
@@ -531,13 +534,17 @@ def z_text(value: float) -> str:
     return "" if np.isnan(value) else minus(f"{value:+.1f}")
 
 
-def added_text(found: AddedInformation) -> str:
-    return f"{z_text(found.statistic)} ({p_text(found.p_value)})"
+def added_text(added: AddedInformation) -> str:
+    return f"{z_text(added.statistic)} ({p_text(added.p_value)})"
 
 
 def share(values: np.ndarray) -> str:
     return f"{np.mean(values):.0%}"
 
 
-def correlation(one: np.ndarray, other: np.ndarray) -> str:
-    return minus(f"{rank_correlation(one, other):+.2f}") if np.ptp(one) and np.ptp(other) else "–"
+def correlation(first: np.ndarray, second: np.ndarray) -> str:
+    return (
+        minus(f"{rank_correlation(first, second):+.2f}")
+        if np.ptp(first) and np.ptp(second)
+        else "–"
+    )

@@ -18,9 +18,9 @@ SIGNIFICANT = 1.96
 """|z| of two-sided p = .05."""
 
 
-def draw_forest(found: Table) -> Figure:
+def draw_forest(table: Table) -> Figure:
     """A row a setting: PRR with 95 % intervals, and z of the generalised covariance measure."""
-    rows = pd.read_csv(io.StringIO(found.csv()))
+    rows = pd.read_csv(io.StringIO(table.csv()))
     heights = [-float(i) for i in range(len(rows))]
     with rc_context(figures.STYLE | {"font.size": 8, "axes.titlesize": 8}):
         figure = Figure(figsize=(7.2, 0.32 * len(rows) + 1.2), layout="constrained")
@@ -35,7 +35,7 @@ def draw_forest(found: Table) -> Figure:
         left.set_xlabel("PRR with 95 % intervals")
         left.set_yticks(heights, rows["setting"])
         left.tick_params(axis="y", length=0)
-        # Text where there are too few errors.
+        # The column holds a text where there are too few errors.
         z = pd.to_numeric(rows["gain beyond free baselines, Sem-ASMI, z"], errors="coerce")
         right.axvspan(-SIGNIFICANT, SIGNIFICANT, color=figures.GREY, alpha=0.2, linewidth=0)
         right.axvline(0, color=figures.GREY, linewidth=0.8)

@@ -1,11 +1,11 @@
-"""Keep of finished runs what the pages of evidence are made from: a small table of answers each.
+"""Extract from finished runs the small tables of answers that the results pages are made from.
 
     python scripts/evidence/keep.py RUN OUT.parquet     # of one run
     python scripts/evidence/keep.py SHARDS OUT.parquet  # of a folder of such tables, 0.parquet, ...
-    python scripts/evidence/keep.py RUN OUT.parquet --before xquad.en.json  # what was right then
+    python scripts/evidence/keep.py RUN OUT.parquet --before xquad.en.json  # if passages changed
 
-One row an answer: id, cluster, quality, sequence-level scores, and per token what a score is made
-of. No prompt, answer or reference is kept, so the licence of a data set does not matter.
+One row per answer: id, cluster, correctness labels, sequence-level scores and per-token statistics.
+No prompt, answer or gold answer is kept, so the licence of a data set does not matter.
 """
 
 import json
@@ -35,26 +35,26 @@ CORRECTNESS_LABELS: dict[str, Labelling] = {
     "TokenRecall": token_recall,
 }
 DEPTH_FREE = ("asmi_entropy", "asmi_log_likelihood")
-OF_TOKENS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_source_")
-"""Statistics kept for every token, whatever depth or source they end in."""
+TOKEN_STATISTICS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_source_")
+"""Prefixes of the statistics kept for every token, at every depth and source."""
 BEFORE = "ReferenceBefore"
-"""Whether an answer holds what was right before the passage was changed."""
+"""Column: whether an answer contains the gold answer of the original passage."""
 
 
 def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     """A row per answer; statistics of tokens are lists of float32.
 
     Args:
-        before: questions in SQuAD's layout, as they were before their passages were changed.
+        before: SQuAD-format file of the questions with their original passages.
     """
     rows = run.recorded("rows")
     texts, targets = run.stats["greedy_texts"], run.stats["target_texts"]
     kept: dict[str, Any] = {"id": rows["ids"], "cluster": rows["clusters"]}
     kept |= _labelled(texts, targets, CORRECTNESS_LABELS)
     if before is not None:
-        was = {question.id: question.answer for question in read_squad(before)}
-        asked = zip(texts, rows["ids"], strict=True)
-        kept[BEFORE] = [reference_in_answer(text, was[own]) for text, own in asked]
+        originals = {question.id: question.answer for question in read_squad(before)}
+        pairs = zip(texts, rows["ids"], strict=True)
+        kept[BEFORE] = [reference_in_answer(text, originals[row_id]) for text, row_id in pairs]
     kept |= {
         f"quality {name}": run.quality[name]
         for name in run.quality
@@ -63,20 +63,20 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     kept["words"] = [len(words(text)) for text in texts]
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
     kept["closing"] = run.stats["asmi_closing"]
-    kept |= _of_first_sentences(run)
+    kept |= _first_sentences(run)
     if regex := run.recorded("config").get("data", {}).get("context_regex"):
-        saved = (run.stats[name] for name in ("input_texts", "asmi_tokens", "asmi_token_texts"))
+        columns = (run.stats[name] for name in ("input_texts", "asmi_tokens", "asmi_token_texts"))
         kept["copied"] = [
             copied([written[token] for token in tokens.tolist()], prompt, regex)
-            for prompt, tokens, written in zip(*saved, strict=True)
+            for prompt, tokens, written in zip(*columns, strict=True)
         ]
     kept |= {f"score {name}": run.scores[name] for name in run.scores}
-    for name, values in sorted(run.stats.items()):  # the runner's own order varies
-        if name in DEPTH_FREE or name.startswith(OF_TOKENS):
-            kept[name] = [np.asarray(own, dtype=np.float32) for own in values]
+    for name, values in sorted(run.stats.items()):  # their order varies between runs
+        if name in DEPTH_FREE or name.startswith(TOKEN_STATISTICS):
+            kept[name] = [np.asarray(tokens, dtype=np.float32) for tokens in values]
         elif name.startswith("asmi_top_token"):
             # Share of the masks that agree with most of them on the most likely token.
-            kept[name.replace("top_token", "majority")] = [_majority(own) for own in values]
+            kept[name.replace("top_token", "majority")] = [_majority(top) for top in values]
         elif name.startswith("asmi_kl"):
             kept |= _heads_of(run, name)
         elif name.startswith("seconds_") or name == "asmi_seconds":
@@ -93,14 +93,13 @@ def _labelled(
         (text, [t] if isinstance(t, str) else t) for text, t in zip(texts, targets, strict=True)
     ]
     return {
-        name: [max(correctness(text, wanted) for wanted in accepted) for text, accepted in pairs]
+        name: [max(correctness(text, gold) for gold in accepted) for text, accepted in pairs]
         for name, correctness in correctness_labels.items()
     }
 
 
 def first_sentence(text: str, tokens: Sequence[str]) -> tuple[str, int]:
-    """An answer's first sentence, and how many of its tokens reach into it: all, if it is the only
-    one.
+    """An answer's first sentence, and how many of its tokens overlap it.
 
     Args:
         tokens: texts of the answer's tokens.
@@ -112,52 +111,52 @@ def first_sentence(text: str, tokens: Sequence[str]) -> tuple[str, int]:
     return text[:end], sum(start < end for start in accumulate(map(len, tokens[:-1]), initial=0))
 
 
-def _of_first_sentences(run: Run) -> dict[str, list[float]]:
-    """Their tokens, and what the correctness labels would say of them alone."""
-    saved = (run.stats[name] for name in ("greedy_texts", "asmi_tokens", "asmi_token_texts"))
-    found = [
+def _first_sentences(run: Run) -> dict[str, list[float]]:
+    """Token counts and correctness labels of the first sentences."""
+    columns = (run.stats[name] for name in ("greedy_texts", "asmi_tokens", "asmi_token_texts"))
+    sentences = [
         first_sentence(text, [written[token] for token in tokens.tolist()])
-        for text, tokens, written in zip(*saved, strict=True)
+        for text, tokens, written in zip(*columns, strict=True)
     ]
     correctness_labels = {"ReferenceInAnswer": reference_in_answer}
     if "Rouge_rougeL" in run.quality:
         correctness_labels["quality Rouge_rougeL"] = _rouge
     qualities = _labelled(
-        [text for text, _ in found], run.stats["target_texts"], correctness_labels
+        [text for text, _ in sentences], run.stats["target_texts"], correctness_labels
     )
-    own = {f"{name}, first sentence": values for name, values in qualities.items()}
-    return {"first_sentence": [tokens for _, tokens in found], **own}
+    labels = {f"{name}, first sentence": values for name, values in qualities.items()}
+    return {"first_sentence": [tokens for _, tokens in sentences], **labels}
 
 
 def _rouge(answer: str, reference: str) -> float:
-    """LM-Polygraph's, of texts normalised as the shipped configs do."""
-    said, wanted = (" ".join(words(text)) for text in (answer, reference))
-    return float(RougeMetric("rougeL")({"greedy_texts": [said]}, [wanted])[0])
+    """LM-Polygraph's ROUGE-L of texts that are normalised as in the shipped configs."""
+    prediction, gold = (" ".join(words(text)) for text in (answer, reference))
+    return float(RougeMetric("rougeL")({"greedy_texts": [prediction]}, [gold])[0])
 
 
 def copied(tokens: Sequence[str], prompt: str, regex: str) -> np.ndarray:
-    """(T,) whether a token goes on as the passage does: it stands there behind the one before it.
+    """(T,) whether the passage contains a token directly after the token before it.
 
-    Of the first token, whether it stands there at all. None of them does where there is no passage.
+    For the first token, whether the passage contains it. Without a passage, all are False.
 
     Args:
         tokens: texts of the answer's tokens.
         regex: its first group is the passage in the prompt.
     """
-    place = matched(regex, prompt)
-    passage = prompt[slice(*place)] if place else ""
+    span = matched(regex, prompt)
+    passage = prompt[slice(*span)] if span else ""
     pieces = [tokens[0], *map("".join, pairwise(tokens))]
-    # A space in front is the tokenizer's, and may be none in the passage.
+    # The tokenizer may add a leading space that the passage lacks.
     return np.array([piece.lstrip() != "" and piece.lstrip() in passage for piece in pieces])
 
 
 def _majority(top_tokens: np.ndarray) -> np.ndarray:
-    counts = [np.unique(own, return_counts=True)[1] for own in np.asarray(top_tokens).T]
-    return np.array([found.max() / found.sum() for found in counts], dtype=np.float32)
+    counts = [np.unique(tokens, return_counts=True)[1] for tokens in np.asarray(top_tokens).T]
+    return np.array([count.max() / count.sum() for count in counts], dtype=np.float32)
 
 
 def _heads_of(run: Run, name: str) -> dict[str, list[np.ndarray]]:
-    """Per token, how few heads carry its disagreement; the masks themselves are large."""
+    """Per token, how concentrated its disagreement is on few heads; masks are too large to keep."""
     depth = name.removeprefix("asmi_kl")
     saved = (run.stats[stat + depth] for stat in ("asmi_kl", "asmi_masks", "asmi_mask_seed"))
     nulls = [
@@ -173,14 +172,14 @@ def table_of(run: Run, before: Path | None = None) -> pa.Table:
     """The answers, with the settings in the metadata."""
     table = pa.Table.from_pandas(answers_of(run, before), preserve_index=False)
     data = {k: v for k, v in run.recorded("config").get("data", {}).items() if k != "source"}
-    about = {
+    metadata = {
         "settings": {n: v[0] for n, v in run.stats.items() if n.startswith("asmi_settings")},
         "methods": run.described,
         "dataset": run.recorded("dataset").get("name"),
         "data": data,
         "packages": run.recorded("packages"),
     }
-    return table.replace_schema_metadata({"run": json.dumps(about, default=str)})
+    return table.replace_schema_metadata({"run": json.dumps(metadata, default=str)})
 
 
 def _joined(tables: Iterable[pa.Table]) -> pa.Table:
@@ -194,7 +193,7 @@ def _joined(tables: Iterable[pa.Table]) -> pa.Table:
 @click.option(
     "--before",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The questions as they were, of a run whose passages say something else.",
+    help="SQuAD-format file of the original questions, if the run's passages were changed.",
 )
 def main(run: Path, out: Path, before: Path | None) -> None:
     shards = sorted(run.glob("*.parquet"), key=lambda file: int(file.stem))

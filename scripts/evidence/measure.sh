@@ -8,23 +8,23 @@
 # `smollm2`. DATA holds xquad.en.json and babi_qa1_test.txt (bAbI task 1, English 1K, test). Under
 # OUT, runs/ is large and can be thrown away, shards/SETTING/RUN/ has a table of each finished shard, and
 # SETTING.RUN.parquet all of them: what the pages of evidence are made from (scripts/evidence/keep.py). A
-# finished shard is not run again, a cut off one goes on where its result_cache ends. ROWS=200 asks fewer
-# rows of every setting, SHARDS=20 makes shards smaller, SHARD=3 runs that one alone: on a machine of
-# its own, or as a part of the rows where hours are few.
-# RUNS names what is scored: `sources` (ASMI by source, and what costs no further pass; the first
-# run, whose answers the others take), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
+# finished shard is not run again; an interrupted one resumes from its result cache. ROWS=200 runs fewer
+# rows of every setting, SHARDS=20 makes shards smaller, SHARD=3 runs only that one: on a machine of
+# its own, or to save time.
+# RUNS names what is scored: `sources` (ASMI by source, and scores without further passes; the first
+# run, whose answers the others score), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
 # `scope_all` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
-# (masks that take every head as often), `heads` (300 masks, two depths), and the control conditions of the
+# (masks that mask every head equally often), `heads` (300 masks, two depths), and the control conditions of the
 # perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
-# scales are found on other rows and kept in SETTING.scales.json. Two answer anew: `deeper` (70 and 90 %,
-# docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens stand in the passage:
-# `sources` keeps that as well, but did not always). `tables` comes last: all shards joined, the
+# scales are matched on other rows and kept in SETTING.scales.json. Two generate new answers: `deeper` (70 and 90 %,
+# docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens are in the passage:
+# `sources` keeps that as well, but did not always). Run `tables` last: all shards joined, the
 # causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
 # SETTING.tables/.
 #
 # --paper runs the shipped configs of the paper's 16 settings, or those named, on a machine with a GPU
 # and a hub: OUT/BACKBONE/BENCHMARK.benchmark.parquet, shards and runs beside it. It stops at the
-# first setting that fails, such as a gated model; name the others to go on without it.
+# first setting that fails, such as a gated model; name the others to continue without it.
 #
 # Arguments after -- go to every run, as Hydra overrides: -- nli_path=FOLDER.
 set -euo pipefail
@@ -104,7 +104,7 @@ esac
 unseen="data.except_limit=150" # rows of docs/evidence/source-plan.md
 squad="data.source=$data/xquad.en.json $unseen"
 few_shot="data.prompt_style=demo" # 4-shot
-# Through the model's chat template, where answers are sentences: with a higher limit of tokens.
+# With the model's chat template, answers are sentences: a higher limit of tokens.
 chat="instruct=true max_new_tokens=40"
 
 # Overrides of a setting: data set and prompt.
@@ -128,7 +128,7 @@ setting() {
   esac
 }
 
-# The same questions with passages that say something else (scripts/build_counterfactual.py).
+# The same questions with changed passages (scripts/build_counterfactual.py).
 passages() {
   local style=paper change=answer
   [[ $1 == *-few-shot ]] && style=demo
@@ -137,11 +137,11 @@ passages() {
     --change "$change" --prompt-style "$style" --except-limit 150
 }
 
-# Scales of a setting's control conditions, found once, on rows that no shard asks.
+# Scales of a setting's control conditions, matched once, on rows of no shard.
 scales() {
   local spare=$out/runs/$1/held-out rest
   [ -e "$out/$1.scales.json" ] && return
-  case $1 in # the 150 that `unseen` leaves out; those that a setting's own limit does
+  case $1 in # the 150 rows that `unseen` leaves out; rows after the setting's limit
     xquad* | closed-book*) rest=(data.except_limit=null data.limit=150 data.num_shards=8) ;;
     *) rest=("data.except_limit=$(setting "$1" | sed 's/.*limit=//')" data.limit=20) ;;
   esac
@@ -155,7 +155,7 @@ scales() {
 # Joined shards of a setting, probed and reported.
 tables() {
   local joined=$out/runs/$1/joined kind runs=()
-  rm -rf "$joined" # made of finished shards alone, and of more of them each time
+  rm -rf "$joined" # made of the finished shards, more of them each time
   for kind in sources pseudo_heads foreign isotropic mlp mlp_noise heads; do
     compgen -G "$out/runs/$1/$kind/*/ue_manager_seed1" >/dev/null || continue
     polygraph_asmi merge "$out/runs/$1/$kind"/*/ --out "$joined/$kind"
@@ -165,7 +165,7 @@ tables() {
     polygraph_asmi experiments probe "$joined/heads" "${named[@]}" --tokens "${TOKENS:-200}" --result-cache "$out/result_cache"
   fi
   polygraph_asmi report "${runs[@]}" --out "$out/$1.tables"
-  for kind in causal_probe causal_differences; do # what the page on heads is made of
+  for kind in causal_probe causal_differences; do # for the page on heads
     [ ! -e "$out/$1.tables/tables/$kind.csv" ] || cp "$out/$1.tables/tables/$kind.csv" "$out/$1.$kind.csv"
   done
 }
@@ -186,7 +186,7 @@ for name in "${asked[@]:-xquad}"; do
       case $kind in
         sources) options_of_run=(estimators=asmi_context output_attentions=false
           "asmi.sources=[all,context]" asmi.without_context=true) ;;
-        baselines) options_of_run=() ;; # RAUQ reads attention as the answer is made: made again
+        baselines) options_of_run=() ;; # RAUQ reads attention during generation: new answers
         sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
         scope_all) options_of_run=("$again" "${lean[@]}" asmi.scope=all) ;;
         paper) options_of_run=("$again" "${lean[@]}" asmi.{mask_rate=0.15,num_masks=40}) ;;

@@ -5,19 +5,18 @@
 
 The text of the pages is written by hand. The files, docs/evidence/MODEL/SETTING.RUN.parquet, are
 made by measure.sh when a setting is complete; single shards are never read. `--check --quick`
-computes nothing: it compares what tables/made-from.json says the tables were made from with the
-files.
+computes nothing: it compares the hash in tables/made-from.json with that of the files.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 import click
-from changed import TABLES as OF_CHANGED
+from changed import TABLES as CHANGED_TABLES
 from evidence import CHANGED, TABLES, Evidence, Table, digest, load, made_from, record, write_tables
 from forest import draw_forest
 from PIL import Image
-from tables import TABLES as OF_SETTINGS
+from tables import TABLES as SETTING_TABLES
 
 from lm_polygraph_asmi.report import figures
 
@@ -26,32 +25,32 @@ SCRIPT = "pages.py"
 FIGURES: dict[str, tuple[str, Callable[[Table], figures.Figure]]] = {
     "forest.png": ("glance contains", draw_forest)
 }
-"""Name of a file beside the evidence -> the table that it is drawn from, and how."""
+"""File in docs/evidence -> the table that it is drawn from, and the function that draws it."""
 
 
-def made(evidence: list[Evidence]) -> dict[str, Table]:
+def all_tables(evidence: list[Evidence]) -> dict[str, Table]:
     """Every table by its name."""
     unchanged = [e for e in evidence if e.setting not in CHANGED]
-    tables = {name: make(unchanged) for name, make in OF_SETTINGS.items()}
-    return tables | {name: make(evidence) for name, make in OF_CHANGED.items()}
+    tables = {name: make(unchanged) for name, make in SETTING_TABLES.items()}
+    return tables | {name: make(evidence) for name, make in CHANGED_TABLES.items()}
 
 
 def update_figures(folder: Path, tables: dict[str, Table], check: bool) -> list[str]:
-    """Draw the figures; a figure's description is the table that it was drawn from.
+    """Draw the figures whose description is no longer the table that they are drawn from.
 
     Returns:
-        Names of those that were, or with `check` would be, drawn again.
+        Names of the figures that changed, or with `check` would change.
     """
     stale = []
     for name, (source, draw) in FIGURES.items():
-        file, found = folder / name, tables[source]
-        if not found.rows:
+        file, table = folder / name, tables[source]
+        if not table.rows:
             continue
-        if file.exists() and Image.open(file).info.get("Description") == found.csv():
+        if file.exists() and Image.open(file).info.get("Description") == table.csv():
             continue
         stale.append(name)
         if not check:
-            figures.save(draw(found), file, found.csv())
+            figures.save(draw(table), file, table.csv())
     return stale
 
 
@@ -61,16 +60,16 @@ def update_figures(folder: Path, tables: dict[str, Table], check: bool) -> list[
 def main(check: bool, quick: bool) -> None:
     evidence = DOCS / "evidence"
     folder = evidence / TABLES
-    now = digest(evidence)
+    current = digest(evidence)
     try:
         if check and quick:
-            stale = [] if made_from(folder).get(SCRIPT) == now else [TABLES]
+            stale = [] if made_from(folder).get(SCRIPT) == current else [TABLES]
         else:
-            tables = made(load(evidence))
+            tables = all_tables(load(evidence))
             old = {f.name for f in folder.glob("*.csv") if not f.name.startswith("profile-")}
             stale = write_tables(folder, tables, old, check)
             stale += update_figures(evidence, tables, check)
-            stale += record(folder, SCRIPT, now, check)
+            stale += record(folder, SCRIPT, current, check)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")

@@ -47,13 +47,13 @@ RESAMPLES, SEED, REPEATS, FOLDS = 10_000, 20260711, 10, 5
 STRENGTH, PROBE_STRENGTH = 0.05, 0.01
 COMPONENTS = 32
 SHUFFLES = 20
-LOOKED_AT = ("depths", "again")
+EARLIER_RUNS = ("depths", "again")
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 """Of bAbI task 1."""
 
 
 class Fresh(NamedTuple):
-    """A setting: its name, the training answers' files, and the depths that these have."""
+    """A setting of fresh answers: its name, that of the training answers, and their depths."""
 
     model: str
     name: str
@@ -81,7 +81,7 @@ class Answers:
     depths: tuple[int, ...]
 
     def tokens(self, name: str) -> list[np.ndarray]:
-        return [np.asarray(own, dtype=float) for own in self.rows[name]]
+        return [np.asarray(values, dtype=float) for values in self.rows[name]]
 
     def wrong(self, label: str) -> np.ndarray:
         column = LABELS[label]
@@ -102,7 +102,7 @@ class Answers:
         return np.column_stack([rows, self.rows["prompt_tokens"].to_numpy(float)])
 
     def fragility(self, prefix: str = "") -> np.ndarray:
-        """13 features a depth; `prefix` "mlp " for those of masked MLP inputs."""
+        """13 features per depth; `prefix` "mlp " selects those of masked MLP inputs."""
         return np.hstack([self._at_depth(depth, prefix) for depth in self.depths])
 
     def _at_depth(self, depth: int, prefix: str) -> np.ndarray:
@@ -118,22 +118,22 @@ class Answers:
 
     @cached_property
     def early(self) -> np.ndarray:
-        """Log-likelihood and entropy as the masked layers would have it, 8 a depth."""
+        """Features of log-likelihood and entropy read out after the masked layers, 8 per depth."""
         parts = []
         for depth in self.depths:
-            chosen = self.tokens(f"early_log_likelihood_d{depth}")
+            log_likelihood = self.tokens(f"early_log_likelihood_d{depth}")
             entropy = self.tokens(f"early_entropy_d{depth}")
             parts.append(
                 [
                     [ll.mean(), ll.min(), ll.sum(), ll[0], h.mean(), h.max(), h.sum(), h[0]]
-                    for ll, h in zip(chosen, entropy, strict=True)
+                    for ll, h in zip(log_likelihood, entropy, strict=True)
                 ]
             )
         return np.hstack(parts)
 
     @property
-    def said(self) -> np.ndarray:
-        """Which of the places was said, one column each; the last is anything else."""
+    def named_place(self) -> np.ndarray:
+        """One-hot place that the answer names; the last column is any other answer."""
         return np.eye(len(PLACES) + 1)[self.rows["place"]]
 
     @property
@@ -142,39 +142,39 @@ class Answers:
 
     @property
     def heads(self) -> np.ndarray:
-        """What a mask of each head changes in the answer's log-probability, head by head."""
+        """Effect of masking each head on the answer's log-probability."""
         return np.hstack(
             [np.vstack(self.rows[f"asmi_head_effects_d{depth}"]) for depth in self.depths]
         )
 
 
-def fresh(setting: Fresh) -> Answers | None:
+def fresh_answers(setting: Fresh) -> Answers | None:
     file = EVIDENCE / "profile" / setting.model / f"{setting.name}.parquet"
     return Answers(pd.read_parquet(file), setting.depths) if file.exists() else None
 
 
-def trained(setting: Fresh) -> Answers:
-    """The training answers that the plan counts; on bAbI, questions on one story share a cluster.
+def training_answers(setting: Fresh) -> Answers:
+    """The training answers of the plan; on bAbI, questions on one story share a cluster.
 
-    With three depths: without those that earlier runs had scored at other depths.
+    With three depths, answers that earlier runs had scored at other depths are left out.
     """
     rows = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.sources.parquet")
     if len(setting.depths) > 1:
-        for run in LOOKED_AT:
+        for run in EARLIER_RUNS:
             file = EVIDENCE / setting.model / f"{setting.trained_on}.{run}.parquet"
             if file.exists():
-                seen = pd.read_parquet(file, columns=["id"])["id"]
-                rows = rows[~rows["id"].isin(seen)]
-        more = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.deeper.parquet")
-        new = [name for name in more if "_d70" in name or "_d90" in name]
-        rows = rows.merge(more[["id", *new]], on="id")
+                scored = pd.read_parquet(file, columns=["id"])["id"]
+                rows = rows[~rows["id"].isin(scored)]
+        deeper = pd.read_parquet(EVIDENCE / setting.model / f"{setting.trained_on}.deeper.parquet")
+        new_columns = [name for name in deeper if "_d70" in name or "_d90" in name]
+        rows = rows.merge(deeper[["id", *new_columns]], on="id")
     if setting.name == "babi":
-        rows["cluster"] = [f"story {int(own.split(':')[1]) // 5}" for own in rows["id"]]
+        rows["cluster"] = [f"story {int(row_id.split(':')[1]) // 5}" for row_id in rows["id"]]
     return Answers(rows, setting.depths)
 
 
 def fitted(features: np.ndarray, wrong: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Logit of an error, learned from labelled answers."""
+    """Function that predicts the logit of an error, fitted to labelled answers."""
     scale = QuantileTransformer(
         n_quantiles=min(100, len(features)), output_distribution="normal", random_state=0
     )
@@ -214,25 +214,25 @@ def out_of_fold(
     learner: Learner = fitted,
     seed: int = SEED,
 ) -> np.ndarray:
-    """(n,) mean logit of models that did not see a row's cluster.
+    """(n,) mean logit of models trained without a row's cluster.
 
     Args:
         hidden: adds the logit of a probe on these states as one feature, itself out of fold.
     """
-    found = np.zeros(len(wrong))
+    logits = np.zeros(len(wrong))
     for folds in folds_of(clusters, repeats, seed):
         for fold in range(FOLDS):
             train, test = folds != fold, folds == fold
-            own, other = features[train], features[test]
+            x_train, x_test = features[train], features[test]
             if hidden is not None:
                 inner = [c for c, chosen in zip(clusters, train, strict=True) if chosen]
-                known = out_of_fold(
+                probe_logits = out_of_fold(
                     hidden[train], wrong[train], inner, repeats=1, learner=probe, seed=seed
                 )
-                own = np.column_stack([own, known])
-                other = np.column_stack([other, probe(hidden[train], wrong[train])(hidden[test])])
-            found[test] += learner(own, wrong[train])(other)
-    return found / repeats
+                x_train = np.column_stack([x_train, probe_logits])
+                x_test = np.column_stack([x_test, probe(hidden[train], wrong[train])(hidden[test])])
+            logits[test] += learner(x_train, wrong[train])(x_test)
+    return logits / repeats
 
 
 class Gain(NamedTuple):
@@ -240,8 +240,8 @@ class Gain(NamedTuple):
 
     Attributes:
         first, second: AUROC.
-        auroc, prr, log_loss: second minus first; of log loss first minus second, so that higher is
-            better everywhere.
+        auroc, prr, log_loss: second minus first; log loss first minus second, so that higher is
+            always better.
         p: two-sided, of `auroc`.
     """
 
@@ -253,8 +253,8 @@ class Gain(NamedTuple):
     p: float
 
 
-def gain(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: list[str]) -> Gain:
-    """Paired over resampled clusters."""
+def compare(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: list[str]) -> Gain:
+    """Compare two models, paired over resampled clusters."""
     losses = [np.logaddexp(0, np.where(wrong, -score, score)) for score in (first, second)]
     areas = [BootstrapAUROC(score, wrong) for score in (first, second)]
     drawn_area, drawn_loss = [], []
@@ -275,11 +275,11 @@ def gain(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: lis
 
 
 def primary(train: Answers, test: Answers, label: str) -> Gain:
-    """Trained on answers whose labels were seen, tested on fresh ones."""
+    """Gain of fragility features; trained on the training answers, tested on fresh ones."""
     wrong = train.wrong(label)
     logits = [
-        fitted(own, wrong)(other)
-        for own, other in (
+        fitted(x_train, wrong)(x_test)
+        for x_train, x_test in (
             (train.free, test.free),
             (
                 np.hstack([train.free, train.fragility()]),
@@ -287,12 +287,12 @@ def primary(train: Answers, test: Answers, label: str) -> Gain:
             ),
         )
     ]
-    return gain(*logits, test.wrong(label), test.clusters)
+    return compare(*logits, test.wrong(label), test.clusters)
 
 
-def _pairs() -> list[tuple[Fresh, Answers]]:
-    found = [(setting, fresh(setting)) for setting in SETTINGS]
-    return [(setting, answers) for setting, answers in found if answers is not None]
+def collected() -> list[tuple[Fresh, Answers]]:
+    pairs = [(setting, fresh_answers(setting)) for setting in SETTINGS]
+    return [(setting, answers) for setting, answers in pairs if answers is not None]
 
 
 def _name(setting: Fresh) -> str:
@@ -300,23 +300,23 @@ def _name(setting: Fresh) -> str:
 
 
 def primary_table() -> Table:
-    rows, found = [], {}
-    for setting, test in _pairs():
+    rows, gains = [], {}
+    for setting, test in collected():
         for label in LABELS:
-            found[setting, label] = primary(trained(setting), test, label)
+            gains[setting, label] = primary(training_answers(setting), test, label)
     adjusted = {}
     for label in LABELS:
-        keys = [key for key in found if key[1] == label]
-        values = multipletests([found[key].p for key in keys], method="holm")[1]
+        keys = [key for key in gains if key[1] == label]
+        values = multipletests([gains[key].p for key in keys], method="holm")[1]
         adjusted |= dict(zip(keys, values, strict=True))
-    for setting, test in _pairs():
+    for setting, test in collected():
         for label in LABELS:
-            own, wrong = found[setting, label], test.wrong(label)
+            gain, wrong = gains[setting, label], test.wrong(label)
             rows.append(
                 [_name(setting), label, f"{len(wrong)} / {len(set(test.clusters))}",
-                 str(int(wrong.sum())), f"{own.first:.3f}", f"{own.second:.3f}",
-                 signed(own.auroc), p_text(adjusted[setting, label]), signed(own.log_loss),
-                 signed(own.prr)]
+                 str(int(wrong.sum())), f"{gain.first:.3f}", f"{gain.second:.3f}",
+                 signed(gain.auroc), p_text(adjusted[setting, label]), signed(gain.log_loss),
+                 signed(gain.prr)]
             )  # fmt: skip
     columns = [
         "setting", "correctness label", "answers / clusters", "wrong", "AUROC of free features",
@@ -329,22 +329,22 @@ def primary_table() -> Table:
 def transfer_table() -> Table:
     """Trained on the same model's other data set."""
     rows = []
-    for setting, test in _pairs():
+    for setting, test in collected():
         for other in SETTINGS:
             if other.model == setting.model and other.name != setting.name:
                 depths = min(setting.depths, other.depths, key=len)
-                train = Answers(trained(other).rows, depths)
-                own = primary(train, Answers(test.rows, depths), "contains")
+                train = Answers(training_answers(other).rows, depths)
+                gain = primary(train, Answers(test.rows, depths), "contains")
                 rows.append(
-                    [_name(setting), other.prompt, f"{own.first:.3f}", f"{own.second:.3f}",
-                     signed(own.auroc)]
+                    [_name(setting), other.prompt, f"{gain.first:.3f}", f"{gain.second:.3f}",
+                     signed(gain.auroc)]
                 )  # fmt: skip
     columns = ["AUROC of free features", "AUROC of free + fragility features", "gain of AUROC"]
     return table(["tested on", "trained on", *columns], rows)
 
 
 def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[str, Gain]]:
-    """Gains within the fresh answers, out of fold."""
+    """Gains in cross-validation within the fresh answers."""
     wrong, clusters = test.wrong(label), test.clusters
     free, fragility, hidden = test.free, test.fragility(), test.hidden
 
@@ -352,15 +352,15 @@ def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[s
         return out_of_fold(np.hstack(parts), wrong, clusters, states)
 
     def against(first: np.ndarray, second: np.ndarray) -> Gain:
-        return gain(first, second, wrong, clusters)
+        return compare(first, second, wrong, clusters)
 
     base, both = score(free), score(free, fragility)
     yield "fragility beyond free", against(base, both)
     if "place" in test.rows:
-        said = test.said
+        place = test.named_place
         yield (
             "fragility beyond free and the answer itself (a)",
-            against(score(free, said), score(free, said, fragility)),
+            against(score(free, place), score(free, place, fragility)),
         )
     probed = score(free, states=hidden)
     everything = score(free, fragility, states=hidden)
@@ -387,19 +387,19 @@ def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[s
     )
     if mlp is not None:
         same = Answers(test.rows.set_index("id").loc[mlp.rows["id"]].reset_index(), test.depths)
-        errors, own = same.wrong(label), same.clusters
+        errors = same.wrong(label)
         models = [
-            out_of_fold(np.hstack(parts), errors, own)
+            out_of_fold(np.hstack(parts), errors, same.clusters)
             for parts in (
                 [same.free],
                 [same.free, same.fragility()],
                 [same.free, mlp.fragility("mlp ")],
             )
         ]
-        rows = f"on {len(errors)} answers"
-        yield f"fragility beyond free, {rows} (c)", gain(models[0], models[1], errors, own)
-        yield f"MLP inputs beyond free, {rows} (c)", gain(models[0], models[2], errors, own)
-    yield "single heads beyond free, sparse", gain(
+        for added, logits in (("fragility", models[1]), ("MLP inputs", models[2])):
+            name = f"{added} beyond free, on {len(errors)} answers (c)"
+            yield name, compare(models[0], logits, errors, same.clusters)
+    yield "single heads beyond free, sparse", compare(
         base, out_of_fold(np.hstack([free, test.heads]), wrong, clusters, learner=sparse),
         wrong, clusters,
     )  # fmt: skip
@@ -407,18 +407,19 @@ def controls(test: Answers, label: str, mlp: Answers | None) -> Iterator[tuple[s
 
 def controls_table() -> Table:
     rows = []
-    for setting, test in _pairs():
+    for setting, test in collected():
         file = EVIDENCE / "profile" / setting.model / f"{setting.name}.mlp.parquet"
         mlp = Answers(pd.read_parquet(file), setting.depths) if file.exists() else None
-        for name, own in controls(test, "contains", mlp):
+        for name, gain in controls(test, "contains", mlp):
             rows.append(
-                [_name(setting), name, f"{own.first:.3f}", f"{own.second:.3f}", signed(own.auroc)]
-            )
+                [_name(setting), name, f"{gain.first:.3f}", f"{gain.second:.3f}",
+                 signed(gain.auroc)]
+            )  # fmt: skip
     columns = ["setting", "what is added", "AUROC without it", "AUROC with it", "gain of AUROC"]
     return table(columns, rows)
 
 
-MADE: dict[str, Callable[[], Table]] = {
+TABLE_MAKERS: dict[str, Callable[[], Table]] = {
     "profile primary": primary_table,
     "profile transfer": transfer_table,
     "profile controls": controls_table,
@@ -426,12 +427,12 @@ MADE: dict[str, Callable[[], Table]] = {
 
 
 def read_files() -> list[Path]:
-    """What the tables are made from: fresh answers, and those that were trained on."""
-    found = sorted((EVIDENCE / "profile").glob("*/*.parquet"))
+    """Files that the tables are made from: fresh answers and training answers."""
+    files = sorted((EVIDENCE / "profile").glob("*/*.parquet"))
     for setting in SETTINGS:
-        for run in ("sources", "deeper", *LOOKED_AT):
-            found.append(EVIDENCE / setting.model / f"{setting.trained_on}.{run}.parquet")
-    return [file for file in dict.fromkeys(found) if file.exists()]
+        for run in ("sources", "deeper", *EARLIER_RUNS):
+            files.append(EVIDENCE / setting.model / f"{setting.trained_on}.{run}.parquet")
+    return [file for file in dict.fromkeys(files) if file.exists()]
 
 
 @click.group(help=__doc__)
@@ -443,7 +444,7 @@ def main() -> None:
 @click.argument("lines", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 def keep(lines: Path, out: Path) -> None:
-    """A small table of collected answers."""
+    """Save a small table of collected answers."""
     rows = pd.DataFrame([json.loads(line) for line in lines.open()])
     if lines.suffixes[-2:] == [".mlp", ".jsonl"]:
         rows = rows[["id", *(c for c in rows if c.startswith("mlp asmi_") and "settings" not in c)]]
@@ -459,8 +460,8 @@ def keep(lines: Path, out: Path) -> None:
         rows["hidden"] = list(reduced.astype(np.float32))
         settings = [name for name in rows if "settings" in name]
         rows = rows.drop(columns=["answer", *settings, *rows.filter(like="hidden_").columns])
-    for name in rows.columns[[isinstance(own, list) for own in rows.iloc[0]]]:
-        rows[name] = [np.asarray(own, dtype=np.float32) for own in rows[name]]
+    for name in rows.columns[[isinstance(value, list) for value in rows.iloc[0]]]:
+        rows[name] = [np.asarray(values, dtype=np.float32) for values in rows[name]]
     out.parent.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(out, compression="zstd", compression_level=19)
     click.echo(f"{out}: {len(rows)} answers, {out.stat().st_size / 1e3:.0f} kB")
@@ -470,14 +471,16 @@ def keep(lines: Path, out: Path) -> None:
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 if something differs.")
 @click.option("--quick", is_flag=True, help="With --check: compute nothing.")
 def tables(check: bool, quick: bool) -> None:
-    """Compute every table of all settings that were collected, and write it as a CSV file."""
-    folder, now = EVIDENCE / TABLES, digest_of(read_files())
+    """Compute all tables of the collected settings and write them as CSV files."""
+    folder, current = EVIDENCE / TABLES, digest_of(read_files())
     if check and quick:
-        stale = [] if made_from(folder).get(SCRIPT) == now else ["profile tables"]
+        stale = [] if made_from(folder).get(SCRIPT) == current else ["profile tables"]
     else:
         old = {file.name for file in folder.glob("profile-*.csv")}
-        stale = write_tables(folder, {name: make() for name, make in MADE.items()}, old, check)
-        stale += record(folder, SCRIPT, now, check)
+        stale = write_tables(
+            folder, {name: make() for name, make in TABLE_MAKERS.items()}, old, check
+        )
+        stale += record(folder, SCRIPT, current, check)
     click.echo(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
     raise SystemExit(bool(check and stale))
 

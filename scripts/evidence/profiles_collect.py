@@ -3,8 +3,8 @@
     python scripts/evidence/profiles_collect.py MODEL DATA_FILE OUT.jsonl --limit 300
 
 MODEL is a folder, or `smollm2`; DATA_FILE a bAbI task file (.txt) or questions in SQuAD's layout
-(.json). A line is appended per answer; a file that exists is resumed. `profiles.py keep`
-makes a small table of it.
+(.json). Each answer appends a line; an existing file is resumed. `profiles.py keep` makes a
+small table of it.
 """
 
 import json
@@ -31,9 +31,9 @@ from lm_polygraph_asmi.scoring.text import prompt_tokens, spans
 
 DEPTHS = (0.6, 0.7, 0.9)
 QUESTIONS = 5
-"""On each story of bAbI task 1."""
+"""Per story of bAbI task 1."""
 RIDGE = 1.0
-"""Of the regression of a token's log-probability on which heads are masked."""
+"""Penalty in the regression of the answer's log-probability on the masked heads."""
 
 
 def read_questions(file: Path, few_shot: bool, skip: int) -> list[Row]:
@@ -49,11 +49,11 @@ def read_questions(file: Path, few_shot: bool, skip: int) -> list[Row]:
 
 
 class _Recording(Engine):
-    """Also keeps each mask's log-probability of the answer's tokens."""
+    """Also records the log-probability of the answer's tokens under each mask."""
 
     def _reduce(self, log_probs: Any, *rest: Any) -> dict[str, Any]:
-        begun = sum(len(part) for part in self.recorded)
-        tokens = self.tokens[begun : begun + log_probs.shape[1]]
+        start = sum(len(part) for part in self.recorded)
+        tokens = self.tokens[start : start + log_probs.shape[1]]
         subnetworks = rest[1]
         chosen = log_probs.gather(-1, tokens.expand(len(log_probs), -1)[..., None])[..., 0]
         self.recorded.append(chosen[subnetworks.index].T.double().numpy())
@@ -62,50 +62,50 @@ class _Recording(Engine):
     def _score_part(self, model: Any, unmasked: Any, used: Any, *rest: Any) -> dict[str, Any]:
         self.recorded: list[np.ndarray] = []
         self.tokens = unmasked.input_ids[unmasked.prompt_length :]
-        found = super()._score_part(model, unmasked, used, *rest)
+        stats = super()._score_part(model, unmasked, used, *rest)
         drawn = used.config
         _, masks = example_masks(
             drawn.num_masks, used.num_heads, drawn.mask_rate, drawn.mask_sampler, drawn.seed,
             used.layer, unmasked.input_ids.tolist(),
         )  # fmt: skip
         change = np.concatenate(self.recorded).sum(0)
-        off = 1 - masks.double().numpy()
-        off, change = off - off.mean(0), change - change.mean()
-        gram = off.T @ off + RIDGE * np.eye(off.shape[1])
-        return found | {"asmi_head_effects": np.linalg.solve(gram, off.T @ change)}
+        masked = 1 - masks.double().numpy()
+        masked, change = masked - masked.mean(0), change - change.mean()
+        gram = masked.T @ masked + RIDGE * np.eye(masked.shape[1])
+        return stats | {"asmi_head_effects": np.linalg.solve(gram, masked.T @ change)}
 
 
 def unmasked_features(
     scorer: Scorer, ids: torch.Tensor, prompt: int, prefix_cache: PrefixCache
 ) -> dict:
-    """Hidden states behind the masked layers, and what the model would say there already."""
+    """Hidden states after the masked layers, and next-token distributions read out from them."""
     model: Any = scorer.model
     depths = scorer.engine.depths
     layers = [scorer.engine.settings(model, depth).layer for depth in depths]
-    found: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     with torch.no_grad(), scoring_session(model):
-        # `generate` leaves keys of all but the last token: what is behind the prompt runs again.
+        # The cache holds the prompt but its last token; the rest runs again.
         cache = prefix_cache.cache(prompt - 1) if prefix_cache.layers else None
-        begun = prompt - 1 if cache is not None else 0
-        out = model(ids[None, begun:], past_key_values=cache, output_hidden_states=True)
-        hidden = [state[0, prompt - 1 - begun :] for state in out.hidden_states]
+        start = prompt - 1 if cache is not None else 0
+        out = model(ids[None, start:], past_key_values=cache, output_hidden_states=True)
+        hidden = [state[0, prompt - 1 - start :] for state in out.hidden_states]
         norm = model.model.norm  # Llama, Qwen and Gemma alike
         tokens = ids[prompt:]
         for depth, layer in zip(depths, layers, strict=True):
             states = hidden[layer + 1]
-            found[at_depth("hidden_mean", depth)] = states[1:].mean(0).tolist()
-            found[at_depth("hidden_last", depth)] = states[-1].tolist()
+            features[at_depth("hidden_mean", depth)] = states[1:].mean(0).tolist()
+            features[at_depth("hidden_last", depth)] = states[-1].tolist()
             early = readout(model, norm(states[:-1])).double()
             chosen = early.gather(-1, tokens[:, None])[:, 0]
-            found[at_depth("early_log_likelihood", depth)] = chosen.tolist()
-            found[at_depth("early_entropy", depth)] = (-(early.exp() * early).sum(-1)).tolist()
-    return found
+            features[at_depth("early_log_likelihood", depth)] = chosen.tolist()
+            features[at_depth("early_entropy", depth)] = (-(early.exp() * early).sum(-1)).tolist()
+    return features
 
 
-def one_answer(
+def score_answer(
     scorer: Scorer, row: Row, mlp: Engine | None, raw: bool, prefix_cache: PrefixCache
 ) -> dict[str, Any]:
-    """All that is kept of an answer; lists and numbers."""
+    """Generate and score an answer; returns lists and numbers to save."""
     prompt = prompt_tokens(scorer.tokenizer, row.input)
     response = scorer.generation.greedy(
         prompt, scorer.config.max_new_tokens, scorer.engine, prefix_cache
@@ -114,8 +114,8 @@ def one_answer(
     features = unmasked_features(scorer, ids, len(prompt), prefix_cache)
     stats = scorer.engine.score(scorer.model, prompt, response, prefix_cache=prefix_cache)
     if mlp is not None:
-        own = mlp.score(scorer.model, prompt, response)
-        stats |= {f"mlp {name}": value for name, value in own.items() if "_d" in name}
+        mlp_stats = mlp.score(scorer.model, prompt, response)
+        stats |= {f"mlp {name}": value for name, value in mlp_stats.items() if "_d" in name}
     text, places = spans(scorer.tokenizer, prompt.tolist(), response)
     answer = scorer.stop_conditions.without(text, places, response)
     accepted = [row.output] if isinstance(row.output, str) else row.output
@@ -123,8 +123,8 @@ def one_answer(
     kept["ReferenceInAnswer"] = max(
         CORRECTNESS_LABELS["ReferenceInAnswer"](answer, gold) for gold in accepted
     )
-    said, gold = (t if raw else " ".join(words(t)) for t in (answer, accepted[0]))
-    kept["Rouge_rougeL"] = float(RougeMetric("rougeL")({"greedy_texts": [said]}, [gold])[0])
+    prediction, gold = (t if raw else " ".join(words(t)) for t in (answer, accepted[0]))
+    kept["Rouge_rougeL"] = float(RougeMetric("rougeL")({"greedy_texts": [prediction]}, [gold])[0])
     kept |= {"words": len(words(answer)), "prompt_tokens": len(prompt)} | features
     for name, value in stats.items():
         if "asmi_top_token" in name:
@@ -158,20 +158,20 @@ def main(
     depths: tuple[float, ...],
 ) -> None:
     rows = spread(read_questions(file, few_shot, skip), limit)
-    known = {json.loads(line)["id"] for line in out.open()} if out.exists() else set()
+    finished = {json.loads(line)["id"] for line in out.open()} if out.exists() else set()
     babi = file.suffix == ".txt"
     scorer = Scorer(model, scope="response", stop="\n", max_new_tokens=3 if babi else 20)
     scorer.engine = _Recording(depths=depths, scope="response", attention="sdpa")
-    other = (
+    mlp_engine = (
         Engine(depths=depths, scope="response", perturbation="mlp", attention="sdpa")
         if mlp
         else None
     )
-    prefix_cache = PrefixCache()  # prompts begin alike
+    prefix_cache = PrefixCache()  # prompts share a prefix
     in_thirds = [row for part in range(3) for row in rows[part::3]]  # each evenly spaced
     with out.open("a") as lines:
-        for row in track([row for row in in_thirds if row.id not in known]):
-            kept = one_answer(scorer, row, other, babi, prefix_cache)
+        for row in track([row for row in in_thirds if row.id not in finished]):
+            kept = score_answer(scorer, row, mlp_engine, babi, prefix_cache)
             lines.write(json.dumps(kept) + "\n")
             lines.flush()
 

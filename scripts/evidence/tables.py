@@ -9,27 +9,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from evidence import (
-    AGAIN,
+    ALL_AGGREGATIONS,
     CLOSED,
     CORRECTNESS_LABELS,
     DEEPER,
-    FEWEST,
     FIRST,
+    MAIN_RUNS,
+    MIN_ANSWERS,
     MODELS,
-    OWN_ANSWERS,
     PARAMETERS,
-    WAYS,
+    REPEATED,
     Evidence,
     Table,
     added_text,
     correlation,
     labelled,
-    others,
     p_text,
-    plain,
+    runs_like,
     share,
     signed,
     table,
+    unsigned,
     z_text,
 )
 from heads import (
@@ -65,40 +65,39 @@ TRIAL = Path(__file__).parents[2] / "docs/evidence/qwen15-trial.csv"
 
 @dataclass(frozen=True)
 class PlannedTests:
-    """The tests of docs/evidence/source-plan.md and depth-plan.md, of one setting by one
-    correctness label.
+    """Tests of docs/evidence/source-plan.md and depth-plan.md on a setting with one label.
 
     Attributes:
-        own, beside, difference: PRR of a score, of the one beside it, and of the first less it.
-        p_own, p_difference: that these are zero.
-        statistic, p_added: of the score beyond the free baselines; NaN where errors are too few.
+        prr, other_prr, difference: PRR of a score, of another score, and their difference.
+        p_prr, p_difference: p-values of `prr` and `difference` against 0.
+        statistic, p_added: gain beyond the free baselines; NaN with too few errors.
     """
 
     evidence: Evidence
-    own: Interval
-    beside: Interval
+    prr: Interval
+    other_prr: Interval
     difference: Interval
-    p_own: float
+    p_prr: float
     p_difference: float
     statistic: float
     p_added: float
 
     @classmethod
     def of(
-        cls, evidence: Evidence, correctness: str, own: np.ndarray, beside: np.ndarray
+        cls, evidence: Evidence, correctness: str, scores: np.ndarray, other_scores: np.ndarray
     ) -> "PlannedTests":
         quality = evidence.quality(correctness)
-        values = [normalised_prr(scores, quality) for scores in (own, beside)]
-        drawn = prr_draws([own, beside], quality, evidence.clusters, RESAMPLES).T
-        gap = drawn[0] - drawn[1]
-        added = evidence.tested(own, correctness)
+        prr = [normalised_prr(values, quality) for values in (scores, other_scores)]
+        draws = prr_draws([scores, other_scores], quality, evidence.clusters, RESAMPLES).T
+        difference = draws[0] - draws[1]
+        added = evidence.added(scores, correctness)
         return cls(
             evidence,
-            percentile_interval(values[0], drawn[0]),
-            percentile_interval(values[1], drawn[1]),
-            percentile_interval(values[0] - values[1], gap),
-            two_sided(drawn[0]),
-            two_sided(gap),
+            percentile_interval(prr[0], draws[0]),
+            percentile_interval(prr[1], draws[1]),
+            percentile_interval(prr[0] - prr[1], difference),
+            two_sided(draws[0]),
+            two_sided(difference),
             *((added.statistic, added.p_value) if added else (np.nan, np.nan)),
         )
 
@@ -110,24 +109,26 @@ PLANNED = {
 
 
 def source_table(evidence: list[Evidence], correctness: str, method: str = "Sem-ASMI") -> Table:
-    planned = [c for c in labelled(evidence, correctness) if (c.model, c.setting) in PLANNED]
-    sources = [[e.score(method, source) for source in ("context", "all")] for e in planned]
-    tests = [PlannedTests.of(e, correctness, *own) for e, own in zip(planned, sources, strict=True)]
-    primary = method == "Sem-ASMI"  # the plan adjusts nothing else
-    ps = [[getattr(test, p) for test in tests] for p in ("p_own", "p_difference", "p_added")]
-    adjusted = [holm(own) if primary else own for own in ps] if tests else []
-    how = "Holm" if primary else "uncorrected"
+    planned = [e for e in labelled(evidence, correctness) if (e.model, e.setting) in PLANNED]
+    tests = [
+        PlannedTests.of(e, correctness, e.score(method, "context"), e.score(method))
+        for e in planned
+    ]
+    primary = method == "Sem-ASMI"  # the plan corrects no other p-values
+    p_values = [[getattr(test, p) for test in tests] for p in ("p_prr", "p_difference", "p_added")]
+    adjusted = [holm(values) if primary else values for values in p_values] if tests else []
+    correction = "Holm" if primary else "uncorrected"
     columns = [
         "setting",
         "answers / clusters",
         "wrong",
         f"PRR of {method}, all sources",
         f"PRR of {method}, passage",
-        f"p of the passage's PRR ({how})",
+        f"p of the passage's PRR ({correction})",
         "PRR, passage − all sources",
-        f"p of that difference ({how})",
+        f"p of that difference ({correction})",
         "gain beyond free baselines, z",
-        f"gain beyond free baselines, p ({how})",
+        f"gain beyond free baselines, p ({correction})",
     ]
     return table(
         columns,
@@ -136,8 +137,8 @@ def source_table(evidence: list[Evidence], correctness: str, method: str = "Sem-
                 test.evidence.label,
                 test.evidence.size,
                 str(int(test.evidence.wrong(correctness).sum())),
-                signed(test.beside),
-                signed(test.own),
+                signed(test.other_prr),
+                signed(test.prr),
                 p_text(adjusted[0][i]),
                 signed(test.difference),
                 p_text(adjusted[1][i]),
@@ -150,7 +151,7 @@ def source_table(evidence: list[Evidence], correctness: str, method: str = "Sem-
 
 
 def elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
-    """PRR where masked heads lose all, what comes from the passage, or all else; not planned."""
+    """PRR when masks remove all sources, the passage, or all but the passage; not planned."""
     rows = []
     for e in labelled(evidence, correctness):
         if not e.has_source("elsewhere"):
@@ -159,10 +160,9 @@ def elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
         scores = {source: e.score("Sem-ASMI", source) for source in sources}
         free = {"MSP": e.signals["MSP"], "Perplexity": e.signals["Perplexity"]}
         pairs = [("elsewhere", name) for name in free]
-        alone, gaps = prr_intervals(
-            scores | free, e.quality(correctness), e.clusters, pairs, RESAMPLES
-        )
-        shown = [signed(alone[name]) for name in (*sources, *free)]
+        scores |= free
+        prr, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
+        shown = [signed(prr[name]) for name in scores]
         rows.append([e.label, *shown, *(signed(gaps[pair]) for pair in pairs)])
     columns = [
         "setting",
@@ -178,15 +178,15 @@ def elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
 
 
 def contenders_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Other ways to ask how much an answer owes to its passage; as scores, higher = more."""
+    """PRR of measures of how much an answer depends on its passage; higher = more."""
     rows = []
     for e in labelled(evidence, correctness):
         if "asmi_source_kl_d60_context" not in e.answers:
             continue
-        alone, _ = prr_intervals(e.owed, e.quality(correctness), e.clusters, resamples=RESAMPLES)
-        for name, score in e.owed.items():
+        prr, _ = prr_intervals(e.dependence, e.quality(correctness), e.clusters, (), RESAMPLES)
+        for name, score in e.dependence.items():
             rows.append(
-                [e.label, name, f"{np.median(score):.3g}", signed(alone[name]),
+                [e.label, name, f"{np.median(score):.3g}", signed(prr[name]),
                  e.beyond_free(score, correctness)]
             )  # fmt: skip
     columns = [
@@ -203,89 +203,88 @@ def signals_table(
     evidence: list[Evidence],
     correctness: str,
     raw: tuple[str, ...] = ("ASMI",),
-    ours: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
+    asmi_methods: tuple[str, ...] = ("Sem-ASMI", "Sem-ASMI, sum"),
 ) -> Table:
-    """PRR of each signal, what ours have over the free baselines, and whether they add to it."""
+    """PRR of each signal, and gains of ASMI methods over and beyond free baselines."""
     free = ("MSP", "Perplexity")
-    pairs = [(own, other) for own in ours for other in free]
+    pairs = [(method, baseline) for method in asmi_methods for baseline in free]
     rows = []
     for e in labelled(evidence, correctness):
-        scores = {name: e.signals[name] for name in (*free, *raw, *ours)}
-        alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
+        scores = {name: e.signals[name] for name in (*free, *raw, *asmi_methods)}
+        prr, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
         rows.append(
             [
                 e.label,
                 e.size,
                 share(~e.wrong(correctness)),
-                *(signed(alone[name]) for name in scores),
+                *(signed(prr[name]) for name in scores),
                 *(signed(gaps[pair]) for pair in pairs),
-                *(e.beyond_free(scores[name], correctness) for name in (*raw, *ours)),
+                *(e.beyond_free(scores[name], correctness) for name in (*raw, *asmi_methods)),
             ]
         )
     columns = [
         "setting",
         "answers / clusters",
         "correct",
-        *(f"PRR of {name}" for name in (*free, *raw, *ours)),
-        *(f"PRR, {own} − {other}" for own, other in pairs),
-        *(f"gain beyond free baselines, {name}: z (p)" for name in (*raw, *ours)),
+        *(f"PRR of {name}" for name in (*free, *raw, *asmi_methods)),
+        *(f"PRR, {method} − {baseline}" for method, baseline in pairs),
+        *(f"gain beyond free baselines, {name}: z (p)" for name in (*raw, *asmi_methods)),
     ]
     return table(columns, rows)
 
 
 def trial_table(evidence: list[Evidence], correctness: str) -> Table:
-    """A setting some of whose questions a trial had asked (docs/concepts/guarantee.md), by whether
-    it had."""
+    """The setting that shares questions with a trial (docs/concepts/guarantee.md), in two parts."""
     trial = set(pd.read_csv(TRIAL)["id"])
     rows = []
     for e in evidence:
         if (e.model, e.setting, e.run) == ("qwen15", "xquad-few-shot", "sources"):
-            asked = e.answers["id"].isin(trial).to_numpy()
+            in_trial = e.answers["id"].isin(trial).to_numpy()
             rows += [
-                e.among(asked, "asked in the trial"),
-                e.among(~asked, "not asked in the trial"),
+                e.select(in_trial, "asked in the trial"),
+                e.select(~in_trial, "not asked in the trial"),
             ]
-    return signals_table(rows, correctness, raw=(), ours=("Sem-ASMI",))
+    return signals_table(rows, correctness, raw=(), asmi_methods=("Sem-ASMI",))
 
 
-def together_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Beyond the free baselines, over all settings that have a passage; and over those of each data
-    set, without empty answers, and at other depths."""
+def pooled_table(evidence: list[Evidence], correctness: str) -> Table:
+    """Gain beyond the free baselines over all settings with a passage, and over parts of them."""
 
     def tested(
-        chosen: Iterable[Evidence], method: str = "Sem-ASMI", **how: Any
+        settings: Iterable[Evidence], method: str = "Sem-ASMI", **options: Any
     ) -> dict[Evidence, AddedInformation]:
-        found = {e: e.tested(e.score(method, **how), correctness) for e in chosen}
-        return {e: one for e, one in found.items() if one}
+        scores = {e: e.score(method, **options) for e in settings}
+        tests = {e: e.added(scores[e], correctness) for e in scores}
+        return {e: test for e, test in tests.items() if test}
 
-    read = [e for e in labelled(evidence, correctness) if e.setting not in CLOSED]
+    with_passage = [e for e in labelled(evidence, correctness) if e.setting not in CLOSED]
     deeper = [e for e in deeper_runs(evidence) if e.ranked(correctness)]
-    sem = tested(read)
-    asked = {
-        "ASMI": tested(read, "ASMI"),
+    sem = tested(with_passage)
+    tests_by_score = {
+        "ASMI": tested(with_passage, "ASMI"),
         "Sem-ASMI": sem,
         **{
-            f"Sem-ASMI, {name} only": {e: one for e, one in sem.items() if e.data_set == name}
+            f"Sem-ASMI, {name} only": {e: test for e, test in sem.items() if e.data_set == name}
             for name in dict.fromkeys(e.data_set for e in sem)
         },
-        "Sem-ASMI, without empty answers": tested(e.among(~e.empty) for e in read),
-        "Sem-ASMI, sum": tested(read, aggregation="sum"),
-        "Sem-ASMI, first token": tested(read, aggregation=FIRST),
+        "Sem-ASMI, without empty answers": tested(e.select(~e.empty) for e in with_passage),
+        "Sem-ASMI, sum": tested(with_passage, aggregation="sum"),
+        "Sem-ASMI, first token": tested(with_passage, aggregation=FIRST),
         **{
             f"Sem-ASMI at {d} %": tested((e for e in deeper if e.has_depth(d)), depth=d)
             for d in DEPTHS
         },
     }
     rows = []
-    for name, tests in asked.items():
+    for name, tests in tests_by_score.items():
         if not tests:
             continue
-        found = list(tests.values())
-        whole, z = adds_over_settings(found), [one.statistic for one in found]
+        pooled = adds_over_settings(list(tests.values()))
+        z = [test.statistic for test in tests.values()]
         rows.append(
-            [name, str(len(found)), f"{whole.n} / {whole.clusters}",
-             f"{z_text(min(z))} to {z_text(max(z))}", str(sum(own < 0 for own in z)),
-             added_text(whole)]
+            [name, str(len(tests)), f"{pooled.n} / {pooled.clusters}",
+             f"{z_text(min(z))} to {z_text(max(z))}", str(sum(value < 0 for value in z)),
+             added_text(pooled)]
         )  # fmt: skip
     columns = [
         "score", "settings", "answers / clusters", "z of a setting", "settings with negative z",
@@ -300,17 +299,19 @@ def measures_table(evidence: list[Evidence], correctness: str) -> Table:
         wrong = e.wrong(correctness)
         if wrong.all() or not wrong.any():
             continue
-        found = rank_signals(e.signals, wrong, e.clusters, resamples=RESAMPLES)
-        for name, signal in found.items():
+        ranked = rank_signals(e.signals, wrong, e.clusters, resamples=RESAMPLES)
+        for name, signal in ranked.items():
             stacked = ["", "", ""]
             if name.startswith(("ASMI", "Sem")):
                 try:
-                    gain = stacked_gain(e.signals[name], e.controls, wrong, e.clusters,
+                    gain = stacked_gain(e.signals[name], e.free_baselines, wrong, e.clusters,
                                         e.quality(correctness), REFITS)  # fmt: skip
-                    stacked = [signed(one) for one in (gain.log_loss, gain.auroc, gain.prr)]
+                    stacked = [*map(signed, (gain.log_loss, gain.auroc, gain.prr))]
                 except ValueError:
                     stacked = ["too few errors"] * 3
-            rows.append([e.label, name, plain(signal.auroc), plain(signal.augrc, 3), *stacked])
+            rows.append(
+                [e.label, name, unsigned(signal.auroc), unsigned(signal.augrc, 3), *stacked]
+            )
     columns = [
         "setting", "score", "AUROC", "AUGRC (lower is better)", "change of log loss in a stack",
         "change of AUROC in a stack", "change of PRR in a stack",
@@ -322,16 +323,16 @@ def aggregation_table(evidence: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in labelled(evidence, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
-            scores = {aggregation: e.score(method, aggregation=aggregation) for aggregation in WAYS}
-            alone, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
-            along = " / ".join(correlation(own, e.length) for own in scores.values())
-            rows.append([e.label, method, *(signed(alone[way]) for way in WAYS), along])
-    by_length = f"rank correlation with length, {' / '.join(WAYS)}"
+            scores = {name: e.score(method, aggregation=name) for name in ALL_AGGREGATIONS}
+            prr, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
+            with_length = " / ".join(correlation(values, e.length) for values in scores.values())
+            rows.append([e.label, method, *(signed(prr[name]) for name in scores), with_length])
+    length_column = f"rank correlation with length, {' / '.join(ALL_AGGREGATIONS)}"
     columns = [
         "setting",
         "signal of a token",
-        *(f"PRR, {aggregation}" for aggregation in WAYS),
-        by_length,
+        *(f"PRR, {aggregation}" for aggregation in ALL_AGGREGATIONS),
+        length_column,
     ]
     return table(columns, rows)
 
@@ -339,13 +340,13 @@ def aggregation_table(evidence: list[Evidence], correctness: str) -> Table:
 def quadrants_table(evidence: list[Evidence], correctness: str) -> Table:
     rows = []
     for e in labelled(evidence, correctness):
-        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # do free ones do as much?
-            found = confident_but_fragile(
+        for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # is a free baseline as good?
+            quadrants = confident_but_fragile(
                 e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
             )
-            halves = zip(found.error_rate.ravel(), found.count.ravel(), strict=True)
-            shown = [f"{rate:.0%} of {count}" if count else "none" for rate, count in halves]
-            rows.append([e.label, name, *shown, signed(found.gap)])
+            rates = zip(quadrants.error_rate.ravel(), quadrants.count.ravel(), strict=True)
+            shown = [f"{rate:.0%} of {count}" if count else "none" for rate, count in rates]
+            rows.append([e.label, name, *shown, signed(quadrants.gap)])
     columns = [
         "setting", "score", "wrong if confident and robust", "wrong if confident and fragile",
         "wrong if unsure and robust", "wrong if unsure and fragile",
@@ -358,24 +359,24 @@ def strata_table(evidence: list[Evidence], correctness: str) -> Table:
     """Within thirds by length, and without empty answers."""
     rows, names = [], ()
     for e in labelled(evidence, correctness):
-        part = strata(e.length)
-        chosen = {}
-        for number in range(part.max() + 1):
-            own = e.length[part == number]
-            chosen[f"{own.min()} to {own.max()} tokens"] = part == number
+        stratum = strata(e.length)
+        subsets = {}
+        for number in range(stratum.max() + 1):
+            lengths = e.length[stratum == number]
+            subsets[f"{lengths.min()} to {lengths.max()} tokens"] = stratum == number
         if e.empty.any():
-            chosen["not empty"] = ~e.empty
-            chosen["empty"] = e.empty
-        for name, inside in chosen.items():
-            one = e.among(inside)
-            scores = {**one.signals, "length": one.length}
+            subsets["not empty"] = ~e.empty
+            subsets["empty"] = e.empty
+        for name, selected in subsets.items():
+            part = e.select(selected)
+            scores = {**part.signals, "length": part.length}
             names = tuple(scores)
-            alone, gaps = prr_intervals(
-                scores, one.quality(correctness), one.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
+            prr, gaps = prr_intervals(
+                scores, part.quality(correctness), part.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
             )
             rows.append(
-                [e.label, name, str(int(inside.sum())), share(one.wrong(correctness)),
-                 *(signed(alone[score]) for score in scores),
+                [e.label, name, str(int(selected.sum())), share(part.wrong(correctness)),
+                 *(signed(prr[score]) for score in scores),
                  signed(gaps["Sem-ASMI", "MSP"])]
             )  # fmt: skip
     columns = [
@@ -386,64 +387,67 @@ def strata_table(evidence: list[Evidence], correctness: str) -> Table:
 
 
 def answered_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Where many answers are empty, what other tables say of the setting without these."""
-    ours = ("Sem-ASMI", "Sem-ASMI, sum")
-    named = ("ASMI", *ours, "first", "passage")
+    """Settings with many empty answers: the results without these."""
+    asmi_methods = ("Sem-ASMI", "Sem-ASMI, sum")
+    named = ("ASMI", *asmi_methods, "first", "passage")
     rows = []
     for e in labelled(evidence, correctness):
-        if e.empty.sum() < FEWEST:
+        if e.empty.sum() < MIN_ANSWERS:
             continue
-        one = e.among(~e.empty)
-        scores = {name: one.signals[name] for name in ("ASMI", *ours)}
-        scores["first"] = one.score("Sem-ASMI", aggregation=FIRST)
-        if one.has_source("context"):
-            scores["passage"] = one.score("Sem-ASMI", "context")
-        alone, _ = prr_intervals(
-            scores, one.quality(correctness), one.clusters, resamples=RESAMPLES
+        answered = e.select(~e.empty)
+        scores = {name: answered.signals[name] for name in ("ASMI", *asmi_methods)}
+        scores["first"] = answered.score("Sem-ASMI", aggregation=FIRST)
+        if answered.has_source("context"):
+            scores["passage"] = answered.score("Sem-ASMI", "context")
+        prr, _ = prr_intervals(
+            scores, answered.quality(correctness), answered.clusters, resamples=RESAMPLES
         )
-        (coupled,) = couplings([one], correctness)
+        (coupled,) = couplings([answered], correctness)
         fragile = [
             confident_but_fragile(
-                one.signals["MSP"],
-                one.signals[name],
-                one.wrong(correctness),
-                one.clusters,
+                answered.signals["MSP"],
+                answered.signals[name],
+                answered.wrong(correctness),
+                answered.clusters,
                 RESAMPLES,
             )
-            for name in ("Perplexity", *ours)
+            for name in ("Perplexity", *asmi_methods)
         ]
         rows.append(
-            [e.label, str(int(e.empty.sum())), one.size, str(int(one.wrong(correctness).sum())),
-             *(signed(alone[name]) if name in alone else "" for name in named),
-             plain(coupled.mean), plain(coupled.total), *(signed(found.gap) for found in fragile)]
+            [e.label, str(int(e.empty.sum())), answered.size,
+             str(int(answered.wrong(correctness).sum())),
+             *(signed(prr[name]) if name in prr else "" for name in named),
+             unsigned(coupled.mean), unsigned(coupled.total),
+             *(signed(quadrants.gap) for quadrants in fragile)]
         )  # fmt: skip
     columns = [
         "setting", "empty answers", "other answers / clusters", "wrong", "PRR of ASMI",
         "PRR of Sem-ASMI", "PRR of Sem-ASMI, sum", "PRR of Sem-ASMI, first token",
         "PRR of Sem-ASMI, passage", "AUROC of MI, mean", "AUROC of MI, sum",
-        *(f"error rate if confident, fragile − robust by {name}" for name in ("Perplexity", *ours)),
+        *(f"error rate if confident, fragile − robust by {name}"
+          for name in ("Perplexity", *asmi_methods)),
     ]  # fmt: skip
     return table(columns, rows)
 
 
 def sentences_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Where many answers go on after their first sentence, the setting as if they had ended
-    there."""
-    ours = ("Sem-ASMI", "Sem-ASMI, sum")
-    pairs = [(own, "Perplexity") for own in ours]
+    """Settings with many answers of several sentences: whole answers, and first sentences only."""
+    asmi_methods = ("Sem-ASMI", "Sem-ASMI, sum")
+    pairs = [(method, "Perplexity") for method in asmi_methods]
     rows = []
     for e in labelled(evidence, correctness):
-        if e.cut.sum() < FEWEST:
+        if e.multi_sentence.sum() < MIN_ANSWERS:
             continue
-        for one in (e, e.first_sentences()):
-            alone, gaps = prr_intervals(
-                one.signals, one.quality(correctness), one.clusters, pairs, RESAMPLES
+        for part in (e, e.first_sentences()):
+            prr, gaps = prr_intervals(
+                part.signals, part.quality(correctness), part.clusters, pairs, RESAMPLES
             )
             rows.append(
-                [one.label, one.size, str(int(e.cut.sum())), share(~one.wrong(correctness)),
-                 *(signed(alone[name]) for name in one.signals),
+                [part.label, part.size, str(int(e.multi_sentence.sum())),
+                 share(~part.wrong(correctness)),
+                 *(signed(prr[name]) for name in part.signals),
                  *(signed(gaps[pair]) for pair in pairs),
-                 *(one.beyond_free(one.signals[name], correctness) for name in ours)]
+                 *(part.beyond_free(part.signals[name], correctness) for name in asmi_methods)]
             )  # fmt: skip
     columns = [
         "setting",
@@ -456,29 +460,28 @@ def sentences_table(evidence: list[Evidence], correctness: str) -> Table:
         "PRR of Sem-ASMI",
         "PRR of Sem-ASMI, sum",
         *(f"PRR, {a} − {b}" for a, b in pairs),
-        *(f"gain beyond free baselines, {name}: z (p)" for name in ours),
+        *(f"gain beyond free baselines, {name}: z (p)" for name in asmi_methods),
     ]
     return table(columns, rows)
 
 
 def correctness_labels_table(evidence: list[Evidence]) -> Table:
-    """AUROC under every correctness label at every threshold; a correctness label of yes and no has
-    one row."""
+    """AUROC by correctness label and threshold; thresholds that change no label have no row."""
     rows = []
-    for e in [e for e in evidence if e.run in OWN_ANSWERS]:
+    for e in [e for e in evidence if e.run in MAIN_RUNS]:
         qualities = {
             correctness: e.quality(correctness)
             for correctness in CORRECTNESS_LABELS
             if e.ranked(correctness)
         }
-        before: tuple[Any, ...] = ()
-        for (correctness, threshold), found in auroc_by_label(e.signals, qualities).items():
+        previous: tuple[Any, ...] = ()
+        for (correctness, threshold), areas in auroc_by_label(e.signals, qualities).items():
             wrong = qualities[correctness] < threshold
-            seen = (correctness, *wrong)
-            if seen == before:
+            current = (correctness, *wrong)
+            if current == previous:
                 continue
-            before = seen
-            values = [f"{value:.2f}" for value in found.values()]
+            previous = current
+            values = [f"{value:.2f}" for value in areas.values()]
             rows.append(
                 [
                     e.label,
@@ -497,7 +500,7 @@ def correctness_labels_table(evidence: list[Evidence]) -> Table:
 
 
 class Coupling(NamedTuple):
-    """How MI goes with errors in a setting: AUROC above .5 is the paper's direction."""
+    """How MI relates to errors in a setting: AUROC above .5 is the paper's direction."""
 
     evidence: Evidence
     mean: Interval
@@ -508,17 +511,15 @@ class Coupling(NamedTuple):
 
 
 def couplings(evidence: list[Evidence], correctness: str) -> list[Coupling]:
-    found = []
+    by_setting = []
     for e in labelled(evidence, correctness):
         scores = {
             aggregation: e.score("ASMI", aggregation=aggregation) for aggregation in ("mean", "sum")
         }
-        apart = error_separation(
-            e.tokens("ASMI"), scores, e.wrong(correctness), e.clusters, RESAMPLES
-        )
-        mean, total = apart.auroc["mean"], apart.auroc["sum"]
-        found.append(Coupling(e, mean, total, apart.mean, apart.right, apart.wrong))
-    return found
+        mi = error_separation(e.tokens("ASMI"), scores, e.wrong(correctness), e.clusters, RESAMPLES)
+        mean, total = mi.auroc["mean"], mi.auroc["sum"]
+        by_setting.append(Coupling(e, mean, total, mi.mean, mi.right, mi.wrong))
+    return by_setting
 
 
 def coupling_table(evidence: list[Evidence], correctness: str) -> Table:
@@ -530,13 +531,13 @@ def coupling_table(evidence: list[Evidence], correctness: str) -> Table:
         columns,
         [
             [
-                one.evidence.label,
-                f"{MODELS[one.evidence.model].billions:g}",
-                *(f"{value:.4f}" for value in (one.tokens, one.right, one.wrong)),
-                plain(one.mean),
-                plain(one.total),
+                coupling.evidence.label,
+                f"{MODELS[coupling.evidence.model].billions:g}",
+                *(f"{value:.4f}" for value in (coupling.tokens, coupling.right, coupling.wrong)),
+                unsigned(coupling.mean),
+                unsigned(coupling.total),
             ]
-            for one in couplings(evidence, correctness)
+            for coupling in couplings(evidence, correctness)
         ],
     )
 
@@ -546,34 +547,34 @@ PLACES: dict[str, Callable[[np.ndarray], float]] = {
     "between": lambda tokens: tokens[1:-1].mean(),
     "closing": lambda tokens: tokens[-1],
 }
-"""Places in an answer that ended by itself, and what stands for their tokens."""
+"""Position in an answer that ended by itself -> its score, from those of the tokens."""
 
 
 def places_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Which tokens know of errors, and which way: of MI, of its passage's part, of entropy."""
+    """AUROC of MI, of MI from the passage and of entropy, by token position."""
     rows = []
     for e in labelled(evidence, correctness):
-        for place, mean_of in PLACES.items():
-            # An answer of two tokens has none between; one that was cut has no closing token.
-            has = e.answers["closing"].to_numpy() & (e.length >= (3 if place == "between" else 2))
-            one = e.among(has)
-            wrong = one.wrong(correctness)
+        for place, summarise in PLACES.items():
+            # Answers of two tokens have none between; truncated answers have no closing token.
+            min_length = 3 if place == "between" else 2
+            subset = e.select(e.answers["closing"].to_numpy() & (e.length >= min_length))
+            wrong = subset.wrong(correctness)
             if wrong.all() or not wrong.any():
                 continue
             scores = {
-                name: np.array([mean_of(own) for own in tokens])
-                for name, tokens in one.token_signals.items()
+                name: np.array([summarise(values) for values in tokens])
+                for name, tokens in subset.token_signals.items()
             }
-            found = rank_signals(scores, wrong, one.clusters, resamples=RESAMPLES)
-            halves = {
-                name: f"{np.median(own[~wrong]):.1e} / {np.median(own[wrong]):.1e}"
-                for name, own in scores.items()
+            ranked = rank_signals(scores, wrong, subset.clusters, resamples=RESAMPLES)
+            medians = {
+                name: f"{np.median(values[~wrong]):.1e} / {np.median(values[wrong]):.1e}"
+                for name, values in scores.items()
             }
-            areas = {name: plain(signal.auroc) for name, signal in found.items()}
+            areas = {name: unsigned(signal.auroc) for name, signal in ranked.items()}
             rows.append(
                 [e.label, place, f"{len(wrong)} / {int(wrong.sum())}",
                  *(areas.get(name, "") for name in ("MI", "entropy", "the passage's")),
-                 *(halves.get(name, "") for name in ("MI", "the passage's"))]
+                 *(medians.get(name, "") for name in ("MI", "the passage's"))]
             )  # fmt: skip
     columns = [
         "setting", "token", "answers / wrong", "AUROC of MI", "AUROC of entropy",
@@ -584,30 +585,30 @@ def places_table(evidence: list[Evidence], correctness: str) -> Table:
 
 
 def flat(values: Iterable[Any]) -> np.ndarray:
-    """Of all answers, what belongs to their tokens between the first and the closing one."""
-    return np.concatenate([own[1:-1] for own in values])
+    """Values of all answers' tokens, without the first and the closing token."""
+    return np.concatenate([tokens[1:-1] for tokens in values])
 
 
 def copying_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Tokens between the first and the closing one, by whether they go on as the passage does."""
+    """Tokens between the first and the closing one, by whether they continue the passage."""
     names = ("MI", "the passage's", "entropy")
     rows = []
     for e in labelled(evidence, correctness):
         if "copied" not in e.answers:
             continue
-        e = e.among(e.answers["closing"].to_numpy())
-        as_there = flat(e.answers["copied"]).astype(bool)
+        e = e.select(e.answers["closing"].to_numpy())
+        copied = flat(e.answers["copied"]).astype(bool)
         wrong = flat(np.full(n, w) for n, w in zip(e.length, e.wrong(correctness), strict=True))
         clusters = flat(np.full(n, c) for n, c in zip(e.length, e.clusters, strict=True))
         signals = {name: flat(tokens) for name, tokens in e.token_signals.items()}
-        for place, chosen in (("as in the passage", as_there), ("otherwise", ~as_there)):
-            errors = wrong[chosen]
+        for place, selected in (("as in the passage", copied), ("otherwise", ~copied)):
+            errors = wrong[selected]
             if errors.all() or not errors.any():
                 continue
-            own = {name: values[chosen] for name, values in signals.items()}
-            found = rank_signals(own, errors, list(clusters[chosen]), resamples=RESAMPLES)
-            medians = {name: f"{np.median(values):.1e}" for name, values in own.items()}
-            areas = {name: plain(signal.auroc) for name, signal in found.items()}
+            scores = {name: values[selected] for name, values in signals.items()}
+            ranked = rank_signals(scores, errors, list(clusters[selected]), resamples=RESAMPLES)
+            medians = {name: f"{np.median(values):.1e}" for name, values in scores.items()}
+            areas = {name: unsigned(signal.auroc) for name, signal in ranked.items()}
             rows.append(
                 [e.label, place, str(len(errors)), share(errors),
                  *(of.get(name, "") for of in (medians, areas) for name in names)]
@@ -621,35 +622,32 @@ def copying_table(evidence: list[Evidence], correctness: str) -> Table:
 
 
 def settings_table(evidence: list[Evidence], correctness: str) -> Table:
-    """Other masks, positions and depths, beside MSP and what a setting is judged by, on their rows.
-
-    Of settings that were measured under other settings, too.
-    """
-    usual = {(e.model, e.setting): e for e in labelled(evidence, correctness)}
+    """PRR of other masks, scopes and depths, against MSP and the main run on the same answers."""
+    main_runs = {(e.model, e.setting): e for e in labelled(evidence, correctness)}
     measured = [e for e in evidence if e.run in PARAMETERS and e.ranked(correctness)]
-    varied = {(e.model, e.setting) for e in measured if e.run not in OWN_ANSWERS}
+    varied = {(e.model, e.setting) for e in measured if e.run not in MAIN_RUNS}
     rows = []
     for e in measured:
         if (e.model, e.setting) not in varied:
             continue
-        answered = usual.get((e.model, e.setting))
-        response = None if answered in (e, None) else answered.shared_with(e).score("Sem-ASMI")
+        main_run = main_runs.get((e.model, e.setting))
+        response = None if main_run in (e, None) else main_run.shared_with(e).score("Sem-ASMI")
         for depth in filter(e.has_depth, DEPTHS):
-            scores = {m: e.score(m, depth=depth) for m in ("ASMI", "Sem-ASMI")}
+            scores = {method: e.score(method, depth=depth) for method in ("ASMI", "Sem-ASMI")}
             scores["MSP"] = e.baseline("MaximumSequenceProbability")
             pairs = [("Sem-ASMI", "MSP")]
             if response is not None:
                 pairs.append(("Sem-ASMI", "response"))
-            alone, gaps = prr_intervals(
+            prr, gaps = prr_intervals(
                 scores if response is None else scores | {"response": response},
                 e.quality(correctness), e.clusters, pairs, RESAMPLES,
             )  # fmt: skip
-            beside = ["", ""]
+            comparison = ["", ""]
             if response is not None:
-                beside = [signed(gaps[pairs[1]]), correlation(scores["Sem-ASMI"], response)]
+                comparison = [signed(gaps[pairs[1]]), correlation(scores["Sem-ASMI"], response)]
             rows.append(
                 [e.label, PARAMETERS[e.run], f"{depth} %", e.size,
-                 *(signed(alone[name]) for name in scores), signed(gaps[pairs[0]]), *beside,
+                 *(signed(prr[name]) for name in scores), signed(gaps[pairs[0]]), *comparison,
                  e.beyond_free(scores["Sem-ASMI"], correctness)]
             )  # fmt: skip
     columns = [
@@ -662,104 +660,106 @@ def settings_table(evidence: list[Evidence], correctness: str) -> Table:
 
 
 def depths_again_table(evidence: list[Evidence], correctness: str) -> Table:
-    """The planned test of docs/results/summary.md: other depths against 60 %, on other answers."""
-    asked = []
-    for e in (e for e in evidence if e.run == AGAIN):
-        asked.append(e.among(~_looked_at(e, evidence, "depths")))
-        other = ~_looked_at(e, evidence, "depths", by="cluster")
-        asked.append(e.among(other, "passages that were not looked at"))
-    return _depths_table(asked, correctness)
+    """The planned test of docs/results/summary.md: other depths against 60 %, on new answers."""
+    subsets = []
+    for e in (e for e in evidence if e.run == REPEATED):
+        subsets.append(e.select(~_scored_before(e, evidence, "depths")))
+        new_passages = ~_scored_before(e, evidence, "depths", by="cluster")
+        subsets.append(e.select(new_passages, "passages that were not looked at"))
+    return _depths_table(subsets, correctness)
 
 
 def depths_elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
     """The tests of docs/evidence/depth-plan.md: 70 and 90 % against 60 %, on the other settings."""
-    asked = []
+    subsets = []
     for e in deeper_runs(evidence):
-        asked.append(e)
-        other = ~_looked_at(e, evidence, "depths", AGAIN, by="cluster")
-        if not other.all():
-            asked.append(e.among(other, "passages that were not looked at"))
-        if e.empty.sum() >= FEWEST:
-            asked.append(e.among(~e.empty, "without empty answers"))
-    return _depths_table(asked, correctness)
+        subsets.append(e)
+        new_passages = ~_scored_before(e, evidence, "depths", REPEATED, by="cluster")
+        if not new_passages.all():
+            subsets.append(e.select(new_passages, "passages that were not looked at"))
+        if e.empty.sum() >= MIN_ANSWERS:
+            subsets.append(e.select(~e.empty, "without empty answers"))
+    return _depths_table(subsets, correctness)
 
 
 def deeper_runs(evidence: list[Evidence]) -> list[Evidence]:
-    """What docs/evidence/depth-plan.md asks, with the same answers' scores at 60 %.
+    """Runs of docs/evidence/depth-plan.md, with the scores of the same answers at 60 %.
 
     Raises:
-        ValueError: these are not there, or are of other answers.
+        ValueError: the scores at 60 % are missing, or belong to other answers.
     """
-    found = []
+    joined = []
     for e in (e for e in evidence if e.run == DEEPER):
-        usual = others(e, evidence, OWN_ANSWERS)
-        if not usual:
+        main_runs = runs_like(e, evidence, MAIN_RUNS)
+        if not main_runs:
             raise ValueError(
                 f"no scores at 60 % for {e.model}/{e.setting}.{e.run}.parquet: "
                 f"{e.setting}.sources.parquet is missing"
             )
-        found.append(usual[0].joined_with(e).among(~_looked_at(e, evidence, "depths", AGAIN)))
-    return found
+        joined.append(
+            main_runs[0].joined_with(e).select(~_scored_before(e, evidence, "depths", REPEATED))
+        )
+    return joined
 
 
 def depths_free_table(evidence: list[Evidence]) -> Table:
-    """Rank correlation of scores at each depth with the free baselines, and what empty answers
-    get."""
+    """Rank correlation of scores with free baselines by depth, and scores of empty answers."""
     rows = []
     for e in deeper_runs(evidence):
         for depth in filter(e.has_depth, DEPTHS):
-            found = [
-                correlation(e.score(method, depth=depth), e.baseline(free))
-                for free in ("MeanTokenEntropy", "Perplexity")
+            correlations = [
+                correlation(e.score(method, depth=depth), e.baseline(baseline))
+                for baseline in ("MeanTokenEntropy", "Perplexity")
                 for method in ("ASMI", "Sem-ASMI")
             ]
-            own = e.score("Sem-ASMI", depth=depth)
-            above = share(own[e.empty] > np.median(own)) if e.empty.sum() >= FEWEST else ""
-            rows.append([e.label, f"{depth} %", e.size, *found, above])
+            sem = e.score("Sem-ASMI", depth=depth)
+            above = share(sem[e.empty] > np.median(sem)) if e.empty.sum() >= MIN_ANSWERS else ""
+            rows.append([e.label, f"{depth} %", e.size, *correlations, above])
     columns = [
         "setting", "depth", "answers / clusters",
-        *(f"rank correlation of {own} with {free}" for free in ("mean token entropy", "perplexity")
-          for own in ("ASMI", "Sem-ASMI")),
+        *(f"rank correlation of {method} with {baseline}"
+          for baseline in ("mean token entropy", "perplexity") for method in ("ASMI", "Sem-ASMI")),
         "empty answers above the median of Sem-ASMI",
     ]  # fmt: skip
     return table(columns, rows)
 
 
-def _looked_at(e: Evidence, evidence: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
-    """(N,) which of its answers, or clusters, other runs of the setting have scored as deep."""
-    seen = [own for one in others(e, evidence, runs) for own in one.answers[by]]
-    return e.answers[by].isin(seen).to_numpy()
+def _scored_before(e: Evidence, evidence: list[Evidence], *runs: str, by: str = "id") -> np.ndarray:
+    """(N,) whether these runs of the setting scored the answer, or another of its cluster."""
+    scored = [value for run in runs_like(e, evidence, runs) for value in run.answers[by]]
+    return e.answers[by].isin(scored).to_numpy()
 
 
-def _depths_table(asked: list[Evidence], correctness: str) -> Table:
-    """Adjusted over whole settings and the depths that were planned."""
-    usual, *deeper = DEPTHS
-    measured = [(e, d) for e in asked if e.ranked(correctness) for d in filter(e.has_depth, deeper)]
+def _depths_table(subsets: list[Evidence], correctness: str) -> Table:
+    """Other depths against 60 %; Holm's correction is over planned depths and complete settings."""
+    base_depth, *deeper = DEPTHS
+    ranked = [e for e in subsets if e.ranked(correctness)]
+    measured = [(e, d) for e in ranked for d in filter(e.has_depth, deeper)]
     tests = [
         PlannedTests.of(
-            e, correctness, e.score("Sem-ASMI", depth=d), e.score("Sem-ASMI", depth=usual)
+            e, correctness, e.score("Sem-ASMI", depth=d), e.score("Sem-ASMI", depth=base_depth)
         )
         for e, d in measured
     ]
-    planned = (not e.which and depth in (70, 90) for e, depth in measured)
+    planned = (not e.subset and depth in (70, 90) for e, depth in measured)
     pairs = [*zip(tests, planned, strict=True)]
-    p_difference = holm([test.p_difference if own else np.nan for test, own in pairs])
-    p_added = holm([test.p_added if own else np.nan for test, own in pairs])
+    p_difference = holm([test.p_difference if is_planned else np.nan for test, is_planned in pairs])
+    p_added = holm([test.p_added if is_planned else np.nan for test, is_planned in pairs])
     rows = []
     for i, ((e, depth), test) in enumerate(zip(measured, tests, strict=True)):
         scores = {
-            "usual": e.score("ASMI", depth=usual),
+            "60 %": e.score("ASMI", depth=base_depth),
             "deeper": e.score("ASMI", depth=depth),
             "Sem-ASMI": e.score("Sem-ASMI", depth=depth),
             "MSP": e.baseline("MaximumSequenceProbability"),
             "Perplexity": e.baseline("Perplexity"),
         }
         free = [("Sem-ASMI", name) for name in ("MSP", "Perplexity")]
-        alone, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, free, RESAMPLES)
+        prr, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, free, RESAMPLES)
         rows.append(
             [e.label, f"{depth} %", e.size, str(int(e.wrong(correctness).sum())),
-             signed(alone["usual"]), signed(alone["deeper"]), signed(test.beside),
-             signed(test.own), signed(alone["MSP"]), signed(alone["Perplexity"]),
+             signed(prr["60 %"]), signed(prr["deeper"]), signed(test.other_prr),
+             signed(test.prr), signed(prr["MSP"]), signed(prr["Perplexity"]),
              signed(test.difference), p_text(p_difference[i]),
              *(signed(gaps[pair]) for pair in free),
              z_text(test.statistic), p_text(p_added[i])]
@@ -775,7 +775,7 @@ def _depths_table(asked: list[Evidence], correctness: str) -> Table:
 
 
 def baselines_table(evidence: list[Evidence], correctness: str) -> Table:
-    """All methods of the runs that have more than ours, each run's on its own rows."""
+    """All methods of the runs that include other methods than ASMI, each on its run's rows."""
     rows = []
     for e in evidence:
         if e.run not in ("baselines", "sampled", "benchmark") or not e.ranked(correctness):
@@ -783,13 +783,13 @@ def baselines_table(evidence: list[Evidence], correctness: str) -> Table:
         names = [name.removeprefix("score ") for name in e.answers if name.startswith("score ")]
         scores = {name: e.baseline(name) for name in names}
         scores.setdefault("MaximumSequenceProbability", e.baseline("MaximumSequenceProbability"))
-        usable = {name: own for name, own in scores.items() if np.isfinite(own).all()}
+        usable = {name: values for name, values in scores.items() if np.isfinite(values).all()}
         pairs = [(name, "MaximumSequenceProbability") for name in usable]
-        alone, gaps = prr_intervals(usable, e.quality(correctness), e.clusters, pairs, RESAMPLES)
-        for name in sorted(usable, key=lambda name: -alone[name].value):
-            over = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
+        prr, gaps = prr_intervals(usable, e.quality(correctness), e.clusters, pairs, RESAMPLES)
+        for name in sorted(usable, key=lambda name: -prr[name].value):
+            gap = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
             area = f"{auroc(usable[name], e.wrong(correctness)):.2f}"
-            rows.append([e.label, e.size, name, signed(alone[name]), over, area])
+            rows.append([e.label, e.size, name, signed(prr[name]), gap, area])
     columns = ["setting", "answers / clusters", "method", "PRR", "PRR − that of MSP", "AUROC"]
     return table(columns, rows)
 
@@ -811,10 +811,10 @@ for _label in CORRECTNESS_LABELS:
     TABLES[f"controls {_label}"] = partial(verdict_table, correctness=_label)
     TABLES[f"controls raw {_label}"] = partial(verdict_table, correctness=_label, method="ASMI")
     TABLES[f"glance {_label}"] = partial(
-        signals_table, correctness=_label, raw=(), ours=("Sem-ASMI",)
+        signals_table, correctness=_label, raw=(), asmi_methods=("Sem-ASMI",)
     )
     for _name, _make in {
-        "signals": signals_table, "together": together_table, "measures": measures_table,
+        "signals": signals_table, "together": pooled_table, "measures": measures_table,
         "aggregation": aggregation_table, "places": places_table, "copying": copying_table,
         "quadrants": quadrants_table, "strata": strata_table, "answered": answered_table,
         "sentences": sentences_table, "coupling": coupling_table, "settings": settings_table,

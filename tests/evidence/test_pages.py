@@ -110,7 +110,7 @@ def start(pages):
 @pytest.fixture(scope="module")
 def published(pages, docs):
     """Every table, made of other evidence."""
-    return pages.made(evidence_runs.load(docs / "evidence"))
+    return pages.all_tables(evidence_runs.load(docs / "evidence"))
 
 
 def rows_of(tables, name: str) -> list[list[str]]:
@@ -342,7 +342,7 @@ def test_no_setting_is_read_before_it_is_complete(start, tmp_path):
     tables = {file.stem for file in tmp_path.glob("evidence/tables/*.csv")}
     assert tables == {"probe", "probe-differences"}  # kept as the report found them
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
-    assert "is named as no model, setting and run" in start(tmp_path).output
+    assert "unknown model, setting or run" in start(tmp_path).output
 
 
 def put_conditions(folder, conditions, rows=slice(None, None, 2)):
@@ -368,7 +368,7 @@ def test_heads_against_conditions(pages, tmp_path):
     much."""
     mi = {"mlp": wrong_first, "foreign": lambda a: 1 - wrong_first(a)}
     own = put_conditions(tmp_path, mi)
-    text = pages.made(evidence_runs.load(tmp_path / "evidence"))
+    text = pages.all_tables(evidence_runs.load(tmp_path / "evidence"))
     half = own.iloc[::2]
     heads = [np.mean(m) for m in half["asmi_mi_d60"]]
     value = normalised_prr(heads, half["ReferenceInAnswer"])
@@ -401,7 +401,7 @@ def test_concentration_is_beside_that_of_noise(pages, tmp_path):
     own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
     own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
     own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
-    tables = pages.made(evidence_runs.load(tmp_path / "evidence"))
+    tables = pages.all_tables(evidence_runs.load(tmp_path / "evidence"))
     (row,) = rows_of(tables, "concentration")
     tokens = sum(map(len, own["z_d60"]))
     without = sum(len(z) > 1 for z in own["z_d60"])
@@ -413,7 +413,7 @@ def test_concentration_is_beside_that_of_noise(pages, tmp_path):
 def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
     put(tmp_path, "smollm2", "xquad-few-shot", "sources")
     put(tmp_path, "smollm2", "xquad-few-shot", "copied", seed=7)
-    assert "copied.parquet holds other answers than the run beside it" in start(tmp_path).output
+    assert "copied.parquet holds other answers than xquad-few" in start(tmp_path).output
 
 
 def changed_answers(seed: int, less: float) -> pd.DataFrame:
@@ -438,7 +438,7 @@ def test_changed_passages(pages, tmp_path):
         if setting != "changed":
             made = made.drop(columns="ReferenceBefore").iloc[:: -1 if setting == "exchanged" else 1]
         pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
-    text = pages.made(evidence_runs.load(tmp_path / "evidence"))
+    text = pages.all_tables(evidence_runs.load(tmp_path / "evidence"))
     assert len(rows_of(text, "signals contains")) == 1  # the setting as it was, alone
     (row,) = rows_of(text, "changed followed")
     # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.

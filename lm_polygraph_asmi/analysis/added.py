@@ -192,7 +192,7 @@ def stacked_gain(
     include the variation of the fits. A score that adds nothing makes the model slightly worse.
 
     Args:
-        scores, controls, wrong, clusters, seed: as of `adds_information`.
+        scores, controls, wrong, clusters, seed: as in `adds_information`.
         quality: (n,) for PRR, higher = better; None: right or wrong.
 
     Raises:

@@ -334,7 +334,7 @@ def bootstrap_interval(
 
     Args:
         value: the statistic on the original rows.
-        statistic: counts (b, n) -> (b,), as of `bootstrap_values`.
+        statistic: counts (b, n) -> (b,), as in `bootstrap_values`.
         clusters: key of each row.
     """
     check_rows(clusters)

@@ -37,7 +37,7 @@ def method_seconds(
     measured, or was measured for other or too few answers. Source: table "cost" of the paper.
 
     Args:
-        seconds, warm_up: as of `phase_seconds`; all depths of a run together.
+        seconds, warm_up: as in `phase_seconds`; summed over all depths of a run.
 
     Example:
         >>> seconds = {"greedy": [1.0, 3.0, 2.0], "asmi": [2.0, 0.5, 3.0]}

@@ -33,7 +33,7 @@ def sample_size(
     is imprecise.
 
     Args:
-        difference: to be detected, such as of PRR.
+        difference: to be detected, for example in PRR.
         standard_error: of the pilot's difference, over clusters.
         clusters, questions: of the pilot.
 

@@ -84,7 +84,7 @@ class Rejection:
         is kept.
 
         Args:
-            values, counts: as of `area`.
+            values, counts: as in `area`.
             number: (b, m) rows kept, above 0 and up to all of a sample; may be fractional.
 
         Returns:

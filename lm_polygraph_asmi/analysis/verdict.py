@@ -136,7 +136,7 @@ def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float | 
     give no such interval, so that no margin is wide enough.
 
     Args:
-        drawn, clusters: as of `equivalence`.
+        drawn, clusters: as in `equivalence`.
     """
     known = np.asarray(drawn, dtype=float)
     known = known[np.isfinite(known)]
@@ -162,7 +162,7 @@ def prr_comparisons(
     chosen on the same answers looks better than it is.
 
     Args:
-        scores, quality, clusters: as of `prr_intervals`.
+        scores, quality, clusters: as in `prr_intervals`.
         differences: pairs of methods: all that will be reported.
         margin: of equivalence.
 

@@ -196,7 +196,7 @@ class CausalProbe:
         count, numbers, draws: tokens per group; heads ablated together; draws of random heads.
         control_depth: of the layer whose random heads are ablated for comparison; None: none.
         seed: of random heads.
-        memory_budget: bytes, as everywhere.
+        memory_budget: bytes, see `ASMIConfig`.
         result_cache: folder that stores finished examples.
 
     Raises:

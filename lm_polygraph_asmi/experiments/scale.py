@@ -53,7 +53,7 @@ class ScaleSearch:
         model: the run's.
         answers: held out from the evaluation.
         used: saved settings of heads (`asmi_settings`).
-        memory_budget: bytes, as everywhere.
+        memory_budget: bytes, see `ASMIConfig`.
 
     Raises:
         ValueError: not the run's model.
@@ -184,7 +184,7 @@ def scales_for(
         model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
         depth: relative depth of the masked layer.
         rows: number of answers to use, evenly spaced.
-        memory_budget: bytes, as everywhere.
+        memory_budget: bytes, see `ASMIConfig`.
 
     Raises:
         OSError: no such run or model.

@@ -115,7 +115,7 @@ def masked_head_stats(
 
 
 def saved_stats(*args: Any, **kwargs: Any) -> list[str]:
-    """Statistics that a run should save for later analysis; arguments as of `masked_head_stats`.
+    """Statistics that a run should save for later analysis; arguments as in `masked_head_stats`.
 
     LM-Polygraph skips those that a run does not compute.
     """
@@ -133,7 +133,7 @@ class Settings:
         config: with the S, p and attention implementation used.
         source: source of what masks remove; for several passages, "passage0" and so on.
         layer: index of the masked layer, from 0.
-        num_layers: L.
+        num_layers: number of layers, L.
         num_heads: H, query heads.
         requested_layer: the layer at `depth`, if it has no heads and another is masked.
     """

@@ -101,7 +101,7 @@ def sharpening(
 
     Args:
         shallow, deep: (N,) MI_t and (N,) z_t each.
-        units: (N,) as of `criticality_coupling`.
+        units: (N,) as in `criticality_coupling`.
 
     Raises:
         ValueError: as `criticality_coupling`.

@@ -53,7 +53,7 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
     noise has about ten effective heads for 32 heads and 300 masks.
 
     Args:
-        criticality: (..., H), as of `head_criticality`; NaN counts as no share.
+        criticality: (..., H), from `head_criticality`; NaN counts as no share.
 
     Returns:
         (...), NaN if no head is positive.
@@ -108,7 +108,7 @@ def permutation_null(
     number of masks, and each token its divergences, with outliers.
 
     Args:
-        kl, masks: as of `head_criticality`, of one example.
+        kl, masks: as in `head_criticality`, of one example.
         shuffles: permutations per token.
         seed: of the permutations; use the example's (`asmi_mask_seed`), so that results do not
             depend on the order of examples or on shards.
@@ -138,7 +138,7 @@ def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> Per
     A second null, which also varies how often a head is masked.
 
     Args:
-        kl, masks: as of `head_criticality`, of one example.
+        kl, masks: as in `head_criticality`, of one example.
         resampled: (R, S, H) other masks, as from `resampled_masks`; examples may share them.
 
     Raises:
@@ -194,7 +194,7 @@ def split_half(
     mean over all masks, which a run saves, so the halves are dependent to the order of 1/S.
 
     Args:
-        kl, masks, shuffles, seed: as of `permutation_null`.
+        kl, masks, shuffles, seed: as in `permutation_null`.
 
     Returns:
         (T,) mean divergence over masks 1 ... S/2, nats; the null of the others.

@@ -59,7 +59,7 @@ def flip_differences(
 
     Args:
         differences: (m, K), from -1 to 1.
-        units, resamples, seed: as of `flip_rates`.
+        units, resamples, seed: as in `flip_rates`.
 
     Returns:
         K intervals; without bounds if all tokens are equal, or with fewer than two units.
@@ -93,7 +93,7 @@ def flip_contrasts(
     Args:
         first, second: (m, K) and (n, K), from -1 to 1: flips, or differences of flips.
         first_units, second_units: keys of the tokens' examples or clusters, of both groups alike.
-        resamples, seed: as of `flip_rates`.
+        resamples, seed: as in `flip_rates`.
 
     Returns:
         K intervals; without bounds with fewer than two units, or if tokens are equal within both

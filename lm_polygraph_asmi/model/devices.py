@@ -13,19 +13,19 @@ def dtypes_of(model: nn.Module) -> set[torch.dtype]:
 
 
 def lowest_precision(model: nn.Module) -> torch.dtype:
-    """The floating-point type that a model's results are rounded to, where it has several."""
+    """The least precise floating-point type of a model's parameters."""
     return max(dtypes_of(model), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def execution_device(module: nn.Module) -> torch.device:
-    """Where a module with weights of its own computes, wherever these lie between its calls."""
+    """The device where a module with its own weights computes, even if they are offloaded."""
     with align_module_device(module):
         return next(chain(module.parameters(), module.buffers())).device
 
 
 def quick_rows(rows: int, device: torch.device) -> int:
-    """So many rows, or a few more where their product with a matrix then takes less time.
+    """`rows`, or a few more if a product with a matrix is then faster.
 
-    On a processor 9 to 15 rows take up to twice as long as 16: fewer are multiplied one by one.
+    On a CPU 9 to 15 rows take up to twice as long as 16, since they are multiplied one by one.
     """
     return 16 if device.type == "cpu" and 8 < rows < 16 else rows

@@ -1,7 +1,7 @@
-"""Calling a decoder layer again: as the model called it, or at some positions over known keys.
+"""Calls a decoder layer again: as the model called it, or at some positions over cached keys.
 
-What leans on how transformers calls its layers stands here; `tests/model/test_families.py` checks
-it on every family and fails when a release changes it.
+Code that depends on how transformers calls its layers is in this module.
+`tests/model/test_families.py` checks it on every family and fails when a release changes it.
 """
 
 import inspect
@@ -23,21 +23,21 @@ MASKABLE = ("eager", "sdpa")
 
 
 class KeyValueTap(DynamicCache):
-    """A cache that stores no keys and values: a function sees each layer's new ones and answers.
+    """A cache that stores no keys and values: a function of each layer's new ones replaces them.
 
     Attributes:
-        length: how many positions it says it holds.
-        length_read: whether anyone has read it.
+        length: number of positions that it reports to hold.
+        length_read: whether that number was read.
     """
 
     def __init__(
         self,
-        answer: Callable[[Tensor, Tensor, int], KeysValues],
+        update: Callable[[Tensor, Tensor, int], KeysValues],
         config: PretrainedConfig | None = None,
     ) -> None:
         # With a config, the cache also holds states of layers without keys and values.
         super().__init__(config=config) if config is not None else super().__init__()
-        self._answer = answer
+        self._update = update
         self.length = 0
         self.length_read = False
 
@@ -48,14 +48,14 @@ class KeyValueTap(DynamicCache):
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
         if not self.length:
             return super().get_mask_sizes(query_length, layer_idx)
-        # Older releases give the positions themselves.
+        # Older releases pass the positions themselves.
         new = query_length if isinstance(query_length, int) else len(query_length)
-        return self.length + new, 0  # all that came before is kept, beyond windows too
+        return self.length + new, 0  # all earlier positions are kept, also beyond windows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> KeysValues:
-        return self._answer(key_states, value_states, layer_idx)
+        return self._update(key_states, value_states, layer_idx)
 
 
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def cache_of(output: Any) -> Any:
 
 
 class Reached(Exception):
-    """Carries tensors out of a forward pass that need not go on."""
+    """Ends a forward pass early and carries tensors out of it."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -79,28 +79,28 @@ class Reached(Exception):
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let `module` do something else for a while; its hooks still run."""
-    own = module.__dict__.get("forward")  # there where accelerate has wrapped the class's
+    """Replace the forward method of `module` for a while; its hooks still run."""
+    previous = module.__dict__.get("forward")  # set if accelerate wrapped the class's method
     module.forward = forward
     try:
         yield
     finally:
-        if own is None:
+        if previous is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = previous
 
 
 @lru_cache(maxsize=32)
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    """Read once for a class: that takes longer than a small layer."""
+    """Cached per class: reading it takes longer than running a small layer."""
     return inspect.signature(forward)
 
 
-def _spread(value: Any, rows: int) -> Any:
-    """Tensors of one row, for so many rows."""
+def _expand(value: Any, rows: int) -> Any:
+    """Expand tensors of one row to `rows` rows."""
     if isinstance(value, tuple):
-        return tuple(_spread(part, rows) for part in value)
+        return tuple(_expand(part, rows) for part in value)
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
         return value.expand(rows, *value.shape[1:])
     return value
@@ -108,12 +108,12 @@ def _spread(value: Any, rows: int) -> Any:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """How the model called a decoder layer on its N positions, hidden states apart.
+    """How the model called a decoder layer on N positions, without the hidden states.
 
     Attributes:
-        arguments: the other arguments by name.
-        num_positions: N.
-        before: positions in front of these N, whose keys and values were known.
+        arguments: all arguments but the hidden states, by name.
+        num_positions: number of positions, N.
+        before: number of cached positions before these N.
     """
 
     arguments: dict[str, Any]
@@ -153,28 +153,28 @@ class LayerCall:
         layer: nn.Module,
         hidden: Tensor,
         positions: slice | None = None,
-        spread: bool = False,
+        per_row: bool = False,
     ) -> Tensor:
         """Call the layer again on hidden states (B, N, D) of any batch size.
 
         Args:
-            positions: call it on the hidden states (B, n, D) there, if it mixes no positions.
-            spread: give it other arguments for each row too, not one for all of them.
+            positions: those of hidden states (B, n, D), for a layer that does not mix positions.
+            per_row: expand the other arguments to B rows; otherwise all rows share one.
         """
         arguments = self.arguments | self._with_cache(None)
         if positions is not None and positions != slice(None):
             arguments |= self._at(positions)
-        if spread:
-            arguments = {name: _spread(value, len(hidden)) for name, value in arguments.items()}
+        if per_row:
+            arguments = {name: _expand(value, len(hidden)) for name, value in arguments.items()}
         return self._call(layer, hidden, arguments)
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether the layer was handed a cache."""
+        """Whether the layer was called with a cache."""
         return any(isinstance(value, KeyValueTap) for value in self.arguments.values())
 
     def keys_values(self, layer: nn.Module, hidden: Tensor, positions: slice) -> KeysValues:
-        """What the layer attends to at n positions with hidden states (B, n, D); nothing more."""
+        """Keys and values of the layer at n positions with hidden states (B, n, D)."""
 
         def stop(key: Tensor, value: Tensor, _: int) -> KeysValues:
             raise Reached(key, value)
@@ -195,12 +195,12 @@ class LayerCall:
         positions: slice | Tensor,
         allowed: Tensor,
     ) -> Tensor:
-        """Call the layer on hidden states (B, n, D) at n positions that follow known ones.
+        """Call the layer on hidden states (B, n, D) at n positions after cached ones.
 
         Args:
-            past: keys and values of the known positions, of batch size B.
-            positions: place of each of the n among the N; places may repeat.
-            allowed: (n, known + n), which keys each of the n positions attends to.
+            past: keys and values of the cached positions, of batch size B.
+            positions: index of each of the n among the N; indices may repeat.
+            allowed: (n, cached + n), which keys each of the n positions attends to.
         """
 
         def follow(key: Tensor, value: Tensor, _: int) -> KeysValues:
@@ -212,34 +212,33 @@ class LayerCall:
         return self._call(layer, hidden, arguments)
 
     def at_places(self, positions: slice | Tensor, allowed: Tensor) -> dict[str, Any]:
-        """The arguments for n positions, places among the N, and which keys each attends to."""
+        """The arguments for n of the N positions; `allowed` is the keys that each attends to."""
         mask = {"attention_mask": self._mask(allowed)}
         return self.arguments | self._at(positions) | mask
 
     def allowed(self, positions: slice) -> Tensor:
-        """(n, before + N): which positions each of the n attends to: causal, and in the layer's
+        """(n, before + N): whether each of the n attends to a position: causal, within the layer's
         window."""
         mask = self.arguments.get("attention_mask")
         if mask is None:
-            every = torch.arange(self.before + self.num_positions)
-            return every <= every[self.before :][positions, None]
+            keys = torch.arange(self.before + self.num_positions)
+            return keys <= keys[self.before :][positions, None]
         rows = mask[0, 0, positions]
         return rows if rows.dtype == torch.bool else rows == 0
 
     def _mask(self, allowed: Tensor) -> Tensor:
-        """`allowed` in the form this layer was given: boolean, or added to the scores."""
-        given = self.arguments.get("attention_mask")
+        """`allowed` in the form of the layer's own mask: boolean, or added to the scores."""
+        layer_mask = self.arguments.get("attention_mask")
         mask = allowed[None, None]
-        if given is None or given.dtype == torch.bool:
+        if layer_mask is None or layer_mask.dtype == torch.bool:
             return mask
-        return torch.zeros_like(mask, dtype=given.dtype).masked_fill(
-            ~mask, torch.finfo(given.dtype).min
-        )
+        dtype = layer_mask.dtype
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def _with_cache(self, cache: KeyValueTap | None) -> dict[str, Any]:
-        """The arguments that hold the cache, with another."""
-        given = self.arguments.items()
-        return {name: cache for name, value in given if isinstance(value, KeyValueTap)}
+        """The arguments that hold a cache, with `cache` in its place."""
+        arguments = self.arguments.items()
+        return {name: cache for name, value in arguments if isinstance(value, KeyValueTap)}
 
     def _at(self, positions: slice | Tensor) -> dict[str, Any]:
         """The arguments that hold one entry per position (ids, rotary angles), at `positions`."""

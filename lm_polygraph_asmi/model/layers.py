@@ -1,9 +1,8 @@
 """Modules and sizes of a model, by its structure and public transformers calls.
 
-A model may be split over devices, or part of it offloaded (`device_map`). Then accelerate's hooks
-fetch a module's weights and inputs to the device it executes on whenever it is called, so modules
-are called, never reached into. The functions that do look at weights (`execution_device`,
-`unembedding`, the readout) have them fetched first.
+A model may be split over devices or partly offloaded (`device_map`). Then accelerate's hooks move a
+module's weights and inputs to its device at each call. So modules are only called. Functions that
+read weights (`execution_device`, `unembedding`, the readout) have them fetched first.
 """
 
 from dataclasses import dataclass
@@ -31,13 +30,13 @@ def head_site(model: PreTrainedModel, layer: int) -> HeadSite:
     Raises:
         ValueError: a layer without attention heads.
     """
-    found = structure_of(model)
-    if layer not in found.sites:
+    sites = structure_of(model).sites
+    if layer not in sites:
         raise ValueError(
             f"layer {layer} of {type(model).__name__} has no attention heads; layers with heads: "
-            f"{', '.join(map(str, found.sites))}"
+            f"{', '.join(map(str, sites))}"
         )
-    return found.sites[layer]
+    return sites[layer]
 
 
 def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
@@ -46,7 +45,7 @@ def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
 
 
 def down_projection(model: PreTrainedModel, layer: int) -> nn.Module:
-    """The projection that leads out of a layer's MLP.
+    """The last projection of a layer's MLP.
 
     Raises:
         TypeError: a mixture of experts, or a layer with no single such projection.
@@ -55,23 +54,23 @@ def down_projection(model: PreTrainedModel, layer: int) -> nn.Module:
 
 
 def attention_module(model: PreTrainedModel, layer: int) -> nn.Module | None:
-    """The module that returns what the output projection returns; None where there is none."""
+    """The module that returns the output of the output projection; None if there is none."""
     path = head_site(model, layer).attention
     return None if path is None else decoder_layers(model)[layer].get_submodule(path)
 
 
 def query_projection(model: PreTrainedModel, layer: int) -> nn.Module | None:
-    """The projection that makes queries alone; None where one projection makes keys as well."""
+    """The projection that computes only queries; None if it also computes keys."""
     return getattr(attention_module(model, layer), "q_proj", None)
 
 
 def base_model(model: PreTrainedModel) -> nn.Module:
-    """The module whose first output is the final states, what logits are made of."""
+    """The module whose first output is the final states, the input of the unembedding."""
     return model.get_submodule(structure_of(model).base_model)
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
-    """What stands between the last layer and the final states."""
+    """The module between the last layer and the final states."""
     path = structure_of(model).final_norm
     return nn.Identity() if path is None else model.get_submodule(path)
 
@@ -87,9 +86,9 @@ def num_layers(model: PreTrainedModel) -> int:
 
 
 def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
-    """H, the number of query heads of a layer; under grouped queries these are what is masked.
+    """H, the number of query heads of a layer; with grouped queries these are the masked heads.
 
-    Without `layer`, that of the first layer that has heads; most models have one number throughout.
+    Without `layer`, that of the first layer that has heads (in most models, of every layer).
 
     Example:
         >>> num_heads(model)
@@ -107,17 +106,17 @@ def heads_width(model: PreTrainedModel, layer: int | None = None) -> int:
 
 
 def context_window(model: PreTrainedModel) -> int | None:
-    """Longest sequence in tokens that the model's positions cover; None where it states none."""
+    """Longest sequence in tokens that the model's positions cover; None if not configured."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 @dataclass(frozen=True)
 class Depth:
-    """The layer that a relative depth means in a model.
+    """The layer at a relative depth of a model.
 
     Attributes:
         requested: index (from 0) of the layer at that depth.
-        layer: index of the nearest layer that has heads, the lower of two; what is masked.
+        layer: index of the nearest layer that has heads (of two, the lower); the masked layer.
     """
 
     requested: int
@@ -125,7 +124,7 @@ class Depth:
 
 
 def layer_at(model: PreTrainedModel, depth: float) -> Depth:
-    """The layer to mask at a relative depth: in hybrids the nearest one that has heads.
+    """The layer to mask at a relative depth; in hybrid models the nearest one that has heads.
 
     Raises:
         ValueError: depth outside (0, 1).
@@ -134,27 +133,27 @@ def layer_at(model: PreTrainedModel, depth: float) -> Depth:
         >>> layer_at(model, 0.6)
         Depth(requested=2, layer=2)
     """
-    found = structure_of(model)
-    requested = target_layer(depth, found.num_layers)
-    nearest = min(found.sites, key=lambda layer: (abs(layer - requested), layer))
+    structure = structure_of(model)
+    requested = target_layer(depth, structure.num_layers)
+    nearest = min(structure.sites, key=lambda layer: (abs(layer - requested), layer))
     return Depth(requested, nearest)
 
 
 def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
     """The output projection W_lm, one row per token, on the device where it computes.
 
-    With a LoRA on it, the rows are those it computes with: W_lm + scaling B A, like merged ones.
+    With a LoRA adapter the rows are W_lm + scaling B A, as if merged.
 
     Raises:
-        TypeError: a quantised output projection, whose rows are not plain numbers, or one under an
-            adapter that adds something else to them.
+        TypeError: a quantised output projection, whose rows are not plain numbers, or an adapter
+            of another kind.
 
     Example:
         >>> unembedding(model).shape
         torch.Size([50, 16])
     """
     projection = model.get_output_embeddings()
-    with align_module_device(projection):  # fetched weights live on while they are referred to
+    with align_module_device(projection):  # the reference keeps fetched weights alive
         weight = getattr(projection, "weight", None)
     # Eight-bit floats come with scales, and some kinds of quantisation have no `weight` at all.
     if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:
@@ -170,7 +169,7 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
 
 
 def _acting_adapters(projection: Any) -> list[str]:
-    """Adapters of PEFT whose part is not in `projection.weight`."""
+    """Active PEFT adapters that are not merged into `projection.weight`."""
     if not hasattr(type(projection), "_disable_adapters") or projection.disable_adapters:
         return []
     if hasattr(projection, "modules_to_save"):  # a copy, which acts as a whole
@@ -185,7 +184,7 @@ def _lora_delta(layer: Any, adapter: str) -> Float[Tensor, "V D"]:
         "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B",
     }  # fmt: skip
     if adapter not in down:
-        # Another layer's adapter: LoRA leaves this one alone. Other methods keep their own names.
+        # A LoRA adapter of other layers. Other methods have attributes of other names.
         if known:
             return torch.zeros(())
     elif adapter not in getattr(layer, "lora_variant", {}):

@@ -18,17 +18,17 @@ CPU_BUDGET = 2**29
 
 
 def default_budget(*devices: torch.device) -> int:
-    """Bytes for passes that run on `devices`: half of what the fullest GPU has free.
+    """Bytes for passes that run on `devices`: half of the free memory of the fullest GPU.
 
-    512 MiB without a GPU. The one unmasked pass takes what it takes. Larger batches do not make a
-    CPU faster, so its figure is small on purpose.
+    512 MiB without a GPU, since larger batches do not make a CPU faster. The unmasked pass is not
+    limited.
     """
     free = [_free_bytes(device) for device in devices if device.type == "cuda"]
     return min(free) // 2 if free else CPU_BUDGET
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU, with the blocks that PyTorch holds of it and nobody uses."""
+    """Free memory of a GPU, with the unused blocks that PyTorch has reserved."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
@@ -36,8 +36,8 @@ def _free_bytes(device: torch.device) -> int:
 def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     """Peak bytes of a decoder layer over `queries` positions that attend to `keys` each.
 
-    A count of the tensors alive at once: residual stream and norm output, the attention
-    projections, the gated MLP, and, under eager attention, the score matrices.
+    Counts the tensors alive at once: residual stream, norm output, attention projections, gated
+    MLP, and in eager attention the score matrices.
     """
     config = model.config.get_text_config()
     hidden = config.hidden_size
@@ -57,39 +57,39 @@ def batch_bytes(model: PreTrainedModel, num_masks: int, positions: int) -> int:
     return _layer_bytes(model, num_masks * positions, positions)
 
 
-def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: int) -> int:
-    """Peak bytes of one layer over the response positions of all masks, behind `known` keys."""
+def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
+    """Peak bytes of one layer over the response positions of all masks, after `cached` keys."""
     queries = num_masks * positions
-    keys = known + queries
-    joined = 4 * known * heads_width(model) * model.dtype.itemsize
+    keys = cached + queries
+    joined = 4 * cached * heads_width(model) * model.dtype.itemsize
     attention_mask = 4 * queries * keys
     return _layer_bytes(model, queries, keys) + joined + attention_mask
 
 
-def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, known: int) -> int:
+def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
     """Peak bytes of one layer over a batch of responses, with every layer's keys and values."""
-    keys = known + positions
-    cached = 2 * num_layers(model) * heads_width(model) * model.dtype.itemsize * keys
-    return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * cached
+    keys = cached + positions
+    per_mask = 2 * num_layers(model) * heads_width(model) * model.dtype.itemsize * keys
+    return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * per_mask
 
 
 def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
     """Peak bytes of reducing one position under `distinct` masks to its statistics.
 
     Returns:
-        Without the kernel of the agreement, and for each of its rows: there are as many as tokens
-        in the union of the masks' top K.
+        Bytes without the kernel matrix of the agreement, and bytes per row of that matrix. It has
+        one row per token in the union of the masks' top K.
     """
     vocabulary, width = unembedding.shape
     kept = min(top_k, vocabulary)
     union = min(distinct * kept, vocabulary)
-    # Distributions; ids sorted for the union; both reductions and what their entropies take.
+    # Distributions; ids sorted for the union; both reductions and their entropies.
     reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
     return reduced + 8 * union * width, 16 * union
 
 
 def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:
-    """How many of `total` items fit into `budget` bytes together; at least one."""
+    """How many of `total` items fit into `budget` bytes at once; at least one."""
     return max((n for n in range(1, total + 1) if bytes_of(n) <= budget), default=1)
 
 
@@ -102,18 +102,18 @@ def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Re
     Raises:
         torch.OutOfMemoryError: even a single item does not fit.
     """
-    done: list[Result] = []
+    results: list[Result] = []
     start, chunk = 0, max(1, min(total, chunk))
     while start < total:
         try:
-            done.append(run(slice(start, start + chunk)))
+            results.append(run(slice(start, start + chunk)))
             start += chunk
             continue
         except torch.OutOfMemoryError:
             if chunk == 1:
                 raise
-        # Outside the handler, which would keep the failed piece's tensors alive.
+        # Outside the handler, which would keep the failed chunk's tensors alive.
         chunk = (chunk + 1) // 2
         torch.cuda.empty_cache()
-        log.warning("ASMI ran out of device memory and goes on in pieces of %d", chunk)
-    return done
+        log.warning("ASMI ran out of device memory and continues in chunks of %d", chunk)
+    return results

@@ -1,6 +1,6 @@
-"""What is remembered of a model while it lives: its lock, its structure, what was checked of it.
+"""Caches per model: its lock, its structure, the results of its checks.
 
-Nothing here keeps a model alive, and nothing is written onto one.
+They do not keep a model alive, and nothing is written to the model.
 """
 
 import threading
@@ -20,16 +20,16 @@ from transformers import PretrainedConfig
 
 @dataclass
 class ModelCache:
-    """What is remembered of one model.
+    """The cache of one model.
 
     Attributes:
-        found: facts that hold as long as `state` is the model's own, by name.
-        state: `model_state` when `found` was begun.
+        values: by name, valid as long as the model's state is `state`.
+        state: `model_state` when `values` was created.
         attention: the model's own attention implementation while a session is open, else None.
-        switches: how each attention implementation is put into force: what its configurations say.
+        switches: by attention implementation, the settings of the configurations that select it.
     """
 
-    found: dict[Hashable, Any] = field(default_factory=dict)
+    values: dict[Hashable, Any] = field(default_factory=dict)
     state: int | None = None
     attention: str | None = None
     switches: dict[str, Any] = field(default_factory=dict)
@@ -40,13 +40,13 @@ _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 _GUARD = threading.Lock()
 _COUNT = count(1)
 _SERIALS: dict[int, tuple[Any, int]] = {}
-"""By `id`, a weak reference to what has a number, and the number."""
+"""By `id`, a weak reference to a numbered object, and its number."""
 _STORAGES: dict[int, tuple[StorageWeakRef, int]] = {}
-"""The same of tensors' storages, by their address, which no other gets while it stands here."""
-_NO_MATTER = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
-_NO_MATTER |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
-_NOTHING: frozenset[str] = frozenset()
-_PLAIN = {bool, int, float, str, type(None)}
+"""The same for storages of tensors, by address; an address is not reused while it is in here."""
+_IGNORED = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
+_IGNORED |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
+_NO_NAMES: frozenset[str] = frozenset()
+_SCALARS = {bool, int, float, str, type(None)}
 _COLLECTIONS = {dict, list, tuple, set, frozenset}
 _FUNCTIONS = {FunctionType, BuiltinFunctionType, partial}
 _METHODS = ("forward", "_old_forward")
@@ -54,45 +54,45 @@ _RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 
 
 def model_cache_of(model: nn.Module) -> ModelCache:
-    """The cache of a model, made when there is none."""
+    """The cache of a model, created if there is none."""
     with _GUARD:
         return _CACHES.setdefault(model, ModelCache())
 
 
 def model_lock(model: nn.Module) -> Any:
-    """The lock that whoever scores a model holds; a context manager, for one thread nestable.
+    """The lock that is held while a model is scored; a context manager that one thread may nest.
 
-    Model objects that share their modules share it: it is that of the input embedding.
+    Model objects with the same input embedding share one lock.
 
     Example:
-        >>> with model_lock(model):  # no other thread scores it meanwhile
+        >>> with model_lock(model):  # no other thread scores the model in this block
         ...     model.num_parameters() > 0
         True
     """
     try:
-        shared = model.get_input_embeddings()  # type: ignore[operator]
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
-        shared = None
+        embedding = None
     with _GUARD:
-        return _LOCKS.setdefault(model if shared is None else shared, threading.RLock())
+        return _LOCKS.setdefault(model if embedding is None else embedding, threading.RLock())
 
 
 def model_cache(model: nn.Module) -> dict[Hashable, Any]:
-    """Facts about the model as it is now; forgotten once its modules or weights change.
+    """Values cached for the model; emptied once its modules or weights change.
 
-    Inside `scoring_session` nothing is to change, and is not looked for.
+    Inside `scoring_session` the model must not change, so changes are not looked for.
     """
     cache = model_cache_of(model)
     if cache.attention is not None and cache.state is not None:
-        return cache.found
+        return cache.values
     state = model_state(model)
     if cache.state != state:
-        cache.found, cache.state = {}, state
-    return cache.found
+        cache.values, cache.state = {}, state
+    return cache.values
 
 
 def state_in_session(model: nn.Module) -> int:
-    """`model_state`; inside `scoring_session` as it was at its beginning.
+    """`model_state`; inside `scoring_session`, that of its beginning.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session
@@ -108,15 +108,14 @@ def state_in_session(model: nn.Module) -> int:
 
 
 def model_state(model: nn.Module) -> int:
-    """A number that changes when what a model computes with is exchanged or written to.
+    """A number that changes when modules, weights or settings of a model are replaced or changed.
 
-    It costs microseconds a module, since no value is read: it is made of every module, of the
-    identity, storage and version counter of every parameter and buffer, of the plain values that
-    modules and configurations hold (`plain_values`), of PEFT's active adapters, and of the hooks
-    and forward methods that others have set. Unlike a key made of values it means nothing in
-    another process. Writing through `.data` or into memory that NumPy shares moves no counter and
-    is not seen. Parameters made in inference mode have no counter, so the state of a model that was
-    loaded in it is another one every time.
+    It covers all modules; identity, storage and version counter of every parameter and buffer;
+    plain values of modules and configurations (`plain_values`); active PEFT adapters; foreign hooks
+    and forward methods. It costs microseconds per module, since no weight is read. The number is
+    valid only in this process. Writes through `.data` or into memory shared with NumPy are not
+    detected. Parameters created in inference mode have no version counter, so a model loaded in
+    that mode has a new state at every call.
 
     Example:
         >>> before = model_state(model)
@@ -129,51 +128,52 @@ def model_state(model: nn.Module) -> int:
     parts: list[Hashable] = []
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
-        own = vars(module)
+        attributes = vars(module)
         parts.append((_serial(module), type(module)))
-        if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: which adapters act?
+        if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
             parts.append((module._disable_adapters, str(module._active_adapter)))
         parts += plain_values(module)
         parts += [_serial(code) for code in foreign_code(module)]
         renewed = renewed_names(module)
         for kind in ("_parameters", "_buffers"):
-            for name, tensor in own[kind].items():
+            for name, tensor in attributes[kind].items():
                 if tensor is not None and name not in renewed:
-                    parts.append(_place(tensor))
-        config = own.get("config")
+                    parts.append(_tensor_key(tensor))
+        config = attributes.get("config")
         if isinstance(config, PretrainedConfig):
             configs[id(config)] = config
     for config in configs.values():
-        parts += _configured(config)
+        parts += _config_values(config)
     return hash(tuple(parts))
 
 
 def plain_values(module: nn.Module) -> list[str]:
-    """The numbers, texts, collections of them and functions among a module's attributes, by name.
+    """A module's attributes that are numbers, strings, collections of them or functions, as
+    "name=value".
 
-    Such as the scaling of attention or of an adapter, or an activation. Left out is what changes no
-    result: where a model lies, whether it is being trained, what is no number among the names that
-    begin with an underscore. Functions without a name of their own are `foreign_code`.
+    Examples are the scaling of attention or of an adapter, or an activation. Attributes that change
+    no result are left out: devices, the training flag, private attributes that are not numbers.
+    Functions without a name are `foreign_code`.
     """
-    own, renewed, found = vars(module), renewed_names(module), []
-    for name in [name for name in own if name not in _NO_MATTER]:
-        value = own[name]
+    attributes, renewed, values = vars(module), renewed_names(module), []
+    for name in [name for name in attributes if name not in _IGNORED]:
+        value = attributes[name]
         kind = type(value)
-        # Where recurrent layers begin with None, a pass puts a tensor.
+        # In recurrent layers a pass replaces None by a tensor.
         if value is None or name in renewed or (name[0] == "_" and kind not in (int, float)):
             continue
-        if kind in _PLAIN:
-            found.append(f"{name}={value!r}")
+        if kind in _SCALARS:
+            values.append(f"{name}={value!r}")
         elif kind in _COLLECTIONS:
-            found.append(f"{name}={_text(value)}")
+            values.append(f"{name}={_literal(value)}")
         elif kind in _FUNCTIONS and name not in _METHODS:
-            found.append(f"{name}={_named(value)}")
-    return found
+            values.append(f"{name}={_function_name(value)}")
+    return values
 
 
 def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors among a module's attributes and buffers, by name: not its parameters, nor what
-    is made anew for each sequence."""
+    """The tensors among a module's attributes and buffers, by name, without parameters and without
+    those that are recomputed for each sequence."""
     renewed = renewed_names(module)
     return {
         name: value
@@ -182,11 +182,11 @@ def held_tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _named(function: Any) -> str | None:
-    """What a function is called, with what is bound to it; None where that tells not all of it."""
+def _function_name(function: Any) -> str | None:
+    """Name of a function, with bound arguments; None if that does not identify the function."""
     if isinstance(function, partial):
-        name, bound = _named(function.func), (*function.args, *function.keywords.values())
-        if name is None or any(type(value) not in _PLAIN for value in bound):
+        name, bound = _function_name(function.func), (*function.args, *function.keywords.values())
+        if name is None or any(type(value) not in _SCALARS for value in bound):
             return None
         return f"{name}{function.args}{function.keywords}"
     if "<" in function.__qualname__ or getattr(function, "__closure__", None):
@@ -195,109 +195,106 @@ def _named(function: Any) -> str | None:
 
 
 def renewed_names(module: nn.Module) -> Set[str]:
-    """Attributes that rotary embeddings make anew for each sequence, by its length."""
-    own = vars(module)
-    if "rope_type" not in own:
-        return _NOTHING
-    kinds = own["rope_type"]
+    """Attributes that rotary embeddings recompute for each sequence, depending on its length."""
+    attributes = vars(module)
+    if "rope_type" not in attributes:
+        return _NO_NAMES
+    kinds = attributes["rope_type"]
     kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
     if not any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
-        return _NOTHING
-    names = (name for name in (*own, *own["_buffers"]) if "original" not in name)
+        return _NO_NAMES
+    names = (name for name in (*attributes, *attributes["_buffers"]) if "original" not in name)
     return {name for name in names if name.endswith(_RENEWED)}
 
 
 def foreign_code(module: nn.Module) -> list[Any]:
-    """Hooks, nameless functions, and a forward method of its own, that others have set on a module.
+    """Hooks, nameless functions and a replaced forward method that foreign code set on a module.
 
-    What they compute cannot be told. Those of transformers and accelerate are not among them: they
-    record, or fetch weights. Nor are those set here, which come and go within a pass.
+    Their computation is unknown. Those of transformers and accelerate are not included: they only
+    record, or fetch weights. Those of this package are not included: they exist only during a pass.
     """
-    own = vars(module)
-    found = []
+    attributes = vars(module)
+    code: list[Any] = []
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
-        if own[kind]:
-            found += own[kind].values()
-    # Where accelerate has wrapped the forward method, what it has wrapped counts.
-    for name in _METHODS:
-        if name in own and getattr(own[name], "__func__", None) is not type(module).forward:
-            found.append(own[name])
-    found += [
-        value
-        for name, value in own.items()
-        if type(value) in _FUNCTIONS and name != "forward" and name[0] != "_" and not _named(value)
-    ]
-    return [code for code in found if not _of_library(code)] if found else found
+        code += attributes[kind].values()
+    # If accelerate wrapped the forward method, the wrapped method counts.
+    methods = [attributes[name] for name in _METHODS if name in attributes]
+    forward = type(module).forward
+    code += [method for method in methods if getattr(method, "__func__", None) is not forward]
+    functions = [name for name, value in attributes.items() if type(value) in _FUNCTIONS]
+    public = [attributes[name] for name in functions if name != "forward" and name[0] != "_"]
+    code += [function for function in public if not _function_name(function)]
+    return [function for function in code if not _of_library(function)]
 
 
 def has_foreign_code(model: nn.Module) -> bool:
-    """Whether there is any in a model. It may do another thing at each position and for each text,
-    so that nothing but full forward passes is known to run it as the model does."""
-    facts = model_cache(model)
-    if "foreign code" not in facts:
-        facts["foreign code"] = any(foreign_code(module) for module in model.modules())
-    return bool(facts["foreign code"])
+    """Whether any module has `foreign_code`. It may act differently at each position and for each
+    text, so only full forward passes are known to run it as the model does."""
+    cache = model_cache(model)
+    if "foreign code" not in cache:
+        cache["foreign code"] = any(foreign_code(module) for module in model.modules())
+    return bool(cache["foreign code"])
 
 
 def _of_library(code: Any) -> bool:
     while isinstance(code, partial):
         code = code.func
-    home = getattr(code, "__module__", None) or type(code).__module__
-    return home.partition(".")[0] in ("transformers", "accelerate", __package__.partition(".")[0])
+    module = getattr(code, "__module__", None) or type(code).__module__
+    return module.partition(".")[0] in ("transformers", "accelerate", __package__.partition(".")[0])
 
 
-def _text(value: Any) -> str | None:
-    """A plain value as it would be typed, sets in order; None for anything else."""
-    if type(value) in _PLAIN:
+def _literal(value: Any) -> str | None:
+    """A plain value as Python source, sets in order; None for anything else."""
+    if type(value) in _SCALARS:
         return repr(value)
     if isinstance(value, Mapping):
-        parts = [(_text(key), _text(of_key)) for key, of_key in value.items()]
+        parts = [(_literal(key), _literal(of_key)) for key, of_key in value.items()]
         return repr([(key, of_key) for key, of_key in parts if key and of_key])
     if type(value) in _COLLECTIONS:
-        texts = [text for part in value if (text := _text(part)) is not None]
+        texts = [text for part in value if (text := _literal(part)) is not None]
         return repr(sorted(texts) if isinstance(value, set | frozenset) else texts)
     return None
 
 
-def _configured(config: PretrainedConfig) -> Iterator[str]:
+def _config_values(config: PretrainedConfig) -> Iterator[str]:
     for name, value in vars(config).items():
         if name[0] == "_":
             continue
         if isinstance(value, PretrainedConfig):
-            yield from _configured(value)
-        elif (text := _text(value)) is not None:
+            yield from _config_values(value)
+        elif (text := _literal(value)) is not None:
             yield f"{name}={text}"
 
 
-def _serial(thing: Any) -> int:
-    """A number for as long as something lives; unlike its `id` no later one gets it again."""
-    place = id(thing)
-    kept = _SERIALS.get(place)
-    if kept is not None and kept[0]() is thing:
-        return kept[1]
+def _serial(target: Any) -> int:
+    """A number for the lifetime of an object; unlike its `id` the number is never reused."""
+    address = id(target)
+    entry = _SERIALS.get(address)
+    if entry is not None and entry[0]() is target:
+        return entry[1]
     number = next(_COUNT)
     try:
-        _SERIALS[place] = ref(thing, lambda gone: _forget(place, gone)), number
-    except TypeError:  # of a kind that nothing weak can refer to
-        return place
+        _SERIALS[address] = ref(target, lambda reference: _forget(address, reference)), number
+    except TypeError:  # its type has no weak references
+        return address
     return number
 
 
-def _forget(place: int, gone: Any) -> None:
-    if _SERIALS.get(place, (None, 0))[0] is gone:
-        del _SERIALS[place]
+def _forget(address: int, reference: Any) -> None:
+    if _SERIALS.get(address, (None, 0))[0] is reference:
+        del _SERIALS[address]
 
 
-def _place(tensor: Tensor) -> tuple[int, ...]:
-    if tensor.is_meta:  # offloaded: accelerate puts another stand-in there after every call
+def _tensor_key(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.is_meta:  # offloaded: accelerate sets another meta tensor after every call
         return hash(tensor.shape), -1, -1
-    # Tensors made in inference mode count no versions, those of some quantisations have no place.
+    # Tensors made in inference mode have no version, those of some quantisations no address.
     version = -1 if tensor.is_inference() else tensor._version
     if version < 0 and isinstance(tensor, nn.Parameter):
-        version = next(_COUNT)  # whether it was written to nobody can tell: it counts as if
-    # PyTorch moves tensors that wrap others by exchanging them, which weak references forbid.
-    usual = type(tensor) in (nn.Parameter, Tensor) or not is_traceable_wrapper_subclass(tensor)
-    number = _serial(tensor) if usual else id(tensor)
+        version = next(_COUNT)  # writes cannot be detected, so it counts as written to
+    # PyTorch moves wrapper tensors by swapping them, which fails if they have weak references.
+    wrapper = type(tensor) not in (nn.Parameter, Tensor) and is_traceable_wrapper_subclass(tensor)
+    number = id(tensor) if wrapper else _serial(tensor)
     try:
         return number, tensor.data_ptr(), version, _storage_serial(tensor)
     except (RuntimeError, NotImplementedError):
@@ -305,15 +302,15 @@ def _place(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _storage_serial(tensor: Tensor) -> int:
-    """A number for the memory a tensor lies in, which a later tensor may get at the same place."""
+    """A number for the memory of a tensor, never reused even if the address is."""
     storage = tensor.untyped_storage()
-    kept = _STORAGES.get(storage._cdata)
-    if kept is not None:
-        return kept[1]
-    if not len(_STORAGES) & (len(_STORAGES) - 1):  # doubled: a time to forget what is gone
-        for place, (of, _) in list(_STORAGES.items()):
-            if of.expired():
-                del _STORAGES[place]
+    entry = _STORAGES.get(storage._cdata)
+    if entry is not None:
+        return entry[1]
+    if not len(_STORAGES) & (len(_STORAGES) - 1):  # size doubled: drop freed storages
+        for address, (reference, _) in list(_STORAGES.items()):
+            if reference.expired():
+                del _STORAGES[address]
     number = next(_COUNT)
     _STORAGES[storage._cdata] = StorageWeakRef(storage), number
     return number

@@ -126,11 +126,11 @@ def structure_of(model: PreTrainedModel) -> Structure:
         >>> structure_of(model).layers, structure_of(model).num_layers
         ('model.layers', 4)
     """
-    facts = model_cache(model)
-    if "structure" not in facts:
+    cache = model_cache(model)
+    if "structure" not in cache:
         _check_not_compiled(model)
-        facts["structure"] = _find(model)
-    structure: Structure = facts["structure"]
+        cache["structure"] = _find_structure(model)
+    structure: Structure = cache["structure"]
     return structure
 
 
@@ -186,13 +186,13 @@ def _factors_of_one(heads: int, head: int) -> Tensor:
     return 1 + 0.5 * (torch.arange(heads) == head)[:, None, None].expand(-1, TOKENS, 1)
 
 
-class _Watch(TorchFunctionMode):
-    """Records every softmax over keys; multiplies its result by `raised(number of heads)` if
-    given."""
+class _SoftmaxRecorder(TorchFunctionMode):
+    """Records every softmax over keys; multiplies its result by `scale(number of heads)` if
+    `scale` is passed."""
 
-    def __init__(self, trace: "_Trace", raised: Callable[[int], Tensor] | None = None) -> None:
+    def __init__(self, trace: "_Trace", scale: Callable[[int], Tensor] | None = None) -> None:
         super().__init__()
-        self.trace, self.raised = trace, raised
+        self.trace, self.scale = trace, scale
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -213,8 +213,8 @@ class _Watch(TorchFunctionMode):
         if len(rows) == 2 and heads == 1:  # the shape of a router over experts
             return result
         self.trace.softmax(heads)
-        if self.raised is not None:
-            result = result * self.raised(heads).to(result)
+        if self.scale is not None:
+            result = result * self.scale(heads).to(result)
         return result
 
 
@@ -254,8 +254,8 @@ class _Trace:
             self._stack.pop().output = output
 
     @contextmanager
-    def watching(
-        self, root: nn.Module, raised: Callable[[int], Tensor] | None = None
+    def recording(
+        self, root: nn.Module, scale: Callable[[int], Tensor] | None = None
     ) -> Iterator[None]:
         with ExitStack() as hooks:
             for module in root.modules():
@@ -265,7 +265,7 @@ class _Trace:
                     module.register_forward_hook(self.leave, with_kwargs=True),
                 ):
                     hooks.callback(handle.remove)
-            hooks.enter_context(_Watch(self, raised))
+            hooks.enter_context(_SoftmaxRecorder(self, scale))
             yield
 
 
@@ -303,15 +303,15 @@ def _same_numbers(a: Tensor, b: Tensor) -> bool:
 
 def special_tokens(model: PreTrainedModel) -> set[int]:
     """Token ids named in the configuration; a model may treat them differently."""
-    facts = model_cache(model)
-    if "special tokens" not in facts:
+    cache = model_cache(model)
+    if "special tokens" not in cache:
         special: set[int] = set()
         for part in (model.config, model.config.get_text_config(decoder=True)):
             for name, value in part.to_dict().items():
                 if name.endswith(("token_id", "token_index", "token_ids")):
                     special |= set(value if isinstance(value, list) else [value])
-        facts["special tokens"] = special
-    special_ids: set[int] = facts["special tokens"]
+        cache["special tokens"] = special
+    special_ids: set[int] = cache["special tokens"]
     return special_ids
 
 
@@ -324,7 +324,7 @@ def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     return tokens.to(execution_device(model.get_input_embeddings()))
 
 
-def _find(model: PreTrainedModel) -> Structure:
+def _find_structure(model: PreTrainedModel) -> Structure:
     """Find the structure in short passes; see the module's docstring."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
@@ -335,89 +335,89 @@ def _find(model: PreTrainedModel) -> Structure:
     # The softmax of other implementations is not visible.
     attention = None if attention_of(model) in MASKABLE else "eager"
     with scoring_session(model, attention):
-        before = [(id(module), plain_values(module)) for module in model.modules()]
-        state_before = _State(model)
+        values_before = [(id(module), plain_values(module)) for module in model.modules()]
+        tensors_before = _ModuleTensors(model)
         tokens = _ordinary_tokens(model)
         try:
-            with trace.watching(model):
+            with trace.recording(model):
                 model(input_ids=tokens, use_cache=False, return_dict=True)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise TypeError(_why_not(model, error)) from error
+            raise TypeError(_failure_message(model, error)) from error
         if not trace.softmaxes:
             raise TypeError(
                 f"{name} has no attention heads that ASMI could mask: no softmax over keys in a "
                 "pass (its layers are linear attention, state spaces or recurrences, or attention "
                 "runs in an opaque kernel: then load it with attn_implementation='eager')"
             )
-        after = [(id(module), plain_values(module)) for module in model.modules()]
+        values_after = [(id(module), plain_values(module)) for module in model.modules()]
         changed: str | None = (
             "a pass changes its settings (BigBird chooses its attention by the length of the first "
             "text)"
         )
-        if after == before:
-            changed = state_before.left_by_a_pass(tokens.flip(1))
+        if values_after == values_before:
+            changed = tensors_before.changed_by_pass(tokens.flip(1))
         if changed:
             raise TypeError(
                 f"{name} changes itself in a pass: {changed}. Its results depend on earlier inputs"
             )
-        structure = _read(model, trace)
-        plain = _check_causal(model, structure, tokens)
+        structure = _read_structure(model, trace)
+        states = _check_causal(model, structure, tokens)
         _check_heads(model, structure, trace)
-        return replace(structure, takes_cache=_takes_cache(model, structure, tokens, plain))
+        return replace(structure, takes_cache=_takes_cache(model, structure, tokens, states))
 
 
-class _State:
+class _ModuleTensors:
     """Tensors of a model's modules other than parameters, as they were before a pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.held = {module: held_tensors(module) for module in model.modules()}
-        self.names = {module: set(vars(module)) for module in model.modules()}
+        self.tensors = {module: held_tensors(module) for module in model.modules()}
+        self.attributes = {module: set(vars(module)) for module in model.modules()}
         self.versions = {
             id(tensor): _version(tensor)
-            for tensors in self.held.values()
+            for tensors in self.tensors.values()
             for tensor in tensors.values()
         }
 
-    def left_by_a_pass(self, tokens: Tensor) -> str | None:
+    def changed_by_pass(self, tokens: Tensor) -> str | None:
         """State left by a pass that changes the next pass; None if there is none.
 
         State that does not change the next pass is allowed: recurrences restart with every text.
         """
-        left = []
+        changed = []
         for path, module in self.model.named_modules():
-            before, after = self.held[module], held_tensors(module)
+            before, after = self.tensors[module], held_tensors(module)
             for name in before.keys() | after.keys():
                 old, new = before.get(name), after.get(name)
                 if new is not None and new is old:
                     if _version(new) != self.versions[id(new)]:
                         return f"it writes to {name!r} in {path!r}"
                 elif not _same_values(old, new):
-                    left.append((path, module, name))
-        if not left:
+                    changed.append((path, module, name))
+        if not changed:
             return None
-        with_it = self._logits(tokens)
-        self._take_away(left)
-        without = self._logits(tokens)
-        self._take_away(left)
-        if _close(self.model, with_it, without):
+        logits_after = self._logits(tokens)
+        self._restore(changed)
+        logits_restored = self._logits(tokens)
+        self._restore(changed)
+        if _close(self.model, logits_after, logits_restored):
             return None
-        path, _, name = left[0]
+        path, _, name = changed[0]
         return f"it leaves {name!r} in {path!r}"
 
     def _logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.model(input_ids=tokens, use_cache=False, return_dict=True).logits
         return logits
 
-    def _take_away(self, left: list[tuple[str, nn.Module, str]]) -> None:
-        for _, module, name in left:
+    def _restore(self, changed: list[tuple[str, nn.Module, str]]) -> None:
+        for _, module, name in changed:
             attributes, buffers = vars(module), vars(module)["_buffers"]
             if name in buffers:
-                buffers[name] = self.held[module].get(name)
-            elif name in self.names[module]:
-                attributes[name] = self.held[module].get(name)
+                buffers[name] = self.tensors[module].get(name)
+            elif name in self.attributes[module]:
+                attributes[name] = self.tensors[module].get(name)
             else:
                 attributes.pop(name, None)
 
@@ -433,7 +433,7 @@ def _same_values(first: Tensor | None, second: Tensor | None) -> bool:
     return first.is_meta or second.is_meta or _same_numbers(first, second)
 
 
-def _why_not(model: PreTrainedModel, error: Exception) -> str:
+def _failure_message(model: PreTrainedModel, error: Exception) -> str:
     """Message for a model whose forward pass over a text failed."""
     failure = f"{type(error).__name__}: {error}"
     dtypes = sorted(map(str, dtypes_of(model)))
@@ -448,15 +448,15 @@ def _why_not(model: PreTrainedModel, error: Exception) -> str:
     )
 
 
-def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
+def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
     """Structure from the recorded calls."""
     name = type(model).__name__
     calls = trace.by_module()
     path, stack = _stack_of_layers(model, trace, calls)
     names = path.split(".")
-    around = (".".join(names[:depth]) for depth in range(1, len(names)))
-    once = (part for part in around if len(calls.get(model.get_submodule(part), [])) == 1)
-    base_model_path = next(once, "")
+    parents = (".".join(names[:depth]) for depth in range(1, len(names)))
+    called_once = (part for part in parents if len(calls.get(model.get_submodule(part), [])) == 1)
+    base_model_path = next(called_once, "")
     if not base_model_path:
         raise TypeError(
             f"{name}: expected a module around the {len(stack)} layers at {path!r} that runs once "
@@ -475,18 +475,18 @@ def _read(model: PreTrainedModel, trace: _Trace) -> Structure:
     )
     norm_path = None
     if not _same(layer_calls[-1].leaving, final):
-        inside = set(stack.modules())
+        stack_modules = set(stack.modules())
         last = layer_calls[-1].order
-        makers = [
+        norms = [
             call
             for call in trace.calls
             if call.order > last
-            and call.module not in inside
+            and call.module not in stack_modules
             and _same(call.leaving, final)
             and _same(call.entering, layer_calls[-1].leaving)
         ]
-        if makers:
-            norm_path = _path_of(model, makers[-1].module)
+        if norms:
+            norm_path = _path_of(model, norms[-1].module)
         else:
             chained = False
     sites = {index: site for index, layer in enumerate(stack) if (site := _site(layer, trace))}
@@ -503,11 +503,11 @@ def _stack_of_layers(
 ) -> tuple[str, nn.ModuleList]:
     """Path and module of the outermost list of layers with a softmax over keys."""
     name = type(model).__name__
-    weighing = {module for softmax in trace.softmaxes for module in softmax.stack}
+    with_softmax = {module for softmax in trace.softmaxes for module in softmax.stack}
     lists = [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and any(part in weighing for part in module)
+        if isinstance(module, nn.ModuleList) and any(layer in with_softmax for layer in module)
     ]
     outermost = [
         (path, module)
@@ -515,8 +515,8 @@ def _stack_of_layers(
         if not any(path.startswith(other + ".") for other, _ in lists)
     ]
     if len(outermost) != 1:
-        seen = ", ".join(f"{path!r} ({len(module)})" for path, module in outermost) or "none"
-        raise TypeError(f"{name}: expected one stack of layers with attention heads, got {seen}")
+        paths = ", ".join(f"{path!r} ({len(module)})" for path, module in outermost) or "none"
+        raise TypeError(f"{name}: expected one stack of layers with attention heads, got {paths}")
     path, stack = outermost[0]
     times = [len(calls.get(layer, [])) for layer in stack]
     orders = [calls[layer][0].order for layer in stack if layer in calls]
@@ -549,8 +549,8 @@ def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
     if not softmaxes:
         return None
     softmax = softmaxes[-1]
-    inside = [call for call in trace.calls if layer in call.stack]
-    projections = [call for call in inside if _multiplies(call.module)]
+    calls = [call for call in trace.calls if layer in call.stack]
+    projections = [call for call in calls if _multiplies(call.module)]
     earlier = [call.entering for call in projections if call.order < softmax.order]
     for call in projections:
         heads = call.entering
@@ -560,21 +560,21 @@ def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
             continue
         if heads.shape[-1] % softmax.heads or heads.shape[:-1].numel() != TOKENS:
             return None
-        around = [
+        attention_calls = [
             outer
-            for outer in inside
+            for outer in calls
             if outer.module in call.stack
             and outer.module in softmax.stack
             and outer.order < softmax.order
             and _same(outer.leaving, call.leaving)
         ]
-        outer = around[0] if around else None
-        returned = outer.output if outer else None
+        attention = attention_calls[0] if attention_calls else None
+        returned = attention.output if attention else None
         return HeadSite(
             projection=_path_of(layer, call.module),
             heads=softmax.heads,
             width=heads.shape[-1],
-            attention=_path_of(layer, outer.module) if outer else None,
+            attention=_path_of(layer, attention.module) if attention else None,
             returns=len(returned) if isinstance(returned, tuple) else 0,
         )
     return None
@@ -587,30 +587,31 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
     Raises:
         TypeError: experts, several such projections, or none.
     """
-    facts = model_cache(model)
+    cache = model_cache(model)
     key = ("down projection", layer)
-    if key not in facts:
+    if key not in cache:
         structure = structure_of(model)
         module = model.get_submodule(structure.layers).get_submodule(str(layer))
         trace = _Trace()
-        with scoring_session(model), trace.watching(module):
+        with scoring_session(model), trace.recording(module):
             base_model = model.get_submodule(structure.base_model)
             base_model(input_ids=_ordinary_tokens(model), use_cache=False)
-        facts[key] = _down_projection(
+        cache[key] = _down_projection(
             type(model).__name__, layer, module, structure.sites[layer], trace
         )
-    path: str = facts[key]
+    path: str = cache[key]
     return path
 
 
 def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, trace: _Trace) -> str:
-    heads = layer.get_submodule(site.projection)
-    (called,) = [call for call in trace.calls if call.module is layer]
-    # Without an attention module, all calls before its projection belong to the attention.
-    around = layer.get_submodule(site.attention) if site.attention else None
-    attention = set() if around is None else set(around.modules())
-    last_order = 0 if around else next(c.order for c in trace.calls if c.module is heads)
-    outside = [
+    output_projection = layer.get_submodule(site.projection)
+    (layer_call,) = [call for call in trace.calls if call.module is layer]
+    attention, last_order = set(), 0
+    if site.attention:
+        attention = set(layer.get_submodule(site.attention).modules())
+    else:  # all calls up to the output projection belong to the attention
+        last_order = next(c.order for c in trace.calls if c.module is output_projection)
+    mlp_calls = [
         call
         for call in trace.calls
         if _multiplies(call.module)
@@ -618,8 +619,8 @@ def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, tr
         and call.order > last_order
         and not any(_multiplies(outer) for outer in call.stack)  # parts of an adapter
     ]
-    projections = {part for call in outside for part in call.module.modules()}
-    width = called.leaving.shape[-1] if called.leaving is not None else 0
+    projections = {part for call in mlp_calls for part in call.module.modules()}
+    width = layer_call.leaving.shape[-1] if layer_call.leaving is not None else 0
     problem = f"{name}: layer {index} has no single down projection of an MLP"
     for path, module in layer.named_modules():
         sizes = [part.ndim for part in module.parameters(recurse=False)]
@@ -627,13 +628,13 @@ def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, tr
             raise TypeError(
                 f"{problem}: {path!r} has weights with more than two axes, as experts have"
             )
-    ways_out = [
-        call for call in outside if call.leaving is not None and call.leaving.shape[-1] == width
+    down_calls = [
+        call for call in mlp_calls if call.leaving is not None and call.leaving.shape[-1] == width
     ]
-    paths = [_path_of(layer, call.module) for call in ways_out]
+    paths = [_path_of(layer, call.module) for call in down_calls]
     if len(paths) != 1:
         raise TypeError(f"{problem}, but {', '.join(map(repr, paths)) or 'none'}")
-    (down,) = ways_out
+    (down,) = down_calls
     if down.entering is None or down.entering.shape[:-1].numel() != TOKENS:
         raise TypeError(f"{problem}: {paths[0]!r} does not get every token once, as in experts")
     return paths[0]
@@ -644,17 +645,17 @@ def _check_causal(model: PreTrainedModel, structure: Structure, tokens: Tensor) 
     base_model = model.get_submodule(structure.base_model)
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
-    plain, again, changed = (
+    states, repeated, changed = (
         states_of(base_model(input_ids=ids, use_cache=False)) for ids in (tokens, tokens, other)
     )
-    if not _close(model, plain, again):
+    if not _close(model, states, repeated):
         raise TypeError(
             f"{type(model).__name__} is not deterministic: the same tokens give other states the "
             "second time. Turn off randomness (such as dropout) and layers that count their calls"
         )
-    if not _close(model, plain[:, :-1], changed[:, :-1]):
-        together = states_of(base_model(input_ids=torch.cat([tokens, other]), use_cache=False))
-        if not _close(model, plain, together[:1]):
+    if not _close(model, states[:, :-1], changed[:, :-1]):
+        batched = states_of(base_model(input_ids=torch.cat([tokens, other]), use_cache=False))
+        if not _close(model, states, batched[:1]):
             raise TypeError(
                 f"{type(model).__name__} has batch-dependent rounding (such as dynamic "
                 "quantization), which is unsupported: a row would depend on the rows beside it. "
@@ -664,7 +665,7 @@ def _check_causal(model: PreTrainedModel, structure: Structure, tokens: Tensor) 
             f"{type(model).__name__} is not causal: tokens attend to later tokens, so teacher "
             "forcing differs from generation. If it can be a decoder, set is_decoder=True"
         )
-    return plain
+    return states
 
 
 def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
@@ -675,7 +676,7 @@ def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
 
 
 def _takes_cache(
-    model: PreTrainedModel, structure: Structure, tokens: Tensor, plain: Tensor
+    model: PreTrainedModel, structure: Structure, tokens: Tensor, states: Tensor
 ) -> bool:
     base_model = model.get_submodule(structure.base_model)
     tap = KeyValueTap(lambda key, value, _: (key, value), model.config)
@@ -685,7 +686,7 @@ def _takes_cache(
         )
     except Exception:  # models with their own cache class may raise anything
         return False
-    return bool((plain - tapped).norm() <= 1e-2 * plain.norm())
+    return bool((states - tapped).norm() <= 1e-2 * states.norm())
 
 
 def _check_heads(model: PreTrainedModel, structure: Structure, trace: _Trace) -> None:
@@ -695,29 +696,29 @@ def _check_heads(model: PreTrainedModel, structure: Structure, trace: _Trace) ->
     layers = model.get_submodule(structure.layers)
     for index, site in structure.sites.items():
         layer = layers[index]  # type: ignore[index]
-        (called,) = [call for call in trace.calls if call.module is layer]
-        probe = _Probe(layer, called, site)
+        (layer_call,) = [call for call in trace.calls if call.module is layer]
+        probe = _Probe(layer, layer_call, site)
         name, path = type(model).__name__, site.projection
-        plain, returned = probe()
+        heads, output = probe()
         if probe.times != 1:
             raise TypeError(
                 f"{name}: the projection of the heads of layer {index}, {path!r}, is called "
                 f"{probe.times} times, so there is no single place to mask heads"
             )
-        raised, changed = probe(_factors)
-        _, besides = probe(_factors, held=True)
-        factors = _factors(site.heads).transpose(0, 1).to(plain)
-        by_head = plain.shape[0], site.heads, -1
-        if not _only_scaled(plain.view(by_head) * factors, raised.view(by_head), tight):
+        scaled, output_scaled = probe(_factors)
+        _, output_bypassed = probe(_factors, first_input=True)
+        factors = _factors(site.heads).transpose(0, 1).to(heads)
+        by_head = heads.shape[0], site.heads, -1
+        if not _only_scaled(heads.view(by_head) * factors, scaled.view(by_head), tight):
             for head in range(site.heads):
                 scaled, _ = probe(partial(_factors_of_one, head=head))
-                if not _changes_own_block(plain.view(by_head), scaled.view(by_head), head, tight):
+                if not _changes_own_block(heads.view(by_head), scaled.view(by_head), head, tight):
                     raise TypeError(
                         f"{name}: at layer {index}, head {head} of {site.heads} has no block of "
                         f"its own in the input of {path!r}: heads are mixed before they are "
                         "projected, so masking blocks would not mask heads"
                     )
-        if not (besides - returned).norm() <= tight * (changed - returned).norm():
+        if not (output_bypassed - output).norm() <= tight * (output_scaled - output).norm():
             raise TypeError(
                 f"{name}: at layer {index}, head outputs reach the layer's output by another path "
                 f"than {path!r} (a second projection or a second attention), so masking its input "
@@ -732,38 +733,38 @@ class _Probe:
         times: number of calls of the projection in the last run.
     """
 
-    def __init__(self, layer: nn.Module, called: _Call, site: HeadSite) -> None:
-        self.layer, self.called, self.site, self.times = layer, called, site, 0
-        self.plain: Any = None  # input of the projection in the first run
+    def __init__(self, layer: nn.Module, call: _Call, site: HeadSite) -> None:
+        self.layer, self.call, self.site, self.times = layer, call, site, 0
+        self.first_heads: Any = None  # input of the projection in the first run
 
     def __call__(
-        self, raised: Callable[[int], Tensor] | None = None, held: bool = False
+        self, scale: Callable[[int], Tensor] | None = None, first_input: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Input of the projection, (tokens, width), and output of the layer.
 
         Args:
-            raised: factors for the heads, from their number.
-            held: whether the projection gets the input of the first run instead.
+            scale: factors for the heads, from their number.
+            first_input: whether the projection gets the input of the first run instead.
         """
         inputs: list[Tensor] = []
 
-        def look(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        def record(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             inputs.append(args[0])
-            return (self.plain, *args[1:]) if held else None
+            return (self.first_heads, *args[1:]) if first_input else None
 
         projection = self.layer.get_submodule(self.site.projection)
-        handle = projection.register_forward_pre_hook(look)
+        handle = projection.register_forward_pre_hook(record)
         try:
-            with _Trace().watching(self.layer, raised):
-                returned = first_tensor(self.layer(*self.called.inputs, **self.called.keywords))
+            with _Trace().recording(self.layer, scale):
+                output = first_tensor(self.layer(*self.call.inputs, **self.call.keywords))
         finally:
             handle.remove()
         self.times = len(inputs)
-        if self.plain is None and inputs:
-            self.plain = inputs[0]
-        assert returned is not None
-        heads = inputs[0].float().reshape(TOKENS, -1) if inputs else returned
-        return heads, returned.float()
+        if self.first_heads is None and inputs:
+            self.first_heads = inputs[0]
+        assert output is not None
+        heads = inputs[0].float().reshape(TOKENS, -1) if inputs else output
+        return heads, output.float()
 
 
 def _only_scaled(expected: Tensor, actual: Tensor, tight: float) -> bool:

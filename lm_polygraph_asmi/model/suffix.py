@@ -97,7 +97,7 @@ def masked_layer_by_layer(
     hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
     for index in range(layer + 1, num_layers(model)):
         module = decoder_layers(model)[index]
-        hidden = unmasked.calls[index].replay(module, hidden, spread=True)
+        hidden = unmasked.calls[index].replay(module, hidden, per_row=True)
     return final_norm(model)(hidden[:, unmasked.predicting])
 
 

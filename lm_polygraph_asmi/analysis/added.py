@@ -130,7 +130,7 @@ def _tested(statistic: float, sums: dict[str, float], n: int, errors: int) -> Ad
     return AddedInformation(statistic, p_value, direction, n, len(sums), errors, sums)
 
 
-def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
+def adds_over_settings(settings: Sequence[AddedInformation]) -> AddedInformation:
     """The same test over several settings: Stouffer's sum of their statistics.
 
     Each setting has the same weight, whatever its size. Clusters with the same key (a passage used
@@ -138,7 +138,7 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
     same answers twice count once. Clusters with different keys are taken as independent.
 
     Args:
-        found: result of each setting; not of several settings already combined.
+        settings: result of each setting; not of several settings already combined.
 
     Raises:
         ValueError: no setting.
@@ -149,17 +149,17 @@ def adds_over_settings(found: Sequence[AddedInformation]) -> AddedInformation:
         >>> adds_over_settings([setting, setting]).statistic == setting.statistic
         True
     """
-    if not found:
+    if not settings:
         raise ValueError("a test over settings needs at least one setting")
     # Settings x clusters, NaN if a setting lacks a cluster.
-    sums = pd.DataFrame([group.sums for group in found])
+    sums = pd.DataFrame([setting.sums for setting in settings])
     centred = sums.sub(sums.mean(axis=1), axis=0)
     norm = np.sqrt(centred.pow(2).sum(axis=1))
     # One setting's spread is 1, or 0 if nothing is left of its score.
     spread = float(np.linalg.norm(centred.div(norm.where(norm > 0, 1.0), axis=0).sum()))
-    statistic = sum(group.statistic for group in found) / spread if spread > 0 else 0.0
+    statistic = sum(setting.statistic for setting in settings) / spread if spread > 0 else 0.0
     totals = {str(key): float(total) for key, total in sums.sum().items()}
-    rows, errors = (sum(getattr(group, name) for group in found) for name in ("n", "errors"))
+    rows, errors = (sum(getattr(setting, name) for setting in settings) for name in ("n", "errors"))
     return _tested(float(statistic), totals, rows, errors)
 
 

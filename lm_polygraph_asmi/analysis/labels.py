@@ -42,7 +42,7 @@ def auroc_by_label(
     return by_label
 
 
-def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+def same_order(first: Mapping[str, float], second: Mapping[str, float]) -> float:
     """Kendall's tau-b between two rankings of the same methods; NaN if one is constant.
 
     Raises:
@@ -52,13 +52,13 @@ def same_order(one: Mapping[str, float], other: Mapping[str, float]) -> float:
         >>> round(same_order({"msp": 0.8, "asmi": 0.9}, {"asmi": 0.7, "msp": 0.6}), 2)
         1.0
     """
-    if set(one) != set(other):
-        unshared = ", ".join(sorted(set(one) ^ set(other)))
+    if set(first) != set(second):
+        unshared = ", ".join(sorted(set(first) ^ set(second)))
         raise ValueError(f"both rankings must be of the same methods; only in one: {unshared}")
-    return float(kendalltau([one[m] for m in one], [other[m] for m in one]).statistic)
+    return float(kendalltau([first[m] for m in first], [second[m] for m in first]).statistic)
 
 
-def label_noise(found: Interval) -> float:
+def label_noise(interval: Interval) -> float:
     """Share of wrong labels that would erase the verdict "ranks errors", or may hide it.
 
     If a share e0 of answers labelled right is truly wrong, and e1 of those labelled wrong truly
@@ -66,7 +66,7 @@ def label_noise(found: Interval) -> float:
     interval is assumed to be unchanged.
 
     Args:
-        found: AUROC with its interval.
+        interval: AUROC with its interval.
 
     Returns:
         e0 + e1. Positive if the interval excludes 0.5: with so much more noise, it would include
@@ -79,11 +79,13 @@ def label_noise(found: Interval) -> float:
         >>> round(label_noise(Interval(0.55, 0.45, 0.65)), 2)  # without it, 0.05 would be 0.1
         -0.5
     """
-    gap = abs(found.value - 0.5)
-    width = found.value - found.low if found.value > 0.5 else found.high - found.value
+    gap = abs(interval.value - 0.5)
+    width = (
+        interval.value - interval.low if interval.value > 0.5 else interval.high - interval.value
+    )
     if np.isnan(width) or gap == 0 or width == 0:
         return float("nan")
-    return float(1 - width / gap) if found.excludes(0.5) else float(gap / width - 1)
+    return float(1 - width / gap) if interval.excludes(0.5) else float(gap / width - 1)
 
 
 def strata(values: ArrayLike, parts: int = 3) -> np.ndarray:

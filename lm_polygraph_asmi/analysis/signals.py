@@ -142,16 +142,16 @@ def recommendation(
     scores: Mapping[str, ArrayLike],
     wrong: ArrayLike,
     clusters: Sequence[str],
-    own: str,
+    method: str,
     quality: ArrayLike | None = None,
     resamples: int = RESAMPLES,
 ) -> str:
-    """A sentence: which signal to use here, and how it compares with `own`.
+    """A sentence: which signal to use here, and how it compares with `method`.
 
     Args:
         signals: by name, of `rank_signals` on these answers.
         scores, wrong, clusters, quality: as there.
-        own: name of the signal that is compared with the best.
+        method: name of the signal that is compared with the best.
 
     Example:
         >>> scores, wrong = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}, [0, 1] * 30
@@ -176,16 +176,16 @@ def recommendation(
         )
     best = max(ranking, key=lambda name: signals[name].prr.value)
     sentence = f"{best} ranks errors best here (PRR {signals[best].prr})"
-    if best == own:
+    if best == method:
         return f"{sentence}."
     qualities = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
-    pair = {name: scores[name] for name in (best, own)}
-    _, gaps = prr_intervals(pair, qualities, clusters, [(best, own)], resamples)
-    gap = gaps[best, own]
+    pair = {name: scores[name] for name in (best, method)}
+    _, gaps = prr_intervals(pair, qualities, clusters, [(best, method)], resamples)
+    gap = gaps[best, method]
     comparison = "better than" if gap.low > 0 else "not significantly different from"
     verdict = "is inconclusive"
-    if signals[own].ranks:
+    if signals[method].ranks:
         verdict = "ranks errors too"
-    elif signals[own].misleads:
+    elif signals[method].misleads:
         verdict = "has negative PRR"
-    return f"{sentence}, {comparison} {own} (difference {gap}), which {verdict}."
+    return f"{sentence}, {comparison} {method} (difference {gap}), which {verdict}."

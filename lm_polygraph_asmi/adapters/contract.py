@@ -48,7 +48,7 @@ class Assessment:
     @classmethod
     def of(cls, score: "Score") -> "Assessment":
         """The assessment of a `Score`."""
-        free = {name: score.signals[name] for name in ("msp", "perplexity", "entropy")}
+        baselines = {name: score.signals[name] for name in ("msp", "perplexity", "entropy")}
         return cls(
             method=score.symbol,
             score=score.score,
@@ -57,7 +57,7 @@ class Assessment:
             reason=score.accept_reason,
             key=config_key(score),
             warnings=score.warnings,
-            **free,
+            **baselines,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def twin_of(model: Any) -> Any:
 
     Scoring hooks modules, which would affect other threads that generate with them.
     """
-    shared = {id(part): part for part in chain(model.parameters(), model.buffers())}
-    return copy.deepcopy(model, shared)
+    weights = {id(part): part for part in chain(model.parameters(), model.buffers())}
+    return copy.deepcopy(model, weights)
 
 
 class Halted(ValueError):
@@ -138,26 +138,26 @@ def for_request(
         copied.stop = list(stop)
         copied.stop_conditions = StopConditions(copied.model, copied.tokenizer, copied.stop)
     closes = copied.stop_conditions.closes
-    prompt: list[int] = []  # length of the prompt, known at the first token
+    prompt_length: list[int] = []  # known at the first token
 
-    def ends(ids: Any, _: Any, **__: Any) -> Any:
+    def ended(ids: Any, _: Any, **__: Any) -> Any:
         if halted():
             raise Halted
-        prompt[:] = prompt or [ids.shape[-1] - 1]
-        rows = ids[:, prompt[0] :].tolist()  # several if answers are sampled
+        prompt_length[:] = prompt_length or [ids.shape[-1] - 1]
+        rows = ids[:, prompt_length[0] :].tolist()  # several if answers are sampled
         return torch.tensor([bool(copied.stop) and closes(row) for row in rows], device=ids.device)
 
     # Replaces the criterion that reads the whole vocabulary for every new stop string.
-    stopping = StoppingCriteriaList([ends])
+    stopping = StoppingCriteriaList([ended])
     copied.generation = Generation(copied.model, copied.tokenizer, copied.stop_conditions, stopping)
     return copied
 
 
 def config_key(score: "Score") -> str:
     """Hash (12 hexadecimal digits) of the settings that comparable scores must share."""
-    used = ASMIConfig.key_of(score.settings)
-    used |= {"layer": score.settings["layer"], "model": score.model.rstrip("/").rpartition("/")[2]}
-    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:12]
+    key = ASMIConfig.key_of(score.settings)
+    key |= {"layer": score.settings["layer"], "model": score.model.rstrip("/").rpartition("/")[2]}
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @contextmanager

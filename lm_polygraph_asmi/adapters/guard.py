@@ -43,9 +43,9 @@ class Metrics:
         )
         waiting.set_function(pending)
 
-    def scored(self, score: "Score", found: Assessment) -> None:
+    def scored(self, score: "Score", assessment: Assessment) -> None:
         """Count a scored answer."""
-        self.decisions.labels(found.decision or "none").inc()
+        self.decisions.labels(assessment.decision or "none").inc()
         self.tokens.labels("prompt").inc(score.prompt_tokens or 0)
         self.tokens.labels("answer").inc(len(score.tokens))
 
@@ -65,7 +65,7 @@ class Guard:
         start, status = time.perf_counter(), 0
         route = scope["path"] if scope["path"] in ROUTES else "other"
 
-        async def watched(message: Any) -> None:
+        async def send_and_record(message: Any) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
@@ -74,16 +74,16 @@ class Guard:
             headers = dict(scope["headers"])
             self._check(scope["path"], headers)
             if scope["method"] == "POST":
-                receive = _again(await self._body(headers, receive), receive)
-            await self.app(scope, receive, watched)
+                receive = _replay(await self._body(headers, receive), receive)
+            await self.app(scope, receive, send_and_record)
         except Exception as error:
-            answer = (
+            reply = (
                 error if isinstance(error, RequestError) else RequestError(500, "internal error")
             )
-            if answer.status == 500:
+            if reply.status == 500:
                 LOG.error("internal error: %s", type(error).__name__)
             if not status:
-                await answer.response()(scope, receive, watched)
+                await reply.response()(scope, receive, send_and_record)
         finally:
             seconds = time.perf_counter() - start
             self.metrics.requests.labels(route, str(status)).inc()
@@ -95,8 +95,8 @@ class Guard:
         name = host[0] if len(host) == 2 and host[1].isdigit() else ":".join(host)
         if self.local and name not in LOCAL:
             raise RequestError(400, f"Host: expected one of {', '.join(LOCAL)}")
-        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        if path != "/health" and self._key and not hmac.compare_digest(_digest(given), self._key):
+        key = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if path != "/health" and self._key and not hmac.compare_digest(_digest(key), self._key):
             message = "expected the header Authorization: Bearer KEY with this server's key"
             raise RequestError(401, message, www_authenticate="Bearer")
 
@@ -106,26 +106,26 @@ class Guard:
         Raises:
             RequestError: too long, or not received in time.
         """
-        most = self.limits.body
-        # A client that is still sending does not read the reply: drop some of a body too long.
-        dropped = 8 * most
-        message = f"the body is too long: expected at most {most} bytes"
+        limit = self.limits.body
+        # A client that is still sending reads no reply, so part of a long body is read and dropped.
+        drop_limit = 8 * limit
+        message = f"the body is too long: expected at most {limit} bytes"
         too_long = RequestError(413, message, connection="close")
-        if int(headers.get(b"content-length", b"0")) > dropped:
+        if int(headers.get(b"content-length", b"0")) > drop_limit:
             raise too_long
         body, length = bytearray(), 0
 
         async def read() -> None:
             nonlocal length
             more = True
-            while more and length <= dropped:
+            while more and length <= drop_limit:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise RequestError(499, "the client is gone")
                 length += len(part := message.get("body", b""))
-                body.extend(part if length <= most else b"")
+                body.extend(part if length <= limit else b"")
                 more = message.get("more_body", False)
-            if length > most:
+            if length > limit:
                 raise too_long
 
         try:
@@ -141,11 +141,11 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _again(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
+def _replay(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
     """Replay the body, then pass on what the client sends (its disconnect)."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Any:
-        return left.pop() if left else await receive()
+        return messages.pop() if messages else await receive()
 
     return replay

@@ -27,11 +27,11 @@ def asmi(**settings: Any) -> Scorer:
     scorers: dict[int, Any] = {}
     lock = threading.Lock()
 
-    def tested(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
+    def assessed(api: Any, messages: list[ChatMessage], answer: str) -> Assessment:
         with lock:
             if id(api.model) not in scorers:
-                opened = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
-                scorers[id(api.model)] = opened
+                model_scorer = open_scorer(api.model, tokenizer=api.tokenizer, **settings)
+                scorers[id(api.model)] = model_scorer
         return assess(scorers[id(api.model)], api.hf_chat(messages, []), answer)
 
     async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - Inspect's signature
@@ -39,9 +39,9 @@ def asmi(**settings: Any) -> Scorer:
         if not all(hasattr(api, name) for name in ("model", "tokenizer", "hf_chat")):
             raise TypeError(f"expected a model of Inspect's provider hf/, got {state.model}")
         messages, answer = _messages_and_answer(state)
-        found = await anyio.to_thread.run_sync(partial(tested, api, messages, answer))
+        result = await anyio.to_thread.run_sync(partial(assessed, api, messages, answer))
         return Score(
-            value=found.score, answer=answer, explanation=found.reason, metadata=found.to_dict()
+            value=result.score, answer=answer, explanation=result.reason, metadata=result.to_dict()
         )
 
     return score

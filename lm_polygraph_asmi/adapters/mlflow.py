@@ -31,7 +31,7 @@ def asmi(
         from mlflow.entities import Feedback
         from mlflow.genai.scorers import scorer
 
-    opened = open_scorer(model, **settings)
+    model_scorer = open_scorer(model, **settings)
 
     @scorer(name=name)
     def fragility(inputs: dict[str, Any], outputs: Any) -> Feedback:
@@ -39,7 +39,7 @@ def asmi(
             raise ValueError(f"expected inputs with the field {prompt!r}, got {sorted(inputs)}")
         if not isinstance(outputs, str):
             raise TypeError(f"expected the answer as a text, got {type(outputs).__name__}")
-        result = assess(opened, inputs[prompt], outputs)
+        result = assess(model_scorer, inputs[prompt], outputs)
         metadata = {key: str(value) for key, value in result.to_dict().items() if value is not None}
         metadata["decision"] = result.decision or "none"
         return Feedback(name=name, value=result.score, rationale=result.reason, metadata=metadata)

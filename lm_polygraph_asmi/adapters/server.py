@@ -22,11 +22,11 @@ from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, Guard, Metrics
 from lm_polygraph_asmi.adapters.wire import (
     ChatCompletion,
     Completion,
-    Given,
     Limits,
+    Replies,
     RequestError,
-    Words,
-    sure_length,
+    ScoreRequest,
+    sendable_length,
     token_fields,
 )
 from lm_polygraph_asmi.config import STREAMED
@@ -48,8 +48,8 @@ T = TypeVar("T")
 class Worker:
     """The thread that runs the model, and its queue."""
 
-    def __init__(self, places: int) -> None:
-        self.places, self.pending = places, 0
+    def __init__(self, queue_size: int) -> None:
+        self.queue_size, self.pending = queue_size, 0
         self.closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, "asmi")
         self._seconds = 1.0  # moving mean per job
@@ -62,14 +62,14 @@ class Worker:
         Raises:
             RequestError: 429, the queue is full.
         """
-        if self.pending > self.places:
+        if self.pending > self.queue_size:
             wait = str(max(1, math.ceil(self.pending * self._seconds)))
-            message = f"the queue is full ({self.places} requests): try again in {wait} s"
+            message = f"the queue is full ({self.queue_size} requests): try again in {wait} s"
             raise RequestError(429, message, retry_after=wait)
-        loop, gone = asyncio.get_running_loop(), threading.Event()
+        loop, halt = asyncio.get_running_loop(), threading.Event()
 
         def halted() -> bool:
-            return gone.is_set() or self.closing.is_set()
+            return halt.is_set() or self.closing.is_set()
 
         def timed() -> T:
             if halted():
@@ -80,16 +80,16 @@ class Worker:
             finally:
                 self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
 
-        def done(_: "Future[T]") -> None:
+        def on_done(_: "Future[T]") -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._left)
+                loop.call_soon_threadsafe(self._job_ended)
 
         self.pending += 1
         future = self._thread.submit(timed)
-        future.add_done_callback(done)
-        return future, gone
+        future.add_done_callback(on_done)
+        return future, halt
 
-    def _left(self) -> None:
+    def _job_ended(self) -> None:
         self.pending -= 1
 
     def close(self) -> None:
@@ -135,15 +135,15 @@ class Service:
         Raises:
             RequestError: the queue is full, or the job failed (see `_as_request_error`).
         """
-        future, gone = self.worker.submit(job)
+        future, halt = self.worker.submit(job)
         try:
-            return await _unless_gone(request, asyncio.wrap_future(future))
+            return await _unless_disconnected(request, asyncio.wrap_future(future))
         except ValueError as error:
             raise _as_request_error(error) from None
         finally:
-            gone.set()
+            halt.set()
 
-    def _own(
+    def _request_scorer(
         self,
         prompt: Any,
         stop: Sequence[str] | None,
@@ -153,40 +153,40 @@ class Service:
         """A scorer for this request; raises if the prompt is too long."""
         from lm_polygraph_asmi.scoring.text import prompt_tokens
 
-        own = for_request(self.scorer, stop, max_new_tokens, halted)
+        scorer = for_request(self.scorer, stop, max_new_tokens, halted)
         if not isinstance(prompt, str):
-            if not getattr(own.tokenizer, "chat_template", None):
+            if not getattr(scorer.tokenizer, "chat_template", None):
                 raise RequestError(
                     422, "expected prompt: this model has no chat template", "messages"
                 )
             if prompt[-1]["role"] == "assistant":
                 raise RequestError(422, "expected the last message from the user", "messages")
-        length, most = len(prompt_tokens(own.tokenizer, prompt)), self.limits.prompt
-        if length > most:
-            message = f"expected a prompt of at most {most} tokens, got {length}"
+        length, limit = len(prompt_tokens(scorer.tokenizer, prompt)), self.limits.prompt
+        if length > limit:
+            message = f"expected a prompt of at most {limit} tokens, got {length}"
             raise RequestError(422, message, "prompt" if isinstance(prompt, str) else "messages")
-        return own
+        return scorer
 
-    def _reported(self, score: "Score", response: str) -> dict[str, Any]:
+    def _reported(self, score: "Score", response_id: str) -> dict[str, Any]:
         assessment = Assessment.of(score)
         self.metrics.scored(score, assessment)
-        self.emit(assessment, response)
+        self.emit(assessment, response_id)
         return assessment.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
 
-    async def score(self, given: Given, request: Request) -> Any:
+    async def score(self, content: ScoreRequest, request: Request) -> Any:
         """Score the answers of a request."""
-        self.check_model(given.model)
-        prompt = given.prompt_or_messages
-        answers = given.answer if isinstance(given.answer, list) else [given.answer]
+        self.check_model(content.model)
+        prompt = content.prompt_or_messages
+        answers = content.answer if isinstance(content.answer, list) else [content.answer]
         if len(answers) > self.limits.answers:
             message = f"expected at most {self.limits.answers} answers, got {len(answers)}"
             raise RequestError(422, message, "answer")
-        response = f"score-{uuid.uuid4().hex}"
+        response_id = f"score-{uuid.uuid4().hex}"
 
         def job(halted: Callable[[], bool]) -> list[dict[str, Any]]:
-            own = self._own(prompt, None, self.scorer.config.max_new_tokens, halted)
+            scorer = self._request_scorer(prompt, None, self.scorer.config.max_new_tokens, halted)
             for answer in answers:
-                length = len(own.tokenizer(answer, add_special_tokens=False)["input_ids"])
+                length = len(scorer.tokenizer(answer, add_special_tokens=False)["input_ids"])
                 if length > self.limits.answer:
                     message = f"expected at most {self.limits.answer} tokens, got {length}"
                     raise RequestError(422, message, "answer")
@@ -194,31 +194,31 @@ class Service:
             for answer in answers:
                 if halted():
                     raise Halted
-                reports.append(self._reported(own.score(prompt, answer), response))
+                reports.append(self._reported(scorer.score(prompt, answer), response_id))
             return reports
 
         scored = await self.in_turn(request, job)
-        data = [{"index": index, "asmi": one} for index, one in enumerate(scored)]
-        body = {"id": response, "object": "list", "model": self.name, "data": data}
-        return body if answers is given.answer else body | {"asmi": data[0]["asmi"]}
+        data = [{"index": index, "asmi": report} for index, report in enumerate(scored)]
+        body = {"id": response_id, "object": "list", "model": self.name, "data": data}
+        return body if answers is content.answer else body | {"asmi": data[0]["asmi"]}
 
     async def complete(self, completion: Completion | ChatCompletion, request: Request) -> Any:
         """Generate and score an answer, whole or streamed."""
         self.check_model(completion.model)
-        most = self.limits.answer
-        default = min(self.scorer.config.max_new_tokens, most)
+        limit = self.limits.answer
+        default = min(self.scorer.config.max_new_tokens, limit)
         length = completion.max_completion_tokens or completion.max_tokens or default
-        if length > most:
-            raise RequestError(422, f"expected at most {most} tokens, got {length}", "max_tokens")
+        if length > limit:
+            raise RequestError(422, f"expected at most {limit} tokens, got {length}", "max_tokens")
         stop = [completion.stop] if isinstance(completion.stop, str) else completion.stop
-        words = Words(self.name, chat=isinstance(completion, ChatCompletion))
+        replies = Replies(self.name, chat=isinstance(completion, ChatCompletion))
         if completion.stream:
-            return await self._streamed(completion, stop, length, words, request)
+            return await self._streamed(completion, stop, length, replies, request)
 
         def job(halted: Callable[[], bool]) -> dict[str, Any]:
-            own = self._own(completion.prompt_or_messages, stop, length, halted)
-            score = own.score(completion.prompt_or_messages)
-            return words.whole(own, score) | {"asmi": self._reported(score, words.id)}
+            scorer = self._request_scorer(completion.prompt_or_messages, stop, length, halted)
+            score = scorer.score(completion.prompt_or_messages)
+            return replies.full_answer(scorer, score) | {"asmi": self._reported(score, replies.id)}
 
         return await self.in_turn(request, job)
 
@@ -227,7 +227,7 @@ class Service:
         completion: Completion | ChatCompletion,
         stop: Sequence[str] | None,
         length: int,
-        words: Words,
+        replies: Replies,
         request: Request,
     ) -> StreamingResponse:
         loop = asyncio.get_running_loop()
@@ -240,34 +240,34 @@ class Service:
 
         def job(halted: Callable[[], bool]) -> None:
             try:
-                own = self._own(completion.prompt_or_messages, stop, length, halted)
-                writing = own.stream(completion.prompt_or_messages)
-                put(words.chunk(""))  # all checks are done
-                shown, text, waiting = 0, "", []
-                for token in writing:
+                scorer = self._request_scorer(completion.prompt_or_messages, stop, length, halted)
+                stream = scorer.stream(completion.prompt_or_messages)
+                put(replies.chunk(""))  # all checks are done
+                sent, text, unsent = 0, "", []
+                for token in stream:
                     if halted():
                         raise Halted
-                    waiting.append(token_fields(token))
-                    text += "" if token.id in own.stop_conditions.end_ids else token.text
-                    if (sure := sure_length(text, own.stop)) > shown:
-                        put(words.chunk(text[shown:sure]) | {"asmi": {"tokens": waiting}})
-                        shown, waiting = sure, []
-                score = finished(own, completion.prompt_or_messages, writing.result)
-                last = words.chunk(str(score.answer)[shown:], words.reason(own, score))
-                put(last | {"asmi": self._reported(score, words.id)})
+                    unsent.append(token_fields(token))
+                    text += "" if token.id in scorer.stop_conditions.end_ids else token.text
+                    if (sendable := sendable_length(text, scorer.stop)) > sent:
+                        put(replies.chunk(text[sent:sendable]) | {"asmi": {"tokens": unsent}})
+                        sent, unsent = sendable, []
+                score = rescored(scorer, completion.prompt_or_messages, stream.result)
+                last = replies.chunk(str(score.answer)[sent:], replies.reason(scorer, score))
+                put(last | {"asmi": self._reported(score, replies.id)})
                 if usage:
-                    put(words.chunk() | {"usage": words.usage(score)})
+                    put(replies.chunk() | {"usage": replies.usage(score)})
                 put(None)
             except Exception as error:
                 put(error)
 
-        _, gone = self.worker.submit(job)
+        _, halt = self.worker.submit(job)
         try:
-            first = await _unless_gone(request, asyncio.ensure_future(parts.get()))
+            first = await _unless_disconnected(request, asyncio.ensure_future(parts.get()))
             if isinstance(first, Exception):
                 raise _as_request_error(first) from None
         except BaseException:
-            gone.set()
+            halt.set()
             raise
 
         async def events() -> AsyncIterator[str]:
@@ -281,18 +281,18 @@ class Service:
                     part = await parts.get()
                 yield "data: [DONE]\n\n"
             finally:  # also if the client has disconnected
-                gone.set()
+                halt.set()
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
 
-def finished(scorer: "Scorer", prompt: Any, written: "Score") -> "Score":
+def rescored(scorer: "Scorer", prompt: Any, streamed: "Score") -> "Score":
     """Score a streamed answer with the scorer's settings, as a passed answer."""
     if all(getattr(scorer.config, name) == only for name, only in STREAMED.items()):
-        return written
-    score = scorer.score(prompt, [token.id for token in written.tokens])
+        return streamed
+    score = scorer.score(prompt, [token.id for token in streamed.tokens])
     settings = score.settings | {"stop": sorted(scorer.stop)}
-    return replace(score, answer=written.answer, settings=settings, warnings=written.warnings)
+    return replace(score, answer=streamed.answer, settings=settings, warnings=streamed.warnings)
 
 
 def _event(content: Any) -> str:
@@ -313,23 +313,23 @@ def _as_request_error(error: Exception) -> RequestError:
     return RequestError(500, "internal error")
 
 
-async def _unless_gone(request: Request, work: "asyncio.Future[T]") -> T:
+async def _unless_disconnected(request: Request, work: "asyncio.Future[T]") -> T:
     """The result of the work; a `RequestError` if the client disconnects before."""
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    left = asyncio.ensure_future(disconnect())
-    both: set[asyncio.Future[Any]] = {work, left}
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    disconnected = asyncio.ensure_future(disconnect())
+    both: set[asyncio.Future[Any]] = {work, disconnected}
+    work.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise RequestError(499, "the client is gone")
         return work.result()
     finally:
-        left.cancel()
+        disconnected.cancel()
         work.cancel()
 
 
@@ -350,14 +350,14 @@ async def _on_invalid(_: Request, error: Any) -> Response:
     """What was expected in which field; never the value, which may be the prompt."""
     messages = []
     for detail in error.errors()[:3]:
-        where = ".".join(str(part)[:40] for part in detail["loc"][1:])
-        what = detail["msg"].removeprefix("Value error, ")
+        field = ".".join(str(part)[:40] for part in detail["loc"][1:])
+        problem = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "json_invalid":
             return RequestError(400, f"the body is not JSON: {detail['ctx']['error']}").response()
-        what = "there is no such field" if detail["type"] == "extra_forbidden" else what
-        messages.append((where, f"{where}: {what}" if where else what))
+        problem = "there is no such field" if detail["type"] == "extra_forbidden" else problem
+        messages.append((field, f"{field}: {problem}" if field else problem))
     return RequestError(
-        422, "; ".join(what for _, what in messages), messages[0][0] or None
+        422, "; ".join(problem for _, problem in messages), messages[0][0] or None
     ).response()
 
 
@@ -398,8 +398,8 @@ def application(
 
     @app.get("/v1/models")
     async def models() -> Any:
-        one = {"id": service.name, "object": "model", "created": 0, "owned_by": "local"}
-        return {"object": "list", "data": [one]}
+        model = {"id": service.name, "object": "model", "created": 0, "owned_by": "local"}
+        return {"object": "list", "data": [model]}
 
     @app.get("/health")
     async def health() -> Any:

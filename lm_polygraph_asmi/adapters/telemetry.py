@@ -16,25 +16,25 @@ EVENT = "gen_ai.evaluation.result"
 SCHEMA = "https://opentelemetry.io/schemas/1.38.0"
 
 
-def attributes(found: Assessment, response_id: str | None = None) -> dict[str, Any]:
+def attributes(assessment: Assessment, response_id: str | None = None) -> dict[str, Any]:
     """Attributes of the event: numbers and the decision as label; no prompt, no answer."""
-    named = {
-        "gen_ai.evaluation.name": found.method,
-        "gen_ai.evaluation.score.value": found.score,
-        "gen_ai.evaluation.score.label": found.decision,
-        "gen_ai.evaluation.explanation": found.reason,
+    values = {
+        "gen_ai.evaluation.name": assessment.method,
+        "gen_ai.evaluation.score.value": assessment.score,
+        "gen_ai.evaluation.score.label": assessment.decision,
+        "gen_ai.evaluation.explanation": assessment.reason,
         "gen_ai.response.id": response_id,
-        "asmi.msp": found.msp,
-        "asmi.perplexity": found.perplexity,
-        "asmi.entropy": found.entropy,
-        "asmi.error_probability": found.error_probability,
-        "asmi.config_key": found.key,
+        "asmi.msp": assessment.msp,
+        "asmi.perplexity": assessment.perplexity,
+        "asmi.entropy": assessment.entropy,
+        "asmi.error_probability": assessment.error_probability,
+        "asmi.config_key": assessment.key,
     }
-    return {name: value for name, value in named.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def emitter(provider: Any = None) -> Callable[..., None]:
-    """A function that emits the event of an assessment: `emit(found, response_id=None)`.
+    """A function that emits the event of an assessment: `emit(assessment, response_id=None)`.
 
     Args:
         provider: logger provider; None: the application's, which must be set before.
@@ -55,12 +55,12 @@ def emitter(provider: Any = None) -> Callable[..., None]:
         )
     logger = provider.get_logger("lm_polygraph_asmi", schema_url=SCHEMA)
 
-    def emit(found: Assessment, response_id: str | None = None) -> None:
+    def emit(assessment: Assessment, response_id: str | None = None) -> None:
         logger.emit(
             logs.LogRecord(
                 event_name=EVENT,
                 severity_number=logs.SeverityNumber.INFO,
-                attributes=attributes(found, response_id),
+                attributes=attributes(assessment, response_id),
             )
         )
 
@@ -79,16 +79,16 @@ def instrument(scorer: "Scorer", provider: Any = None) -> "Scorer":
     """
     emit, score, score_many = emitter(provider), scorer.score, scorer.score_many
 
-    def one(*args: Any, **named: Any) -> Any:
-        result = score(*args, **named)
+    def score_and_emit(*args: Any, **options: Any) -> Any:
+        result = score(*args, **options)
         emit(Assessment.of(result))
         return result
 
-    def many(rows: Iterable[Any], *args: Any, **named: Any) -> Iterator[Any]:
-        for outcome in score_many(rows, *args, **named):
+    def score_many_and_emit(rows: Iterable[Any], *args: Any, **options: Any) -> Iterator[Any]:
+        for outcome in score_many(rows, *args, **options):
             if outcome.score is not None:
                 emit(Assessment.of(outcome.score))
             yield outcome
 
-    vars(scorer).update(score=one, score_many=many)
+    vars(scorer).update(score=score_and_emit, score_many=score_many_and_emit)
     return scorer

@@ -114,16 +114,16 @@ class Generation(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _greedy(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _greedy(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
         for name, only in GREEDY.items():
-            value = given.get(name)
-            same = isinstance(value, bool) == isinstance(only, bool) and value == only
-            if value is not None and not same:
+            value = fields.get(name)
+            supported = isinstance(value, bool) == isinstance(only, bool) and value == only
+            if value is not None and not supported:
                 raise ValueError(f"{name}: expected {json.dumps(only)}; answers are greedy")
-        left_out = {*GREEDY, *WITHOUT_EFFECT}
-        return {name: value for name, value in given.items() if name not in left_out}
+        dropped = {*GREEDY, *WITHOUT_EFFECT}
+        return {name: value for name, value in fields.items() if name not in dropped}
 
 
 class Completion(Generation):
@@ -148,7 +148,7 @@ class ChatCompletion(Generation):
         return [message.model_dump() for message in self.messages]
 
 
-class Given(_Strict):
+class ScoreRequest(_Strict):
     """A request to `/score`: a prompt or messages, and one answer or a list of them."""
 
     model: str | None = None
@@ -172,24 +172,24 @@ def token_fields(token: "Token") -> dict[str, Any]:
     return {name: getattr(token, name) for name in names}
 
 
-def sure_length(text: str, stops: Sequence[str]) -> int:
+def sendable_length(text: str, stops: Sequence[str]) -> int:
     """Number of characters to send: none of a stop string or of its possible start."""
-    if found := [text.find(stop) for stop in stops if stop in text]:
-        return min(found)
+    if starts := [text.find(stop) for stop in stops if stop in text]:
+        return min(starts)
     for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):
         if any(stop.startswith(text[start:]) for stop in stops):
             return start
     return len(text)
 
 
-class Words:
+class Replies:
     """Replies in OpenAI's format."""
 
     def __init__(self, model: str, chat: bool) -> None:
         self.chat, self.id = chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.base = {"id": self.id, "created": int(time.time()), "model": model}
 
-    def whole(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
+    def full_answer(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
         """A finished answer."""
         text = str(score.answer)
         body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}

@@ -154,7 +154,7 @@ def calibrate(
         else:
             with errors.status("Calibrating"):
                 result = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
-        tested = result.n if result.decision is None else result.decision.found.answers
+        tested = result.n if result.decision is None else result.decision.guarantee.answers
         if silent := (len(labelled) or result.n) - tested:
             errors.print(f"Left out {silent} empty answers: `score` never accepts one.")
         result.save(out)

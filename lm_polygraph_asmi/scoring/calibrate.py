@@ -39,7 +39,7 @@ RISKS = (0.05, 0.1, 0.2)
 """Risks of `Calibration.threshold_table`."""
 COMBINED = "combination"
 COMBINES = ("perplexity", "msp")
-"""Combined with the score: few features, so that few answers suffice."""
+"""Signals combined with the score: few features, so that few answers suffice."""
 SHARED = 80
 """Least number of shared characters that count as a passage."""
 
@@ -69,7 +69,7 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
     """Cluster keys (n,): prompts share one if over half of the longer is a common start.
 
     A start common to all prompts is ignored as instruction. Prompts in the paper's format are
-    clustered by their passage. Of chat messages, the text counts.
+    clustered by their passage. Only the text of chat messages counts.
     """
     texts = [_text_of(prompt) for prompt in prompts]
     by_passage = text_clusters(texts)
@@ -83,8 +83,8 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
     for before, text in pairwise(distinct):
         shared = len(commonprefix([before, text])) - start
         longer = max(len(before), len(text)) - start
-        same = shared >= SHARED and 2 * shared > longer
-        key[text] = key[before] if same else text
+        same_cluster = shared >= SHARED and 2 * shared > longer
+        key[text] = key[before] if same_cluster else text
     return [key[text] for text in texts]
 
 
@@ -122,7 +122,7 @@ def calibrate_rows(
             highest AUROC on the fifth of the clusters that fixes the thresholds, which keeps the
             guarantee valid. Choosing after looking at the results does not.
         right_from: lowest quality of a right answer.
-        name: of the calibration run.
+        name: name of the calibration run.
         progress: called after each scored row, with the numbers of scored and of all rows.
 
     Empty and blank answers are left out: `Score.accept` never accepts them.
@@ -138,36 +138,36 @@ def calibrate_rows(
         ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
         ... ]
         >>> run = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
-        >>> run.n, run.errors, run.decision.found.threshold  # far too few for a guarantee
+        >>> run.n, run.errors, run.decision.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
     if signal not in ("best", "score", *SIGNALS):
         raise ValueError(
             f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
         )
-    numbered = [
+    numbered_rows = [
         row if isinstance(row, Row) else Row(number, dict(row))
         for number, row in enumerate(rows, start=1)
     ]
-    given = [
+    input_rows = [
         Row(row.number, {n: row.content[n] for n in row.content if n not in RESERVED}, row.error)
-        for row in numbered
+        for row in numbered_rows
     ]
-    if not given:
+    if not input_rows:
         raise ValueError("expected at least two labelled answers, got no row")
-    labels = labels_of(given, right_from)
-    brought = _brought(numbered, scorer)
-    by_row = _scored(given, scorer, progress, brought)
-    prompts = [row.content.get("context") or row.content["prompt"] for row in given]
-    keys: Sequence[Any] = [row.content.get("cluster") for row in given]
+    labels = labels_of(input_rows, right_from)
+    saved_scores = _saved_scores(numbered_rows, scorer)
+    scores_by_row = _scores_by_row(input_rows, scorer, progress, saved_scores)
+    prompts = [row.content.get("context") or row.content["prompt"] for row in input_rows]
+    keys: Sequence[Any] = [row.content.get("cluster") for row in input_rows]
     if any(key is None for key in keys):
         if not all(key is None for key in keys):
             raise ValueError('expected a "cluster" in all rows or in none, got it in some')
         keys = context_clusters(prompts)
     tested = [
-        (by_row[row.number], labels[row.number], str(key))
-        for row, key in zip(given, keys, strict=True)
-        if by_row[row.number].answered
+        (scores_by_row[row.number], labels[row.number], str(key))
+        for row, key in zip(input_rows, keys, strict=True)
+        if scores_by_row[row.number].answered
     ]
     if not tested:
         raise ValueError("expected answers, got only empty or blank ones")
@@ -202,7 +202,7 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     return labels
 
 
-def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
+def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
     """Row number -> score saved in lines of `score --out`; none if not reproduced.
 
     Lines do not record weights, so some rows are scored again and must get the same scores.
@@ -218,38 +218,38 @@ def _brought(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
     if not saved:
         return {}
     first = next(iter(saved.values()))
-    rescored = _anew(first, scorer)  # has the scorer's settings in the form of a line
-    alike = {number: of for number, of in saved.items() if _made_alike(of, rescored, scorer)}
-    tried = islice(alike.values(), TRIED)
-    pairs = ((of, rescored if of is first else _anew(of, scorer)) for of in tried)
-    return alike if all(_same(again, of.score) for of, again in pairs) else {}
+    rescored = _rescore(first, scorer)  # with the settings that a line of it would have
+    alike = {n: score for n, score in saved.items() if _same_settings(score, rescored, scorer)}
+    checked = islice(alike.values(), CHECKED_ANSWERS)
+    pairs = ((score, rescored if score is first else _rescore(score, scorer)) for score in checked)
+    return alike if all(_reproduces(new, score.score) for score, new in pairs) else {}
 
 
-def _anew(saved: Score, scorer: "Scorer") -> Score:
+def _rescore(saved: Score, scorer: "Scorer") -> Score:
     return scorer.score(saved.prompt, [token.id for token in saved.tokens])
 
 
-def _same(again: Score, score: float) -> bool:
+def _reproduces(rescored: Score, saved_score: float) -> bool:
     """Whether an answer scored again has the score it had."""
-    return math.isclose(again.score, score, rel_tol=TOLERANCE, abs_tol=1e-5)
+    return math.isclose(rescored.score, saved_score, rel_tol=TOLERANCE, abs_tol=1e-5)
 
 
-def _made_alike(score: Score, again: Score, scorer: "Scorer") -> bool:
-    """Whether a saved score has the model name and settings of `again`."""
-    layers = [one.settings.get("layer") for one in (score, again)]
-    expected = again.config.replace(stop=tuple(scorer.stop)).score_key()
-    return (score.model, layers[0], score.config.score_key()) == (again.model, layers[1], expected)
+def _same_settings(saved: Score, rescored: Score, scorer: "Scorer") -> bool:
+    """Whether a saved score has the model name and settings of `rescored`."""
+    layers = [score.settings.get("layer") for score in (saved, rescored)]
+    key = rescored.config.replace(stop=tuple(scorer.stop)).score_key()
+    return (saved.model, layers[0], saved.config.score_key()) == (rescored.model, layers[1], key)
 
 
-def _scored(
+def _scores_by_row(
     rows: list[Row],
     scorer: "Scorer",
     progress: Callable[[int, int], None] | None,
-    known: dict[int, Score],
+    saved_scores: dict[int, Score],
 ) -> dict[int, Score]:
-    """Row number -> score, known or computed."""
-    scores = dict(known)
-    missing = [row for row in rows if row.number not in known]
+    """Row number -> score, saved or computed."""
+    scores = dict(saved_scores)
+    missing = [row for row in rows if row.number not in saved_scores]
     for row, outcome in score_rows(scorer, missing):
         if outcome.score is None:
             raise ValueError(
@@ -263,7 +263,7 @@ def _scored(
 
 
 def _calibration(
-    found: Sequence[Score],
+    answers: Sequence[Score],
     wrong: np.ndarray,
     clusters: list[str],
     scorer: "Scorer",
@@ -274,13 +274,13 @@ def _calibration(
     resamples: int,
 ) -> Calibration:
     columns = {
-        kind: np.array([score.signals[kind] for score in found]) for kind in found[0].signals
+        kind: np.array([score.signals[kind] for score in answers]) for kind in answers[0].signals
     }
     check_rows(clusters, wrong=wrong, **columns)
-    variant = scorer.config.method
-    scores = columns[variant]
-    chosen = _chosen(signal, columns, variant, wrong, clusters)
-    made = Calibration.fitted(
+    method = scorer.config.method
+    scores = columns[method]
+    decider = _decider(signal, columns, method, wrong, clusters)
+    run = Calibration.fitted(
         name,
         scores,
         wrong,
@@ -288,19 +288,19 @@ def _calibration(
         clusters,
         columns["msp"],
         name=name,
-        method=found[0].label,
-        model=found[0].model,
+        method=answers[0].label,
+        model=answers[0].model,
         labelled_by="their labels",
-        settings=_shared_settings(found) | scorer.fingerprints(),
-        masking_response=float(np.mean([token.mi for score in found for token in score.tokens])),
+        settings=_shared_settings(answers) | scorer.fingerprints(),
+        masking_response=float(np.mean([token.mi for score in answers for token in score.tokens])),
     )
     reference_range = {
-        "prompt_tokens": sorted(float(score.prompt_tokens or 0) for score in found),
-        "score": made.scores,
+        "prompt_tokens": sorted(float(score.prompt_tokens or 0) for score in answers),
+        "score": run.scores,
         "msp": np.sort(columns["msp"]).tolist(),
     }
     return replace(
-        with_decision(made, columns, wrong, clusters, risk, confidence, chosen, resamples),
+        with_decision(run, columns, wrong, clusters, risk, confidence, decider, resamples),
         reference_range=reference_range,
     )
 
@@ -312,7 +312,7 @@ def with_decision(
     clusters: Sequence[str],
     risk: float,
     confidence: float,
-    chosen: str,
+    decider: str,
     resamples: int = RESAMPLES,
     quality: np.ndarray | None = None,
 ) -> Calibration:
@@ -321,15 +321,15 @@ def with_decision(
     Args:
         columns: signal -> (n,) values, higher = more uncertain.
         wrong, clusters: (n,).
-        chosen: signal that decides.
+        decider: signal that decides.
         quality: (n,) for PRR, higher = better; None: right or wrong.
     """
-    decision = Decision(chosen, risk_threshold(columns[chosen], wrong, clusters, risk, confidence))
-    named = {SIGNALS[kind]: values for kind, values in columns.items()}
+    guarantee = risk_threshold(columns[decider], wrong, clusters, risk, confidence)
+    by_name = {SIGNALS[kind]: values for kind, values in columns.items()}
     method = SIGNALS[calibration.config.method]
     try:
-        features = [columns[calibration.config.method], *(columns[k] for k in COMBINES)]
-        named[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
+        features = [columns[calibration.config.method], *(columns[kind] for kind in COMBINES)]
+        by_name[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
     except (ValueError, KeyError):
         pass  # too few wrong or right answers for its folds, or a signal was not saved
     held_out = held_out_probability(columns[calibration.config.method], wrong, clusters)
@@ -341,29 +341,29 @@ def with_decision(
             for name, value in vars(curve).items()
         }
         error = debiased_calibration_error(held_out[0], wrong)
-    ranked = rank_signals(named, wrong, clusters, quality, resamples)
-    same = len(wrong) == calibration.n  # the same answers have one PRR, with the same interval
+    ranked = rank_signals(by_name, wrong, clusters, quality, resamples)
+    same_answers = len(wrong) == calibration.n  # then PRR and interval are the same, too
     other_thresholds = tuple(
-        Decision(kind, risk_threshold(values, wrong, clusters, of, confidence))
+        Decision(kind, risk_threshold(values, wrong, clusters, other_risk, confidence))
         for kind, values in columns.items()
-        for of in sorted({*RISKS, risk})
+        for other_risk in sorted({*RISKS, risk})
     )
     return replace(
         calibration,
-        prr=ranked[method].prr if same else calibration.prr,
-        decision=decision,
+        prr=ranked[method].prr if same_answers else calibration.prr,
+        decision=Decision(decider, guarantee),
         signals=ranked,
-        recommendation=recommendation(ranked, named, wrong, clusters, method, quality, resamples),
+        recommendation=recommendation(ranked, by_name, wrong, clusters, method, quality, resamples),
         other_thresholds=other_thresholds,
         reliability=diagram,
         calibration_error=error,
     )
 
 
-def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
+def _shared_settings(scores: Sequence[Score]) -> dict[str, Any]:
     """Settings that all scores share; answers passed as token ids have no stop strings."""
-    shared = dict(found[0].settings)
-    for score in found[1:]:
+    shared = dict(scores[0].settings)
+    for score in scores[1:]:
         shared = {
             name: value
             for name, value in shared.items()
@@ -372,7 +372,7 @@ def _shared_settings(found: Sequence[Score]) -> dict[str, Any]:
     return json.loads(json.dumps(shared))
 
 
-TRIED = 3
+CHECKED_ANSWERS = 3
 """Number of answers scored again, to check that the model is the same."""
 TOLERANCE = 0.02
 """Relative difference of such a score that precision and batch size can cause."""
@@ -409,49 +409,48 @@ def calibrate_run(
     """
     from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 
-    made = Calibration.from_run(
+    run = Calibration.from_run(
         path,
         metric,
         **{n: getattr(scorer.config, n) for n in ("method", "depth", "source", "aggregation")},
     )
     (group,) = load_run_groups([path], metric, scorer.config.depth)
-    group = of_config(group, made.config)
+    group = of_config(group, run.config)
     prompts, ids = group.saved("input_texts"), group.saved("greedy_tokens")
     if prompts is None or ids is None:
         raise ValueError(
             f"{path} has not saved input_texts and greedy_tokens, which the check needs"
         )
-    scores = group.score(made.method)
-    for row in range(min(TRIED, len(group))):
-        again = scorer.score(prompts[row], [int(token) for token in ids[row]])
-        other = made.other_settings(again.settings | {"model": again.model})
-        if other:
-            raise ValueError(f"settings differ from {path}: {'; '.join(other)}")
-        if not _same(again, scores[row]):
+    scores = group.score(run.method)
+    for row in range(min(CHECKED_ANSWERS, len(group))):
+        rescored = scorer.score(prompts[row], [int(token) for token in ids[row]])
+        differences = run.other_settings(rescored.settings | {"model": rescored.model})
+        if differences:
+            raise ValueError(f"settings differ from {path}: {'; '.join(differences)}")
+        if not _reproduces(rescored, scores[row]):
             raise ValueError(
                 f"Cannot reproduce row {row} of {path}: stored {scores[row]:.5f}, recomputed "
-                f"{again.score:.5f}. Weights or chat template differ; load the model used for that "
-                "run"
+                f"{rescored.score:.5f}. Weights or chat template differ; load the model used for "
+                "that run"
             )
     columns = signals_of(group) | {scorer.config.method: scores}
     lengths = group.saved("asmi_prompt_length")
-    reference_range = {"score": made.scores}
+    reference_range = {"score": run.scores}
     if "msp" in columns:
         reference_range["msp"] = np.sort(columns["msp"]).tolist()
     if lengths is not None:
         reference_range["prompt_tokens"] = sorted(map(float, lengths))
-    made = replace(
-        made, settings=made.settings | scorer.fingerprints(), reference_range=reference_range
-    )
+    settings = run.settings | scorer.fingerprints()
+    run = replace(run, settings=settings, reference_range=reference_range)
     stops, texts = scorer.stop_conditions.stop_strings, group.saved("greedy_texts")
-    tested = np.arange(len(group))
+    answered = np.arange(len(group))
     if texts is not None:
-        tested = np.flatnonzero([says_anything(text, stops) for text in texts])
-    columns = {kind: values[tested] for kind, values in columns.items()}
-    wrong, clusters = group.wrong[tested], [group.clusters[row] for row in tested]
-    chosen = _chosen(signal, columns, scorer.config.method, wrong, clusters)
+        answered = np.flatnonzero([says_anything(text, stops) for text in texts])
+    columns = {kind: values[answered] for kind, values in columns.items()}
+    wrong, clusters = group.wrong[answered], [group.clusters[row] for row in answered]
+    decider = _decider(signal, columns, scorer.config.method, wrong, clusters)
     return with_decision(
-        made, columns, wrong, clusters, risk, confidence, chosen, resamples, group.quality[tested]
+        run, columns, wrong, clusters, risk, confidence, decider, resamples, group.quality[answered]
     )
 
 
@@ -476,17 +475,17 @@ def says_anything(text: str, stops: Sequence[str]) -> bool:
     return bool(text.strip())
 
 
-def _chosen(
+def _decider(
     signal: str,
     columns: Mapping[str, np.ndarray],
-    variant: str,
+    method: str,
     wrong: np.ndarray,
     clusters: Sequence[str],
 ) -> str:
     """Key of the signal that decides."""
     # The score comes first, so that it wins ties.
-    ordered = {variant: columns[variant], **columns}
-    chosen = {"best": best_signal(ordered, wrong, clusters), "score": variant}.get(signal, signal)
-    if chosen not in columns:
-        raise ValueError(f"expected a signal of {', '.join(columns)}; got {chosen!r}")
-    return chosen
+    ordered = {method: columns[method], **columns}
+    decider = {"best": best_signal(ordered, wrong, clusters), "score": method}.get(signal, signal)
+    if decider not in columns:
+        raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
+    return decider

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 
-FORMAT = 3
-ANEW = (
+FORMAT = 4
+ADVICE = (
     "write a new one with `polygraph_asmi calibrate` (labelled answers) or "
     "`polygraph_asmi export` (finished run)"
 )
@@ -42,9 +42,9 @@ DERIVED = ("num_masks", "mask_rate")
 ROWS = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with scored rows, whose parts may be labelled."""
 NOT_RECORDED = "not recorded"
-"""Stands for the model's name of a run without a manifest."""
-USUAL = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
-"""Names in sentences of quantities that need no labels."""
+"""Name of the model of a run without a manifest."""
+QUANTITIES = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
+"""Quantities that need no labels -> their names in sentences."""
 FINGERPRINTS = {
     "weights": "weights or their precision differ",
     "tokenizer": "tokenizer or chat template differs",
@@ -118,16 +118,16 @@ class Calibration:
     def config(self) -> ASMIConfig:
         """Settings to score other answers in the same way, without those of the machine."""
         machine = ASMIConfig.names("machine")
-        of_score = {name: of for name, of in self.settings.items() if name not in machine}
-        return ASMIConfig.from_dict(of_score)
+        settings = {name: value for name, value in self.settings.items() if name not in machine}
+        return ASMIConfig.from_dict(settings)
 
     @classmethod
-    def read(cls, path: str | Path, **wanted: Any) -> "Calibration":
+    def read(cls, path: str | Path, **settings: Any) -> "Calibration":
         """Load a saved calibration run (.json), or fit one on a finished run or on rows.
 
         Args:
             path: .json; manager file or folder of a run; or .jsonl rows, see `from_spans`.
-            **wanted: settings that the score must have.
+            **settings: settings that the score must have.
 
         Raises:
             FileNotFoundError: no such file.
@@ -142,17 +142,16 @@ class Calibration:
         if path.suffix.lower() in ROWS or path.suffix == ".json":
             if not path.exists():
                 raise FileNotFoundError(
-                    f"{path}: no such calibration; `polygraph_asmi calibrate` and `calibration` "
-                    "write one"
+                    f"{path}: no such calibration: `polygraph_asmi calibrate` or `export` writes it"
                 )
             calibration = cls.load(path) if path.suffix == ".json" else cls.from_spans(path)
-            calibration.check_wanted(wanted)
+            calibration.check_wanted(settings)
             return calibration
-        return cls.from_run(path, **wanted)
+        return cls.from_run(path, **settings)
 
-    def check_wanted(self, wanted: Mapping[str, Any]) -> None:
-        """Raise ValueError if the score has other settings than `wanted`."""
-        different = _differences(self.config, with_scale(_with(self.config, wanted)))
+    def check_wanted(self, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError if the score has other settings than these."""
+        different = _differences(self.config, with_scale(_override(self.config, settings)))
         if different:
             raise ValueError(
                 f"settings differ from the calibration run {self.name} ({different}): leave them "
@@ -160,12 +159,14 @@ class Calibration:
             )
 
     @classmethod
-    def from_run(cls, path: str | Path, metric: str | None = None, **wanted: Any) -> "Calibration":
+    def from_run(
+        cls, path: str | Path, metric: str | None = None, **settings: Any
+    ) -> "Calibration":
         """Fit on all answers of a finished run with finite scores.
 
         Args:
             metric: metric of the correctness label; None: AlignScore, or the run's first.
-            **wanted: settings of the score, such as `method="asmi"`. Settings left out: those of
+            **settings: of the score, such as `method="asmi"`. Settings left out: those of
                 the run; of several methods, Sem-ASMI.
 
         Raises:
@@ -175,16 +176,16 @@ class Calibration:
         """
         from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 
-        depth = wanted.get("depth", ASMIConfig.depth)
+        depth = settings.get("depth", ASMIConfig.depth)
         group, *others = load_run_groups([path], metric, depth)
         if others:
             raise ValueError(
                 f"{path}: expected one run, got {1 + len(others)} over different answers. Name one"
             )
-        required = {"method": ASMIConfig.method} | ASMIConfig.check_names(wanted)
+        required = {"method": ASMIConfig.method} | ASMIConfig.check_names(settings)
 
         def fits(config: ASMIConfig) -> bool:
-            return _with(config, required).score_key() == config.score_key()
+            return _override(config, required).score_key() == config.score_key()
 
         if not group.methods:
             raise ValueError(
@@ -193,14 +194,14 @@ class Calibration:
             )
         method = next((name for name, config in group.methods.items() if fits(config)), None)
         if method is None:
-            near = min(
+            nearest = min(
                 group.methods, key=lambda name: group.methods[name].method != required["method"]
             )
-            config = group.methods[near]
+            config = group.methods[nearest]
             raise ValueError(
-                f"{path}: expected a score with the settings {_listed(wanted)}; {near} has others "
-                f"({_differences(config, _with(config, required))}). Leave these settings out to "
-                "use the run's, or name another run"
+                f"{path}: expected a score with the settings {_listed(settings)}; {nearest} has "
+                f"others ({_differences(config, _override(config, required))}). Leave these "
+                "settings out to use the run's, or name another run"
             )
         config = group.methods[method]
         group = of_config(group, config)
@@ -209,8 +210,8 @@ class Calibration:
         msp = group.msp if tokens is None else np.array([-answer.sum() for answer in tokens])
         if msp is None:
             raise ValueError(f"{path}: expected saved MSP or asmi_log_likelihood, got neither")
-        used = group.settings()
-        if used is None:
+        run_settings = group.settings()
+        if run_settings is None:
             raise ValueError(f"{path} has not saved asmi_settings: its masks are unknown")
         return cls.fitted(
             path,
@@ -223,7 +224,7 @@ class Calibration:
             method=method,
             model=str(group.run.recorded("model").get("path") or NOT_RECORDED),
             labelled_by=group.metric,
-            settings=used | config.besides_masks(),
+            settings=run_settings | config.besides_masks(),
             masking_response=None
             if group.mi_tokens is None
             else float(np.concatenate(group.mi_tokens).mean()),
@@ -248,10 +249,10 @@ class Calibration:
         (first, *others) = rows
         config = ASMIConfig.from_dict(first["settings"])
         prompts = [row["prompt"] for row in rows]
-        same = text_clusters([p if isinstance(p, str) else json.dumps(p) for p in prompts])
+        keys = text_clusters([p if isinstance(p, str) else json.dumps(p) for p in prompts])
         labelled = [
             (span, wrong, cluster)
-            for row, cluster in zip(rows, same, strict=True)
+            for row, cluster in zip(rows, keys, strict=True)
             for span, wrong in zip(row["spans"], row["wrong"], strict=True)
             if wrong is not None
         ]
@@ -305,13 +306,13 @@ class Calibration:
             raise ValueError(
                 f"{path}: expected right and wrong {unit}, got {len(wrong)}, all {kind}"
             )
-        alone, _ = prr_intervals({method: scores}, quality, clusters)
+        intervals, _ = prr_intervals({method: scores}, quality, clusters)
         return cls(
             method=method,
             scores=np.sort(scores).tolist(),
             median=float(np.median(scores)),
             msp_median=float(np.median(msp)),
-            prr=alone[method],
+            prr=intervals[method],
             calibration=calibrate(scores, wrong),
             brier=held_out_brier(scores, wrong, clusters),
             quality=labelled_by,
@@ -344,10 +345,10 @@ class Calibration:
             if "format" not in content:
                 raise ValueError(
                     f"{path} is not a saved calibration run: name a file that `polygraph_asmi "
-                    "calibrate`, `calibration` or Calibration.save wrote, or a run's folder"
+                    "calibrate`, `export` or Calibration.save wrote, or a run's folder"
                 )
             if content.pop("format") != FORMAT:
-                raise ValueError(f"{path}: expected a calibration run of format {FORMAT}: {ANEW}")
+                raise ValueError(f"{path}: expected a calibration run of format {FORMAT}: {ADVICE}")
             for bounds in (content["prr"], *chain(*content["signals"].values())):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -374,26 +375,26 @@ class Calibration:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Differences between the settings of a score and of this run, in words."""
-        ours, other = _compared(self.settings), _compared(settings)
+        run_key, score_key = _compared_settings(self.settings), _compared_settings(settings)
         differences = [
-            FINGERPRINTS.get(name, f"{name} {ours[name]} there, {other[name]} here")
-            for name in ours
-            if name in other and ours[name] != other[name]
+            FINGERPRINTS.get(name, f"{name} {run_key[name]} there, {score_key[name]} here")
+            for name in run_key
+            if name in score_key and run_key[name] != score_key[name]
         ]
-        lacking = [name for name in self.config.score_key() if name not in (*self.settings, "stop")]
-        if lacking:
-            differences.append(f"{', '.join(lacking)} not recorded there: {ANEW}")
-        there, here = Path(self.model).name, Path(settings.get("model", "")).name
-        if here and there == NOT_RECORDED:
-            differences.append(f"model not recorded there: {ANEW}")
-        elif there and here and there != here:
-            differences.append(f"model {there} there, {here} here")
+        missing = [name for name in self.config.score_key() if name not in (*self.settings, "stop")]
+        if missing:
+            differences.append(f"{', '.join(missing)} not recorded there: {ADVICE}")
+        run_model, score_model = Path(self.model).name, Path(settings.get("model", "")).name
+        if score_model and run_model == NOT_RECORDED:
+            differences.append(f"model not recorded there: {ADVICE}")
+        elif run_model and score_model and run_model != score_model:
+            differences.append(f"model {run_model} there, {score_model} here")
         return differences
 
     def error_probability_interval(self, score: float) -> Interval | None:
-        """`error_probability` with the 95 % Wilson interval of its step; None as there.
+        """`error_probability` with the 95 % Wilson interval of its step; None if not `ranks`.
 
-        It treats answers as independent: with clusters it is too narrow.
+        The interval treats answers as independent: with clusters it is too narrow.
         """
         if not self.ranks:
             return None
@@ -420,8 +421,8 @@ class Calibration:
         )
 
     @property
-    def worth(self) -> str:
-        """Brier score of the probability on held-out answers, in a sentence; may be empty."""
+    def brier_sentence(self) -> str:
+        """Brier score of the probability on held-out answers; empty if it is unknown."""
         if self.brier is None:
             return ""
         calibrated, constant = self.brier
@@ -440,9 +441,9 @@ class Calibration:
 
         columns = ["signal", "risk", "confidence", "threshold", "coverage", "answers_needed"]
         table = [
-            {"signal": SIGNALS[one.signal]}
-            | {name: getattr(one.found, name) for name in columns[1:]}
-            for one in self.other_thresholds
+            {"signal": SIGNALS[decision.signal]}
+            | {name: getattr(decision.guarantee, name) for name in columns[1:]}
+            for decision in self.other_thresholds
         ]
         return pd.DataFrame(table, columns=columns)
 
@@ -474,12 +475,12 @@ class Calibration:
         """Values of one answer outside the calibration run's range, in sentences."""
         warnings = []
         for name, value in values.items():
-            seen = self.reference_range.get(name)
-            if seen and value is not None and not seen[0] <= value <= seen[-1]:
+            reference = self.reference_range.get(name)
+            if reference and value is not None and not reference[0] <= value <= reference[-1]:
                 warnings.append(
-                    f"{USUAL[name]} {value:.4g} is outside the calibration run's range, "
-                    f"{seen[0]:.4g} to {seen[-1]:.4g}: the risk guarantee may not hold for such "
-                    "questions."
+                    f"{QUANTITIES[name]} {value:.4g} is outside the calibration run's range, "
+                    f"{reference[0]:.4g} to {reference[-1]:.4g}: the risk guarantee may not hold "
+                    "for such questions."
                 )
         return warnings
 
@@ -489,10 +490,10 @@ class Calibration:
         Args:
             scores: with `score`, `msp` and `prompt_tokens`, as a `Score`.
         """
-        now: dict[str, list[float]] = {"score": [one.score for one in scores]}
-        now["msp"] = [one.msp for one in scores]
-        now["prompt_tokens"] = [one.prompt_tokens for one in scores if one.prompt_tokens]
-        return drifts(self.reference_range, now)
+        current: dict[str, list[float]] = {"score": [score.score for score in scores]}
+        current["msp"] = [score.msp for score in scores]
+        current["prompt_tokens"] = [score.prompt_tokens for score in scores if score.prompt_tokens]
+        return drifts(self.reference_range, current)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """All results, for a terminal."""
@@ -504,14 +505,14 @@ class Calibration:
             table = Table("signal", "PRR", "AUROC", "AUGRC (lower = better)", box=None,
                           header_style="dim")  # fmt: skip
             for name, signal in self.signals.items():
-                table.add_row(name, *map(_shown, signal))
+                table.add_row(name, *map(_interval_text, signal))
             yield table
         if self.recommendation:
             yield Text(self.recommendation)
         yield Text(f"Error rate by {self.method}, with 95 % Wilson intervals:")
         table = Table("from", "answers", "wrong", "rate", box=None, header_style="dim")
         for row in self.steps.itertuples():
-            rate = _shown(Interval(row.rate, row.low, row.high))
+            rate = _interval_text(Interval(row.rate, row.low, row.high))
             table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
         yield table
         if self.reliability is not None:
@@ -524,23 +525,24 @@ class Calibration:
             yield Text(
                 "Coverage by risk (-: not attainable; each holds only if chosen in advance):"
             )
-            risks = list(dict.fromkeys(one.found.risk for one in self.other_thresholds))
+            guarantees = {(d.signal, d.guarantee.risk): d.guarantee for d in self.other_thresholds}
+            risks = list(dict.fromkeys(risk for _, risk in guarantees))
             table = Table("signal", *(f"{risk:.0%}" for risk in risks), box=None,
                           header_style="dim")  # fmt: skip
-            for kind in dict.fromkeys(one.signal for one in self.other_thresholds):
+            for kind in dict.fromkeys(signal for signal, _ in guarantees):
                 shares = [
-                    "-" if one.found.threshold is None else f"{one.found.coverage:.0%}"
-                    for one in self.other_thresholds
-                    if one.signal == kind
+                    "-" if guarantee.threshold is None else f"{guarantee.coverage:.0%}"
+                    for (signal, _), guarantee in guarantees.items()
+                    if signal == kind
                 ]
                 table.add_row(SIGNALS[kind], *shares)
             yield table
         if self.decision is not None:
-            found = self.decision.found
-            if found.threshold is None:
+            guarantee = self.decision.guarantee
+            if guarantee.threshold is None:
                 yield Text(
                     f"No threshold {self.decision}. Abstain on every answer. Each further attempt "
-                    f"adds up to {100 * (1 - found.confidence):g}% to the probability that the "
+                    f"adds up to {100 * (1 - guarantee.confidence):g}% to the probability that the "
                     "guarantee fails."
                 )
             else:
@@ -548,11 +550,11 @@ class Calibration:
 
     def mismatch(self, settings: dict[str, Any]) -> str | None:
         """Why there is no verdict on a score with these settings; None if there is one."""
-        other = self.other_settings(settings)
-        if other:
+        differences = self.other_settings(settings)
+        if differences:
             return (
-                f"the calibration run used other settings ({'; '.join(other)}). Score with those, "
-                "or pass a calibration run made with these."
+                f"the calibration run used other settings ({'; '.join(differences)}). Score with "
+                "those, or pass a calibration run made with these."
             )
         if self.prr.high < 0:
             return (
@@ -581,51 +583,52 @@ class Calibration:
             f"Higher than {self.percentile(score):.0f} % of the calibration run. Probability of "
             f"error {shown} [{rate.low:.2f}, {rate.high:.2f}] ({step.errors} of the {step.n} "
             f"answers on its calibration step were wrong); overall {self.errors / self.n:.2f}. "
-            f"{self.worth}Calibration run: {self.ground}."
+            f"{self.brier_sentence}Calibration run: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
             lines.append("The score is outside the range of the calibration run.")
         return lines
 
 
-def _shown(interval: Interval) -> str:
+def _interval_text(interval: Interval) -> str:
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-Given: TypeAlias = "Calibration | str | Path | Sequence[Calibration | str | Path] | None"
+CalibrationLike: TypeAlias = "Calibration | str | Path | Sequence[Calibration | str | Path] | None"
 """What `score` accepts as `calibration`."""
 
 
 def of_answers_and_parts(
-    given: Given, wanted: Mapping[str, Any]
+    calibration: CalibrationLike, settings: Mapping[str, Any]
 ) -> tuple[Calibration | None, Calibration | None]:
     """The calibration run of answers and that of parts; None for each not passed.
 
     Args:
-        wanted: explicit settings of the score.
+        calibration: as for `score`.
+        settings: explicit settings of the score.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not a calibration run, two of a kind, or one with other settings.
     """
-    several = [given] if isinstance(given, str | Path | Calibration) else given
+    sources = [calibration] if isinstance(calibration, str | Path | Calibration) else calibration
     by_unit: dict[str, Calibration] = {}
-    if not (several is None or isinstance(several, list | tuple)):
-        several = [several]  # type: ignore[list-item]  # raises below
-    for one in several or ():
-        if not isinstance(one, str | Path | Calibration):
+    if not (sources is None or isinstance(sources, list | tuple)):
+        sources = [sources]  # type: ignore[list-item]  # raises below
+    for source in sources or ():
+        if not isinstance(source, str | Path | Calibration):
             raise ValueError(
                 "calibration: expected a Calibration, or the path of a saved one, of a finished "
-                f"run or of labelled rows; got {one!r:.80}"
+                f"run or of labelled rows; got {source!r:.80}"
             )
-        read = one if isinstance(one, Calibration) else Calibration.read(one, **wanted)
-        read.check_wanted(wanted)
-        if read.unit in by_unit:
+        run = source if isinstance(source, Calibration) else Calibration.read(source, **settings)
+        run.check_wanted(settings)
+        if run.unit in by_unit:
             raise ValueError(
                 "expected at most one calibration run of answers and one of parts, got two of "
-                f"{read.unit}: {by_unit[read.unit].name} and {read.name}"
+                f"{run.unit}: {by_unit[run.unit].name} and {run.name}"
             )
-        by_unit[read.unit] = read
+        by_unit[run.unit] = run
     answers, parts = by_unit.get("answers"), by_unit.get("parts")
     different = _differences(parts.config, answers.config) if answers and parts else ""
     if different:
@@ -637,7 +640,7 @@ def of_answers_and_parts(
 
 
 def settled(
-    given: Given, config: ASMIConfig | None, settings: Mapping[str, Any]
+    calibration: CalibrationLike, config: ASMIConfig | None, settings: Mapping[str, Any]
 ) -> tuple[ASMIConfig, Calibration | None, Calibration | None]:
     """The settings of a score, and its calibration runs of answers and of parts.
 
@@ -653,12 +656,12 @@ def settled(
         values = config.to_dict("masks", "score")
         unset = [n for n in ("stop", *DERIVED) if values[n] is None and n not in explicit]
         explicit = {n: value for n, value in values.items() if n not in unset} | explicit
-    answers, parts = of_answers_and_parts(given, explicit)
+    answers, parts = of_answers_and_parts(calibration, explicit)
     run = answers or parts
     base = config or ASMIConfig()
     if run is not None:
-        theirs = run.config
-        base = theirs if config is None else base.replace(**{n: getattr(theirs, n) for n in unset})
+        of_run = run.config
+        base = of_run if config is None else base.replace(**{n: getattr(of_run, n) for n in unset})
     return base.replace(**settings), answers, parts
 
 
@@ -690,27 +693,27 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _with(config: ASMIConfig, wanted: Mapping[str, Any]) -> ASMIConfig:
+def _override(config: ASMIConfig, settings: Mapping[str, Any]) -> ASMIConfig:
     """A config with these settings, except those derived in either."""
     explicit = {
         name: value
-        for name, value in wanted.items()
+        for name, value in settings.items()
         if name not in DERIVED or None not in (value, getattr(config, name))
     }
     return config.replace(**explicit)
 
 
-def _differences(there: ASMIConfig, here: ASMIConfig) -> str:
+def _differences(config_there: ASMIConfig, config_here: ASMIConfig) -> str:
     """Settings that differ and change the score, in words."""
-    theirs, ours = there.score_key(), here.score_key()
+    key_there, key_here = config_there.score_key(), config_here.score_key()
     return "; ".join(
-        f"{name} {theirs[name]!r} there, {value!r} here"
-        for name, value in ours.items()
-        if value != theirs.get(name, value)
+        f"{name} {key_there[name]!r} there, {value!r} here"
+        for name, value in key_here.items()
+        if value != key_there.get(name, value)
     )
 
 
-def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that two scores must share, among those saved."""
     key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
     return key | {n: settings[n] for n in ("layer", *FINGERPRINTS) if n in settings}

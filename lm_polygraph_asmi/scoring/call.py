@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import STREAMED, ASMIConfig, check_streamed
-from lm_polygraph_asmi.scoring.calibration import Given
+from lm_polygraph_asmi.scoring.calibration import CalibrationLike
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Stream
@@ -26,7 +26,7 @@ def score(
     config: ASMIConfig | None = None,
     samples: Sequence[Answer] | None = None,
     context: Any = None,
-    calibration: Given = None,
+    calibration: CalibrationLike = None,
     **settings: Any,
 ) -> Score:
     """Score how fragile an answer is under random attention-head masking.
@@ -88,7 +88,7 @@ def stream(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: ASMIConfig | None = None,
-    calibration: Given = None,
+    calibration: CalibrationLike = None,
     **settings: Any,
 ) -> Stream:
     """Score the model's greedy answer token by token, during generation.

@@ -25,7 +25,7 @@ class Passage(NamedTuple):
 
 def passages_of(
     tokenizer: PreTrainedTokenizerBase,
-    given: Any,
+    original: Any,
     prompt: Prompt,
     prompt_ids: Sequence[int],
     context: Any,
@@ -33,7 +33,7 @@ def passages_of(
     """The passages of `context`, in its order.
 
     Args:
-        given: the caller's prompt, with parts of messages.
+        original: the caller's prompt; messages may have parts and include the answer.
         prompt: the scored prompt, text or messages of text.
         prompt_ids: (P,) its tokens.
         context: one passage or a list. A passage is a text that occurs once in the prompt; in a
@@ -44,34 +44,34 @@ def passages_of(
         ValueError: no passage, one that does not occur exactly once, or two that overlap.
     """
     chat = not isinstance(prompt, str)
-    whole = prompt if isinstance(prompt, str) else _rendered(tokenizer, prompt)
+    text = prompt if isinstance(prompt, str) else _rendered(tokenizer, prompt)
     pair = _is_pair(context) and (isinstance(context, tuple) or not chat)
     single = pair or not isinstance(context, Sequence) or isinstance(context, str)
-    named = [context] if single else list(context)  # in a chat, [0, 2] are two messages
-    if not named:
+    passages = [context] if single else list(context)  # in a chat, [0, 2] are two messages
+    if not passages:
         raise ValueError(f"expected at least one passage in the context, got {context!r}")
     if chat:
-        places = [_place_in_chat(tokenizer, whole, given, prompt, passage) for passage in named]
+        char_spans = [_characters_in_chat(tokenizer, text, original, prompt, p) for p in passages]
     else:
-        places = [_place(whole, passage) for passage in named]
-    for one, other in pairwise(sorted(places)):
-        if other[0] < one[1]:
+        char_spans = [_characters(text, passage) for passage in passages]
+    for first, second in pairwise(sorted(char_spans)):
+        if second[0] < first[1]:
             raise ValueError(
-                f"the passages {whole[slice(*one)][:60]!r} and {whole[slice(*other)][:60]!r} of "
+                f"the passages {text[slice(*first)][:60]!r} and {text[slice(*second)][:60]!r} of "
                 "the context overlap: each token needs one source"
             )
-    spans = token_spans(tokenizer, whole, prompt_ids, places)
-    last = 0
-    for number in sorted(range(len(spans)), key=lambda number: places[number]):
+    spans = token_spans(tokenizer, text, prompt_ids, char_spans)
+    last_end = 0
+    for number in sorted(range(len(spans)), key=lambda number: char_spans[number]):
         start, end = spans[number]
-        if end <= last:
+        if end <= last_end:
             raise ValueError(
-                f"no token belongs only to the passage {whole[slice(*places[number])][:60]!r}"
+                f"no token belongs only to the passage {text[slice(*char_spans[number])][:60]!r}"
             )
-        spans[number] = max(start, last), end  # the first passage gets a token of two
-        last = end
+        spans[number] = max(start, last_end), end  # a token in two passages is the first's
+        last_end = end
     return [
-        Passage(whole[start:end], span) for (start, end), span in zip(places, spans, strict=True)
+        Passage(text[start:end], span) for (start, end), span in zip(char_spans, spans, strict=True)
     ]
 
 
@@ -92,10 +92,10 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str
     )
 
 
-def _place(whole: str, passage: Any) -> Span:
+def _characters(text: str, passage: Any) -> Span:
     """Characters of a passage in a text prompt."""
     if isinstance(passage, str):
-        start = place_of(whole, passage)
+        start = place_of(text, passage)
         return start, start + len(passage)
     if not _is_pair(passage):
         raise ValueError(
@@ -103,10 +103,9 @@ def _place(whole: str, passage: Any) -> Span:
             f"{passage!r:.80}"
         )
     start, end = map(int, passage)
-    if not 0 <= start < end <= len(whole):
+    if not 0 <= start < end <= len(text):
         raise ValueError(
-            f"expected 0 <= start < end <= {len(whole)}, the characters of the prompt; got "
-            f"{passage}"
+            f"expected 0 <= start < end <= {len(text)}, the characters of the prompt; got {passage}"
         )
     return start, end
 
@@ -115,16 +114,16 @@ MARK = "\ue000"
 """A private-use character, put around a passage to find it in the template's output."""
 
 
-def _place_in_chat(
-    tokenizer: PreTrainedTokenizerBase, whole: str, given: Any, prompt: Any, passage: Any
+def _characters_in_chat(
+    tokenizer: PreTrainedTokenizerBase, full_text: str, original: Any, prompt: Any, passage: Any
 ) -> Span:
     """Characters of a passage in a chat after the template."""
     if isinstance(passage, str):
         text = passage.strip()  # many templates strip
-        start = place_of(whole, text, "name the message, by its number, or (message, part)")
+        start = place_of(full_text, text, "name the message, by its number, or (message, part)")
         return start, start + len(text)
-    number, start, text = _of_message(given, passage)
-    prompt = list(prompt)  # without the answer, unlike `given`
+    number, start, text = _message_part(original, passage)
+    prompt = list(prompt)  # without the answer, unlike `original`
     if number >= len(prompt):
         raise ValueError(f"expected a message of the prompt as context, got {passage}, the answer")
     if text.strip():
@@ -133,15 +132,15 @@ def _place_in_chat(
         end = start + len(text.strip())
         marked = f"{content[:start]}{MARK}{content[start:end]}{MARK}{content[end:]}"
         changed = {**prompt[number], "content": marked}
-        seen = _rendered(tokenizer, [*prompt[:number], changed, *prompt[number + 1 :]])
-        if seen.count(MARK) == 2 and seen.replace(MARK, "") == whole:
-            return seen.index(MARK), seen.rindex(MARK) - 1
+        rendered = _rendered(tokenizer, [*prompt[:number], changed, *prompt[number + 1 :]])
+        if rendered.count(MARK) == 2 and rendered.replace(MARK, "") == full_text:
+            return rendered.index(MARK), rendered.rindex(MARK) - 1
     # The template changes or drops it.
-    start = place_of(whole, text.strip(), "pass a text that occurs once")
+    start = place_of(full_text, text.strip(), "pass a text that occurs once")
     return start, start + len(text.strip())
 
 
-def _of_message(messages: Any, passage: Any) -> tuple[int, int, str]:
+def _message_part(messages: Any, passage: Any) -> tuple[int, int, str]:
     """Index of a message, start of the part in its text, and the part's text."""
     if not (_is_pair(passage) or (isinstance(passage, Integral) and not isinstance(passage, bool))):
         raise ValueError(

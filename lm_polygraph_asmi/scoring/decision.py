@@ -16,7 +16,7 @@ class Decision:
 
     Attributes:
         signal: a key of `SIGNALS`.
-        found: the threshold, with its risk guarantee.
+        guarantee: the threshold, with its risk guarantee.
 
     Raises:
         ValueError: unknown signal.
@@ -32,7 +32,7 @@ class Decision:
     """
 
     signal: str
-    found: RiskThreshold
+    guarantee: RiskThreshold
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
@@ -40,22 +40,22 @@ class Decision:
 
     def accepts(self, signals: Mapping[str, float]) -> bool | None:
         """True: accept an answer with these signals; False: abstain; None: no threshold."""
-        if self.found.threshold is None:
+        if self.guarantee.threshold is None:
             return None
-        return bool(signals[self.signal] <= self.found.threshold)
+        return bool(signals[self.signal] <= self.guarantee.threshold)
 
     def explain(self, signals: Mapping[str, float]) -> str:
         """The decision on an answer, with its reason, in sentences."""
-        if self.found.threshold is None:
+        if self.guarantee.threshold is None:
             return f"No threshold {self}."
         value, kind = signals[self.signal], SIGNALS[self.signal]
         accepted = bool(self.accepts(signals))
         return (
             f"{'Accept' if accepted else 'Abstain'}: {kind} {value:.4g} is {'not ' * accepted}"
-            f"above {self.found.threshold:.4g}. Risk guarantee: at most "
-            f"{100 * self.found.risk:g}% of accepted answers are wrong, with confidence "
-            f"{100 * self.found.confidence:g}%."
+            f"above {self.guarantee.threshold:.4g}. Risk guarantee: at most "
+            f"{100 * self.guarantee.risk:g}% of accepted answers are wrong, with confidence "
+            f"{100 * self.guarantee.confidence:g}%."
         )
 
     def __str__(self) -> str:
-        return f"by {SIGNALS[self.signal]}: {self.found}"
+        return f"by {SIGNALS[self.signal]}: {self.guarantee}"

@@ -115,17 +115,17 @@ class Engine:
 
     def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
         """Settings on this model, with derived values."""
-        at, config = layer_at(model, depth), self.config
-        heads = num_heads(model, at.layer)
-        point = maths.operating_point(heads, config.num_masks, config.mask_rate)
+        target, config = layer_at(model, depth), self.config
+        heads = num_heads(model, target.layer)
+        operating_point = maths.operating_point(heads, config.num_masks, config.mask_rate)
         attention = config.attention or attention_of(model)
         return Settings(
-            config.replace(depth=depth, attention=attention, **point._asdict()),
+            config.replace(depth=depth, attention=attention, **operating_point._asdict()),
             source=source,
-            layer=at.layer,
+            layer=target.layer,
             num_layers=num_layers(model),
             num_heads=heads,
-            requested_layer=None if at.requested == at.layer else at.requested,
+            requested_layer=None if target.requested == target.layer else target.requested,
         )
 
     def layers(self, model: PreTrainedModel) -> list[int]:
@@ -147,9 +147,9 @@ class Engine:
         with scoring_session(model, self.config.attention):
             check_scope_runs(model, self.config.scope)
             for depth in self.depths:
-                used = self.settings(model, depth)
-                log.info("ASMI uses %s", used)
-                check_condition(model, used.layer, _change(used))
+                settings = self.settings(model, depth)
+                log.info("ASMI uses %s", settings)
+                check_condition(model, settings.layer, _perturbation(settings))
 
     def score(
         self,
@@ -233,10 +233,10 @@ class Engine:
         }
         keys = {
             part: answer_key
-            | used.to_dict()
+            | part_settings.to_dict()
             | {"details": self.details}
-            | ({} if used.source == "all" else {"context": spans})
-            for part, used in parts_of.items()
+            | ({} if part_settings.source == "all" else {"context": spans})
+            for part, part_settings in parts_of.items()
         }
         example = self.result_cache.get(answer_key)
         cached = {part: self.result_cache.get(key) for part, key in keys.items()}
@@ -253,8 +253,8 @@ class Engine:
                 check_unmasked(model, unmasked)
             split: dict[int, list[HeadPart]] = {}
             for part in missing:
-                used = parts_of[part]
-                parts[part] = self._score_part(model, unmasked, used, spans, split)
+                part_settings = parts_of[part]
+                parts[part] = self._score_part(model, unmasked, part_settings, spans, split)
                 self.result_cache.put(keys[part], parts[part])
             self.result_cache.put(answer_key, example)  # after its check
             if shorter is None:
@@ -266,16 +266,16 @@ class Engine:
             stats = {n: v for n, v in part.items() if n != "asmi_seconds"}
             if source != "all" and "all" in sources:
                 stats["asmi_source_share"] = maths.source_share(
-                    *(torch.from_numpy(parts[depth, of]["asmi_mi"]) for of in (source, "all"))
+                    *(torch.from_numpy(parts[depth, name]["asmi_mi"]) for name in (source, "all"))
                 ).numpy()
             example |= {at_depth(name, depth, source): value for name, value in stats.items()}
-        again = {depth for depth, _ in missing}
+        computed = {depth for depth, _ in missing}
         return (
             example
             | (shorter or {})
             | {
                 "asmi_seconds": seconds,
-                "asmi_reused_depths": sum(depth not in again for depth in self.depths),
+                "asmi_reused_depths": sum(depth not in computed for depth in self.depths),
             }
         )
 
@@ -293,23 +293,22 @@ class Engine:
             model, scored, prompt_length, layers, self.config.scope, prefix_cache
         )
         tokens = scored[prompt_length:]
-        return unmasked, self._own_statistics(model, unmasked.final_hidden, tokens) | {
+        return unmasked, self._unmasked_statistics(model, unmasked.final_hidden, tokens) | {
             "asmi_tokens": tokens.numpy().astype(np.int64),
             "asmi_prompt_length": prompt_length,
             # The copy to NumPy has synchronized with the device.
             "asmi_seconds": time.perf_counter() - start,
         }
 
-    def _own_statistics(
+    def _unmasked_statistics(
         self, model: PreTrainedModel, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]
     ) -> dict[str, np.ndarray]:
         """Entropy and log-likelihood of tokens, from the unmasked final states."""
-
-        return _joined(
+        return _concatenate(
             in_chunks(
-                lambda part: _of_tokens(readout(model, hidden[part]), tokens[part]),
+                lambda part: _per_token(readout(model, hidden[part]), tokens[part]),
                 len(tokens),
-                self._at_once(model, hidden.device),
+                self._chunk_size(model, hidden.device),
             )
         )
 
@@ -317,7 +316,7 @@ class Engine:
         self,
         model: PreTrainedModel,
         unmasked: UnmaskedPass,
-        used: Settings,
+        settings: Settings,
         spans: Context | None,
         split: dict[int, list[HeadPart]],
     ) -> dict[str, Any]:
@@ -327,39 +326,39 @@ class Engine:
             split: layer -> parts of its heads; filled in here.
         """
         start = time.perf_counter()
-        tokens = unmasked.input_ids[: self._seeding(unmasked.prompt_length)].tolist()
-        seed, masks = _masks(used, tokens)
-        change = _change(used)
-        of_source: dict[str, np.ndarray] = {}
+        tokens = unmasked.input_ids[: self._seed_length(unmasked.prompt_length)].tolist()
+        seed, masks = _masks(settings, tokens)
+        perturbation, layer = _perturbation(settings), settings.layer
+        source_stats: dict[str, np.ndarray] = {}
         budget = self.config.memory_budget
-        if used.source == "all":
-            subnetworks = run_subnetworks(model, unmasked, used.layer, masks, budget, change)
+        if settings.source == "all":
+            subnetworks = run_subnetworks(model, unmasked, layer, masks, budget, perturbation)
         else:
             assert spans is not None
-            if used.layer not in split:
-                split[used.layer] = head_parts(model, unmasked, used.layer, spans)
-            part = _from_source(split[used.layer], used.source)
-            change = replace(change, edit=without_part(part.heads))
+            if layer not in split:
+                split[layer] = head_parts(model, unmasked, layer, spans)
+            part = _from_source(split[layer], settings.source)
+            perturbation = replace(perturbation, edit=without_part(part.heads))
             # One more row: no head has this source.
-            drawn = torch.cat([masks, torch.zeros_like(masks[:1])])
-            every = run_subnetworks(model, unmasked, used.layer, drawn, budget, change)
-            subnetworks = every.first(len(masks))
-            of_source = {
+            extended = torch.cat([masks, torch.zeros_like(masks[:1])])
+            passes = run_subnetworks(model, unmasked, layer, extended, budget, perturbation)
+            subnetworks = passes.first(len(masks))
+            source_stats = {
                 "asmi_source_attention": _numpy(part.attention.double().mean(0)),
-                "asmi_source_kl": self._source_kl(model, unmasked, every.hidden[every.index[-1]]),
+                "asmi_source_kl": self._source_kl(model, unmasked, passes.hidden[passes.index[-1]]),
             }
-        joined = self._reduced(model, subnetworks, used)
+        stats = self._reduced(model, subnetworks, settings)
         if self.details:
-            joined["asmi_masks"] = masks.to(torch.bool).numpy()
+            stats["asmi_masks"] = masks.to(torch.bool).numpy()
         return {
-            **joined,
-            **of_source,
+            **stats,
+            **source_stats,
             "asmi_mask_seed": seed,
-            "asmi_settings": used.to_dict(),
+            "asmi_settings": settings.to_dict(),
             "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
 
-    def _seeding(self, prompt_length: int) -> int | None:
+    def _seed_length(self, prompt_length: int) -> int | None:
         """Number of tokens that seed the masks; None for all."""
         return prompt_length if self.config.seeded_by == "prompt" else None
 
@@ -379,18 +378,18 @@ class Engine:
                 f"{actual}"
             )
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        used = self.settings(model, self.depths[0])
+        settings = self.settings(model, self.depths[0])
         start = time.perf_counter()
-        seed, masks = _masks(used, prompt.tolist())
-        written = steps_of(model, prompt, used.layer, masks, _change(used))
+        seed, masks = _masks(settings, prompt.tolist())
+        state = steps_of(model, prompt, settings.layer, masks, _perturbation(settings))
         seconds = time.perf_counter() - start
-        return AnswerInProgress(self, model, used, written, seed, prompt.tolist(), seconds)
+        return AnswerInProgress(self, model, settings, state, seed, prompt.tolist(), seconds)
 
     def _reduced(
         self,
         model: PreTrainedModel,
         subnetworks: Subnetworks,
-        used: Settings,
+        settings: Settings,
         log_probs: Float[Tensor, "distinct T V"] | None = None,
     ) -> dict[str, np.ndarray]:
         """Per-token statistics of subnetworks; `log_probs`: their distributions, if known."""
@@ -404,9 +403,9 @@ class Engine:
         # positions at a time.
         weight = unembedding(model)
         distinct, positions = subnetworks.hidden.shape[:2]
-        per_position, per_row = reduction_bytes(distinct, used.config.top_k, weight)
+        per_position, per_row = reduction_bytes(distinct, settings.config.top_k, weight)
         budget = self.config.memory_budget or default_budget(weight.device)
-        union = min(distinct * used.config.top_k, len(weight))
+        union = min(distinct * settings.config.top_k, len(weight))
         # If the kernel of one position is too large, compute it a few rows at a time.
         rows = max(1, min(union, int(budget - per_position) // per_row))
         parts = in_chunks(
@@ -414,7 +413,7 @@ class Engine:
             positions,
             int(budget) // (per_position + rows * per_row),
         )
-        return _joined(parts)
+        return _concatenate(parts)
 
     @property
     def needs_context(self) -> bool:
@@ -430,8 +429,8 @@ class Engine:
         for start_token, end_token in spans:
             keep[start_token:end_token] = False
         keep[unmasked.prompt_length :] = True  # the answer stays
-        left = int(keep[: unmasked.prompt_length].sum())
-        shorter = run_unmasked(model, unmasked.input_ids[keep], left, [])
+        prompt_length = int(keep[: unmasked.prompt_length].sum())
+        shorter = run_unmasked(model, unmasked.input_ids[keep], prompt_length, [])
         return {
             "asmi_without_context_kl": self._source_kl(model, unmasked, shorter.final_hidden),
             "asmi_without_context_seconds": time.perf_counter() - start,
@@ -443,12 +442,12 @@ class Engine:
         """KL of the output without a source from the unmasked output, (T,), nats."""
         hidden = unmasked.final_hidden
 
-        def apart(part: slice) -> Tensor:
+        def kl(part: slice) -> Tensor:
             return maths.divergence(readout(model, without[part]), readout(model, hidden[part]))
 
-        return _numpy(torch.cat(in_chunks(apart, len(hidden), self._at_once(model, hidden.device))))
+        return _numpy(torch.cat(in_chunks(kl, len(hidden), self._chunk_size(model, hidden.device))))
 
-    def _at_once(self, model: PreTrainedModel, device: torch.device) -> int:
+    def _chunk_size(self, model: PreTrainedModel, device: torch.device) -> int:
         """Number of distributions that fit the memory budget."""
         vocabulary = model.config.get_text_config().vocab_size
         return int(self.config.memory_budget or default_budget(device)) // (32 * vocabulary)
@@ -502,15 +501,15 @@ class AnswerInProgress:
         self,
         engine: Engine,
         model: PreTrainedModel,
-        used: Settings,
-        written: StreamState,
+        settings: Settings,
+        state: StreamState,
         seed: int,
         prompt: list[int],
         seconds: float,
     ) -> None:
-        self.engine, self.model, self.settings = engine, model, used
+        self.engine, self.model, self.settings = engine, model, settings
         self.ids: list[int] = []
-        self._written: StreamState | None = written
+        self._state: StreamState | None = state
         self._seed, self._next = seed, prompt
         self._length, self._seconds = len(prompt), seconds
         self._parts: list[dict[str, np.ndarray]] = []
@@ -524,16 +523,16 @@ class AnswerInProgress:
             token: token to use; None: the model's most likely one.
         """
         start = time.perf_counter()
-        assert self._written is not None, "the stream is closed"
-        model, written = self.model, self._written
-        states = written.steps(self._next)
+        assert self._state is not None, "the stream is closed"
+        model, state = self.model, self._state
+        states = state.steps(self._next)
         log_probs = readout(model, states)
         if token is None:  # rounded as the model rounds in generation
             logits = readout(model, states[0], wide=False) if widens(model) else log_probs[0]
             token = int(logits.argmax())
-        stats = _of_tokens(log_probs[0], torch.tensor([token]))
-        subnetworks = Subnetworks(states[written.rows], written.counts, written.index)
-        stats |= self.engine._reduced(model, subnetworks, self.settings, log_probs[written.rows])
+        stats = _per_token(log_probs[0], torch.tensor([token]))
+        subnetworks = Subnetworks(states[state.rows], state.counts, state.index)
+        stats |= self.engine._reduced(model, subnetworks, self.settings, log_probs[state.rows])
         self.ids.append(token)
         self._next = [token]
         self._parts.append(stats)
@@ -542,15 +541,15 @@ class AnswerInProgress:
 
     def forget(self) -> None:
         """Free keys and values; tokens and statistics stay."""
-        self._written = None
+        self._state = None
 
     def statistics(self) -> dict[str, Any]:
         """Statistics of the answer so far, by name, as `Engine.score` returns them."""
-        of_answer = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
-        plain = ("asmi_entropy", "asmi_log_likelihood")
-        stats = _joined(self._parts) | of_answer
+        answer_stats = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
+        of_every_depth = ("asmi_entropy", "asmi_log_likelihood")
+        stats = _concatenate(self._parts) | answer_stats
         depth = self.settings.config.depth
-        return {n if n in plain else at_depth(n, depth): v for n, v in stats.items()} | {
+        return {n if n in of_every_depth else at_depth(n, depth): v for n, v in stats.items()} | {
             "asmi_tokens": np.array(self.ids, dtype=np.int64),
             "asmi_prompt_length": self._length,
             "asmi_seconds": self._seconds,
@@ -558,33 +557,33 @@ class AnswerInProgress:
         }
 
 
-def _masks(used: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]]:
+def _masks(settings: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]]:
     """Seed and masks of an example; `tokens` seed them."""
-    config = used.config
+    config = settings.config
     assert config.num_masks is not None
     assert config.mask_rate is not None
     return maths.example_masks(
-        config.num_masks, used.num_heads, config.mask_rate, config.mask_sampler, config.seed,
-        used.layer, tokens,
+        config.num_masks, settings.num_heads, config.mask_rate, config.mask_sampler, config.seed,
+        settings.layer, tokens,
     )  # fmt: skip
 
 
-def _change(used: Settings) -> Perturbation:
-    """The perturbation that a mask switches."""
-    config = used.config
+def _perturbation(settings: Settings) -> Perturbation:
+    """What a mask perturbs, and how."""
+    config = settings.config
     assert not isinstance(config.perturbation_scale, str)  # a file path: `with_scale` has read it
     return Perturbation(config.perturbation, config.perturbation_scale, config.seed)
 
 
-def _of_tokens(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:
+def _per_token(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:
     """Log-likelihood of the tokens and entropy of the distributions, (T,), nats."""
     log_probs = log_probs.double()
-    of_token = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0]
+    likelihoods = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0]
     entropy = entr(log_probs.exp()).sum(-1)
-    return {"asmi_entropy": _numpy(entropy), "asmi_log_likelihood": _numpy(of_token)}
+    return {"asmi_entropy": _numpy(entropy), "asmi_log_likelihood": _numpy(likelihoods)}
 
 
-def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+def _concatenate(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Concatenate statistics of consecutive positions."""
     return {
         name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
@@ -594,11 +593,11 @@ def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
 
 def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
     """The heads' part from a source; `parts`: one per context span, then the rest."""
-    *inside, elsewhere = parts
-    by_name = {passage(number): part for number, part in enumerate(inside)}
+    *context_parts, elsewhere = parts
+    by_name = {passage(number): part for number, part in enumerate(context_parts)}
     if source in by_name:
         return by_name[source]
-    return sum_parts(inside) if source == "context" else elsewhere
+    return sum_parts(context_parts) if source == "context" else elsewhere
 
 
 def diversity_of(

@@ -43,7 +43,7 @@ class Generation:
         stopping: StoppingCriteriaList | None = None,
     ) -> None:
         self.model, self.tokenizer, self.stop_conditions = model, tokenizer, stop_conditions
-        self._given = stopping
+        self._passed_criteria = stopping
 
     def greedy(
         self,
@@ -60,7 +60,7 @@ class Generation:
             cache = prefix_cache.cache(common)
             layers = engine.layers(self.model)
         try:
-            with states_seen(self.model, layers) as seen:
+            with states_seen(self.model, layers) as states:
                 (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False, cache=cache)
         except (torch.OutOfMemoryError, ValueError):
             raise
@@ -68,7 +68,7 @@ class Generation:
             (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False)
             PrefixCache.disable(self.model)
             return ids
-        prefix_cache.take(self.model, [*prompt_ids.tolist(), *ids], cache, seen(), common)
+        prefix_cache.take(self.model, [*prompt_ids.tolist(), *ids], cache, states(), common)
         return ids
 
     def sampled(
@@ -84,15 +84,15 @@ class Generation:
 
     @cached_property
     def _stopping(self) -> StoppingCriteriaList:
-        """Built once: it reads the whole vocabulary, which is slower than a short answer."""
-        if self._given is not None:
-            return self._given
+        """When generation stops; built once, since it reads the whole vocabulary."""
+        if self._passed_criteria is not None:
+            return self._passed_criteria
         stops = self.stop_conditions.stop_strings
         if not stops:
             return StoppingCriteriaList()
         return StoppingCriteriaList([StopStringCriteria(self.tokenizer, stops)])
 
-    def room(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
+    def length_limit(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
         """Largest number of tokens of an answer."""
         window = context_window(self.model)
         if window is None:
@@ -109,10 +109,10 @@ class Generation:
         prompt_ids: Int[Tensor, " P"],
         max_new_tokens: int,
         cache: Cache | None = None,
-        **how: Any,
+        **options: Any,
     ) -> list[list[int]]:
         """Answers of the model, each including the tokens that ended it."""
-        max_new_tokens = self.room(prompt_ids, max_new_tokens)
+        max_new_tokens = self.length_limit(prompt_ids, max_new_tokens)
         ends = sorted(self.stop_conditions.end_ids)
         pad = self.tokenizer.pad_token_id
         # All generation settings are set here; a model's own config may sample.
@@ -122,7 +122,7 @@ class Generation:
             repetition_penalty=1.0,
             eos_token_id=ends or None,
             pad_token_id=pad if pad is not None else (ends or [0])[0],
-            **how,
+            **options,
         )
         model: Any = self.model
         model.generation_config = config  # else transformers fills unset values from the model's
@@ -140,7 +140,7 @@ class Generation:
 
 
 @contextmanager
-def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+def restored_config(model: PreTrainedModel) -> Iterator[None]:
     """Restore generation config and cache use afterwards; other threads wait meanwhile."""
     with model_lock(model):
         generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)

@@ -1,4 +1,4 @@
-"""Many answers: rows to outcomes one by one, and tables of rows to tables with scores."""
+"""Score many answers: rows one by one, or tables of rows."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
 """Errors of a bad row; templates and tokenizers may raise any of them."""
-GIVEN = ("prompt", "answer", "samples", "context")
+SCORE_FIELDS = ("prompt", "answer", "samples", "context")
 """Fields of a row passed to `Scorer.score`."""
-FIELDS = (*GIVEN, "offsets")
+FIELDS = (*SCORE_FIELDS, "offsets")
 """All fields of a row; `offsets` are passed to `Score.with_spans`."""
 COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
 """Fields of each token with `tokens="compact"`."""
@@ -62,7 +62,7 @@ def attempt(
             raise ValueError(
                 f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
             )
-        answer, samples, context = (content.get(name) for name in GIVEN[1:])
+        answer, samples, context = (content.get(name) for name in SCORE_FIELDS[1:])
         score = scorer.score_answer(content["prompt"], answer, samples, context, prefix_cache)
         if content.get("offsets") is not None:
             score = score.with_spans(content["offsets"])
@@ -76,7 +76,7 @@ def score_together(scorer: "PreparedModel", rows: Sequence[Mapping[str, Any]]) -
 
     The batch is one entry, because the reuse of prefixes makes a row's last digits depend on the
     rows before it. Not stored after a RuntimeError, such as too little memory. Fields that do not
-    change scores, such as `id`, are no part of the key.
+    change scores, such as `id`, are not part of the key.
     """
     from lm_polygraph_asmi.model import PrefixCache  # imports torch
 
@@ -86,13 +86,13 @@ def score_together(scorer: "PreparedModel", rows: Sequence[Mapping[str, Any]]) -
         for outcome, row in zip(stored, rows, strict=True):
             yield outcome._replace(id=row.get("id"))
         return
-    prefix_cache, outcomes, final = PrefixCache(), [], True
+    prefix_cache, outcomes, cacheable = PrefixCache(), [], True
     for index, row in enumerate(rows):
         outcome, failure = attempt(scorer, index, row, prefix_cache)
-        final = final and not isinstance(failure, RuntimeError)
+        cacheable = cacheable and not isinstance(failure, RuntimeError)
         outcomes.append(outcome)
         yield outcome
-    if final:
+    if cacheable:
         scorer.result_cache.put(key, outcomes)
 
 
@@ -106,18 +106,18 @@ def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
     return rows
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """A value of a column as `score` takes it: arrays as lists, NaN as None."""
     if isinstance(value, np.ndarray):
-        return [_plain(part) for part in value]
+        return [_to_python(part) for part in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _to_python(part) for name, part in value.items()}
     if type(value).__name__ == "NAType":  # of pandas, which is not imported for it
         return None
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_to_python(part) for part in value]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -174,15 +174,15 @@ def score_batch(
         raise ValueError(
             f"expected a column 'prompt', got {', '.join(map(repr, columns)) or 'none'}"
         )
-    taken = sorted(OUTPUT.keys() & columns.keys())
-    if taken:
-        raise ValueError(f"columns {taken} would be overwritten by the scores: rename them")
+    clashing = sorted(OUTPUT.keys() & columns.keys())
+    if clashing:
+        raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"expected columns of one length, got {lengths}")
     names = [name for name in FIELDS if name in columns]
-    given = zip(*(columns[name] for name in names), strict=True)
-    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in given]
+    values = zip(*(columns[name] for name in names), strict=True)
+    rows = [dict(zip(names, map(_to_python, row), strict=True)) for row in values]
     scored = [
         output_of(outcome, row, tokens)
         for row, outcome in zip(rows, score_together(scorer, rows), strict=True)
@@ -231,6 +231,6 @@ def _json(value: Any) -> str:
 
 def _objects(values: Iterable[Any]) -> np.ndarray:
     values = list(values)
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array

@@ -24,29 +24,29 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
         ValueError: the tokenizer is not the model's.
     """
     config = model.config.get_text_config()
-    size, known = len(tokenizer), config.vocab_size
-    if abs(size - known) > TOLERANCE * known:
-        raise ValueError(_mismatch(f"it has {size} tokens, the model {known}"))
+    size, expected = len(tokenizer), config.vocab_size
+    if abs(size - expected) > TOLERANCE * expected:
+        raise ValueError(_mismatch(f"it has {size} tokens, the model {expected}"))
     generation = model.generation_config
     ends = _ids(config.eos_token_id, getattr(generation, "eos_token_id", None))
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
-    marks = ends | _ids(config.bos_token_id)
-    if marks and not marks & special:
-        token = min(marks)
+    boundaries = ends | _ids(config.bos_token_id)
+    if boundaries and not boundaries & special:
+        token = min(boundaries)
         raise ValueError(
             _mismatch(
-                f"the model's texts begin and end with the tokens {sorted(marks)}, which are "
+                f"the model's texts begin and end with the tokens {sorted(boundaries)}, which are "
                 f"ordinary ones in it ({token} is {tokenizer.convert_ids_to_tokens(token)!r})"
             )
         )
-    beside = _vocabulary_beside(config.name_or_path, tokenizer.name_or_path)
-    if beside is not None:
-        given = tokenizer.get_vocab()
-        other = sum(given.get(token) != number for token, number in beside.items())
-        if other > TOLERANCE * len(beside):
+    saved = _saved_vocabulary(config.name_or_path, tokenizer.name_or_path)
+    if saved is not None:
+        vocabulary = tokenizer.get_vocab()
+        differing = sum(vocabulary.get(token) != number for token, number in saved.items())
+        if differing > TOLERANCE * len(saved):
             raise ValueError(
                 _mismatch(
-                    f"{other} of the {len(beside)} tokens saved in {config.name_or_path} have "
+                    f"{differing} of the {len(saved)} tokens saved in {config.name_or_path} have "
                     "other ids in it"
                 )
             )
@@ -63,13 +63,13 @@ def _mismatch(reason: str) -> str:
     return f"the tokenizer is not the model's own: {reason}. Load both from the same folder or name"
 
 
-def _ids(*given: Any) -> set[int]:
+def _ids(*settings: Any) -> set[int]:
     """Token ids of settings that hold none, one or several."""
-    several = [part if isinstance(part, list | tuple) else [part] for part in given]
-    return {number for part in several for number in part if number is not None}
+    lists = [part if isinstance(part, list | tuple) else [part] for part in settings]
+    return {number for part in lists for number in part if number is not None}
 
 
-def _vocabulary_beside(model: str | None, tokenizer: str | None) -> Mapping[str, int] | None:
+def _saved_vocabulary(model: str | None, tokenizer: str | None) -> Mapping[str, int] | None:
     """Token -> id of the tokenizer saved with the model; None without, or if it is this one.
 
     Never contacts a hub.
@@ -80,8 +80,8 @@ def _vocabulary_beside(model: str | None, tokenizer: str | None) -> Mapping[str,
         cached = try_to_load_from_cache(model, "tokenizer.json")
     except HFValidationError:  # a folder
         cached = None
-    place = Path(model, "tokenizer.json")
-    file = place if place.is_file() else cached
+    local = Path(model, "tokenizer.json")
+    file = local if local.is_file() else cached
     if not isinstance(file, str | Path):
         return None
     return Tokenizer.from_file(str(file)).get_vocab()

@@ -19,11 +19,11 @@ SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
 """Unprintable, but they join their neighbours into one grapheme: emoji, words in Persian."""
-SOURCES_SAY = (
+SOURCES_NOTE = (
     "Share of MI: MI if masks remove only this source's part of a head, over MI if they remove "
     "whole heads (scope response). Shares need not add up to 1. They do not tell whether the "
-    "answer is right: on SmolLM2-135M-Instruct, a large share of the passage went with right "
-    "answers on one dataset, and with neither on another."
+    "answer is right: on SmolLM2-135M-Instruct, answers with a large share of the passage were "
+    "right more often on one dataset, but not on another."
 )
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
@@ -38,7 +38,7 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in JOINERS else SIGNS.get(c, "\ufffd") for c in text)
 
 
-def _flowing(text: str) -> Markup:
+def _with_signs(text: str) -> Markup:
     """`visible` for HTML; a real line break or tab follows its sign."""
     shown = str(escape(visible(text)))
     for character, sign in SIGNS.items():
@@ -47,7 +47,7 @@ def _flowing(text: str) -> Markup:
     return Markup(shown)
 
 
-def _unsigned(text: str) -> str:
+def _without_signs(text: str) -> str:
     """`visible` for a prompt: line breaks and tabs stay, without signs."""
     return "".join(c if c in SIGNS else visible(c) for c in text)
 
@@ -79,24 +79,24 @@ class Piece(NamedTuple):
 def pieces(tokens: Sequence[Any]) -> list[Piece]:
     """Join tokens that split a grapheme."""
     text = "".join(token.text for token in tokens)
-    whole = {sign.end() for sign in regex.finditer(r"\X", text)}
-    code = [match.span() for match in FIXED_WIDTH.finditer(text)]
+    grapheme_ends = {sign.end() for sign in regex.finditer(r"\X", text)}
+    code_spans = [match.span() for match in FIXED_WIDTH.finditer(text)]
     joined: list[Piece] = []
-    start, group = 0, []
+    start, piece_tokens = 0, []
     end = 0
     for token in tokens:
-        group.append(token)
+        piece_tokens.append(token)
         end += len(token.text)
-        if end > start and end in whole:
-            inside = any(first < end and start < last for first, last in code)
-            joined.append(Piece(text[start:end], group, inside))
-            start, group = end, []
-    if group:  # tokens of an incomplete character
-        joined.append(Piece(text[start:], group, False))
+        if end > start and end in grapheme_ends:
+            is_code = any(first < end and start < last for first, last in code_spans)
+            joined.append(Piece(text[start:end], piece_tokens, is_code))
+            start, piece_tokens = end, []
+    if piece_tokens:  # tokens of an incomplete character
+        joined.append(Piece(text[start:], piece_tokens, False))
     return joined
 
 
-def standing(score: Any) -> str:
+def short_verdict(score: Any) -> str:
     """The verdict in a few words."""
     if not score.answered:
         return "empty answer"
@@ -142,15 +142,14 @@ def _template() -> Template:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         source,
         globals={
-            "full_shade": FULL_SHADE,
-            "legend_at": [(u, min(1.0, (u / FULL_SHADE) ** 0.5)) for u in LEGEND],
+            "legend_shades": [(u, min(1.0, (u / FULL_SHADE) ** 0.5)) for u in LEGEND],
             "pieces": pieces,
             "visible": visible,
-            "flowing": _flowing,
-            "unsigned": _unsigned,
-            "standing": standing,
+            "with_signs": _with_signs,
+            "without_signs": _without_signs,
+            "short_verdict": short_verdict,
             "probability": probability,
-            "sources_say": SOURCES_SAY,
+            "sources_note": SOURCES_NOTE,
         },
     )
 

@@ -36,10 +36,10 @@ from lm_polygraph_asmi.results.cache import (
 )
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.scales import with_scale
-from lm_polygraph_asmi.scoring.calibration import Given, settled
+from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
-from lm_polygraph_asmi.scoring.generation import Generation, undisturbed
+from lm_polygraph_asmi.scoring.generation import Generation, restored_config
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.text import (
@@ -47,8 +47,8 @@ from lm_polygraph_asmi.scoring.text import (
     Prompt,
     Query,
     answer_tokens,
-    behind_answer,
     border_warning,
+    ids_after_answer,
     parse_request,
     prompt_tokens,
     prompt_warning,
@@ -74,15 +74,15 @@ class PreparedModel:
         config: ASMIConfig | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        calibration: Given = None,
+        calibration: CalibrationLike = None,
         result_cache: str | Path | None = None,
         **settings: Any,
     ) -> None:
         self.result_cache = ResultCache(result_cache)
-        self._asked, self.calibration, self.span_calibration = settled(
+        self._unscaled, self.calibration, self.span_calibration = settled(
             calibration, config, settings
         )
-        self.config = with_scale(self._asked)
+        self.config = with_scale(self._unscaled)
         self.engine = Engine(self.config)
         # Settings are checked before a model is loaded.
         self.instruct = False
@@ -112,18 +112,18 @@ class PreparedModel:
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
         self._keys = ModelKeys()
-        self.notes = check_tokenizer(model, tokenizer)
+        self.tokenizer_warnings = check_tokenizer(model, tokenizer)
         self.stop_conditions = StopConditions(model, tokenizer, self.stop)
         self.generation = Generation(model, tokenizer, self.stop_conditions)
 
     @cached_property
-    def while_written(self) -> Engine:
+    def stream_engine(self) -> Engine:
         """Engine of `stream`; built on first use, since a scale matched in another scope raises."""
-        return Engine(self._asked.replace(**STREAMED))
+        return Engine(self._unscaled.replace(**STREAMED))
 
     @cached_property
-    def by_source(self) -> Engine:
-        """Engine of the shares of the context's passages."""
+    def source_engine(self) -> Engine:
+        """Engine that scores the context's passages as sources."""
         config = self.config.replace(
             scope="response", source="all", perturbation="heads", perturbation_scale=None
         )
@@ -153,20 +153,20 @@ class PreparedModel:
         prefix_cache: PrefixCache,
     ) -> Score:
         """`score`, with the keys and values of the row before."""
-        given = self.as_messages(prompt)
-        before, target, notes = parse_request(given, answer)
-        prompt_ids = prompt_tokens(self.tokenizer, before)
+        original = self.as_messages(prompt)
+        prompt, target, notes = parse_request(original, answer)
+        prompt_ids = prompt_tokens(self.tokenizer, prompt)
         passages = None
         if context is not None:
-            passages = passages_of(self.tokenizer, given, before, prompt_ids.tolist(), context)
+            passages = passages_of(self.tokenizer, original, prompt, prompt_ids.tolist(), context)
         elif self.config.source != "all":
             raise ValueError(f"source {self.config.source!r} needs the context: pass context=")
-        with undisturbed(self.model):
-            ids = self._answer(before, prompt_ids, target, prefix_cache)
-            stats, sourced = self._stats(prompt_ids, ids, passages, prefix_cache)
-            gate = self.gate_of(before, prompt_ids, samples)
-        query = Query(before, target, notes, prompt_ids, answer, samples)
-        return self.result(query, ids, stats, gate, passages, sourced, self.config.source)
+        with restored_config(self.model):
+            ids = self._answer(prompt, prompt_ids, target, prefix_cache)
+            stats, source_stats = self._stats(prompt_ids, ids, passages, prefix_cache)
+            gate = self.gate_of(prompt, prompt_ids, samples)
+        query = Query(prompt, target, notes, prompt_ids, answer, samples)
+        return self.result(query, ids, stats, gate, passages, source_stats, self.config.source)
 
     def as_messages(self, prompt: Prompt) -> Prompt:
         """A text prompt as a user message for instruction-tuned host models, as LM-Polygraph."""
@@ -198,51 +198,55 @@ class PreparedModel:
         query: Query,
         ids: list[int],
         stats: Mapping[str, Any],
-        gated: tuple[float, float | None, int],
+        gate_and_diversity: tuple[float, float | None, int],
         passages: Sequence[Passage] | None = None,
-        sourced: Mapping[str, Any] | None = None,
+        source_stats: Mapping[str, Any] | None = None,
         source: str = "all",
     ) -> Score:
         """The `Score` from the engine's statistics."""
-        before, target, notes, prompt_ids, answer, samples = query
-        gate, diversity, responses = gated
-        text, places = spans(self.tokenizer, prompt_ids.tolist(), ids)
-        closes = self.stop_conditions.closes(ids)
+        prompt, target, notes, prompt_ids, answer, samples = query
+        gate, diversity, responses = gate_and_diversity
+        text, offsets = spans(self.tokenizer, prompt_ids.tolist(), ids)
+        closed = self.stop_conditions.closes(ids)
         counted = slice(
-            None, -1 if closes and not self.config.closing_token and len(ids) > 1 else None
+            None, -1 if closed and not self.config.closing_token and len(ids) > 1 else None
         )
-        tokens = tokens_of(self._at_depth(stats, source), ids, text, places, gate, self.tokenizer)
+        tokens = tokens_of(self._at_depth(stats, source), ids, text, offsets, gate, self.tokenizer)
         sources = None
-        if passages is not None and sourced is not None:
-            tokens = with_context(tokens, sourced, self.config.depth)
+        if passages is not None and source_stats is not None:
+            tokens = with_context(tokens, source_stats, self.config.depth)
             texts = [passage.text for passage in passages]
-            sources = sources_from(sourced, self.config.depth, texts, counted)
-        used = stats[at_depth("asmi_settings", self.config.depth, source)]
-        content = self.stop_conditions.without(text, places, ids)
-        warnings = [*notes, *self.notes]
-        if isinstance(before, str) and not before.strip():
+            sources = sources_from(source_stats, self.config.depth, texts, counted)
+        settings = stats[at_depth("asmi_settings", self.config.depth, source)]
+        content = self.stop_conditions.without(text, offsets, ids)
+        warnings = [*notes, *self.tokenizer_warnings]
+        if isinstance(prompt, str) and not prompt.strip():
             warnings.append("The prompt is blank: the answer depends on no question.")
-        if isinstance(before, str) and (odd := prompt_warning(self.tokenizer, prompt_ids.tolist())):
-            warnings.append(odd)
-        if target is None and not closes:
+        if isinstance(prompt, str) and (
+            warning := prompt_warning(self.tokenizer, prompt_ids.tolist())
+        ):
+            warnings.append(warning)
+        if target is None and not closed:
             stop = "" if self.stop else ", or pass a `stop` such as '\\n'"
             warnings.append(
                 f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
                 f"max_new_tokens{stop}."
             )
         elif target is not None and (
-            odd := repeated_prompt(before, prompt_ids.tolist(), target, ids)
+            warning := repeated_prompt(prompt, prompt_ids.tolist(), target, ids)
         ):
-            warnings.append(odd)
+            warnings.append(warning)
         if isinstance(target, str):
             if not text.startswith(target):
                 warnings.append(
                     f"The tokenizer decodes the answer as {text!r}: offsets refer to that text."
                 )
-            if isinstance(before, str) and (odd := border_warning(self.tokenizer, before, target)):
-                warnings.append(odd)
-            if odd := stop_warning(target, self.stop):
-                warnings.append(odd)
+            if isinstance(prompt, str) and (
+                warning := border_warning(self.tokenizer, prompt, target)
+            ):
+                warnings.append(warning)
+            if warning := stop_warning(target, self.stop):
+                warnings.append(warning)
         if samples is not None and self.config.method != "adapt":
             warnings.append(
                 f'Samples are used by the method "adapt" only; "{self.config.method}" ignores them.'
@@ -253,7 +257,7 @@ class PreparedModel:
             )
         return Score(
             score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
-            prompt=before if isinstance(before, str) else [dict(m) for m in before],
+            prompt=prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
             answer=content if target is None else target if isinstance(target, str) else list(ids),
             scored_text=text,
             tokens=tuple(tokens),
@@ -263,7 +267,7 @@ class PreparedModel:
             gate=gate if self.config.method == "adapt" else None,
             settings={
                 name: value.item() if isinstance(value, np.generic) else value
-                for name, value in (used | self._own_settings(answer, samples)).items()
+                for name, value in (settings | self._score_settings(answer, samples)).items()
             },
             model=str(self.model.config.name_or_path or ""),
             seconds=float(stats["asmi_seconds"]),
@@ -294,7 +298,7 @@ class PreparedModel:
 
     @cached_property
     def _tokenizer_key(self) -> str:
-        """Made once: it goes through the whole vocabulary."""
+        """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
         return tokenizer_key(self.tokenizer)["tokenizer"]
 
     @property
@@ -317,7 +321,7 @@ class PreparedModel:
         if passages is None:
             return self.engine.score(self.model, prompt_ids, ids, prefix_cache=prefix_cache), {}
         spans = [passage.tokens for passage in passages]
-        by_source = self.by_source.score(
+        by_source = self.source_engine.score(
             self.model, prompt_ids, ids, spans, passages=len(spans) > 1
         )
         if not self.config.is_control and self.config.scope == "response":
@@ -326,7 +330,7 @@ class PreparedModel:
         seconds = stats["asmi_seconds"] + by_source["asmi_seconds"]
         return stats | {"asmi_seconds": seconds}, by_source
 
-    def _own_settings(
+    def _score_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
         """Settings of this score besides those of the masks."""
@@ -344,9 +348,9 @@ class PreparedModel:
     def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Token-level statistics by name without depth and source."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
-        plain = ("asmi_entropy", "asmi_log_likelihood")
-        found = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
-        return found | {name: stats[name] for name in plain}
+        of_every_depth = ("asmi_entropy", "asmi_log_likelihood")
+        at_this_depth = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
+        return at_this_depth | {name: stats[name] for name in of_every_depth}
 
     def _answer(
         self,
@@ -375,7 +379,7 @@ class PreparedModel:
         """
         ends = self.stop_conditions.end_ids
         if not isinstance(prompt, str):
-            turn = next((i for i in behind_answer(self.tokenizer, prompt) if i in ends), None)
+            turn = next((i for i in ids_after_answer(self.tokenizer, prompt) if i in ends), None)
             if turn is not None:
                 return [turn]
         eos = self.tokenizer.eos_token_id
@@ -395,11 +399,11 @@ class PreparedModel:
         if self.config.method != "adapt":
             return float(self.config.method == "sem"), None, 0
         if samples is None:
-            drawn = self.generation.sampled(
+            sampled = self.generation.sampled(
                 prompt_ids, self.config.max_new_tokens, self.config.num_samples, self.config.seed
             )
         else:
-            drawn = [
+            sampled = [
                 answer_tokens(self.tokenizer, prompt, sample)
                 if isinstance(sample, str)
                 else token_ids(sample)
@@ -407,8 +411,8 @@ class PreparedModel:
             ]
         # As in a benchmark, whose sampled answers have no end token.
         ends = self.stop_conditions.end_ids
-        drawn = [ids[:-1] if ids and ids[-1] in ends else ids for ids in drawn]
-        responses = [ids for ids in drawn if ids]
+        sampled = [ids[:-1] if ids and ids[-1] in ends else ids for ids in sampled]
+        responses = [ids for ids in sampled if ids]
         diversity = diversity_of(self.model, prompt_ids, responses, self.config.attention)
         return (
             adaptive_gate(diversity, self.config.tau, self.config.beta),

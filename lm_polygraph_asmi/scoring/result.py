@@ -82,7 +82,9 @@ class Score(ScoreData):
             if values.get("offsets") is not None:
                 values["offsets"] = tuple((start, end) for start, end in values["offsets"])
             if values.get("sources") is not None:
-                values["sources"] = {name: Source(**of) for name, of in values["sources"].items()}
+                values["sources"] = {
+                    name: Source(**source) for name, source in values["sources"].items()
+                }
             return cls(**values | {"calibration": calibration, "span_calibration": None})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(

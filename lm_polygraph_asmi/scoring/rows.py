@@ -36,9 +36,9 @@ BATCH = 16
 """Rows scored together: few, since a kill loses up to one batch."""
 ROW_GROUP = 4096
 """Rows of a row group of an output in Parquet."""
-GIVEN = {"prompt", "answer", "offsets", "context"}
+COPIED_FIELDS = {"prompt", "answer", "offsets", "context"}
 """Fields of an output line that an input may have; they are copied unchanged."""
-RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "error"}) - GIVEN
+RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "error"}) - COPIED_FIELDS
 """Fields of an output line that an input must not have."""
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 """Tables that are not read: they would be taken for one prompt."""
@@ -87,7 +87,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             f"orient='records', lines=True)) or .txt (one prompt), got {suffix}"
         )
     if _is_parquet(path):
-        contents = (row for table in _tables(path) for row in _listed(path, table))
+        contents = (row for table in _tables(path) for row in _to_rows(path, table))
         yield from (Row(number, content) for number, content in enumerate(contents, start=1))
         return
     try:
@@ -126,7 +126,7 @@ def _tables(path: str | Path) -> "Iterator[pa.Table]":
     return (pa.Table.from_batches([batch]) for batch in _parquet(path).iter_batches(BATCH))
 
 
-def _listed(path: str | Path, table: "pa.Table") -> list[dict[str, Any]]:
+def _to_rows(path: str | Path, table: "pa.Table") -> list[dict[str, Any]]:
     try:
         return table.to_pylist()
     except (OverflowError, UnicodeDecodeError) as error:
@@ -138,7 +138,7 @@ def _listed(path: str | Path, table: "pa.Table") -> list[dict[str, Any]]:
 def _parsed(number: int, line: str) -> Row:
     try:
         content = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of numbers too long, or nested too deeply
+    except (ValueError, RecursionError) as error:  # also for long numbers and deep nesting
         return Row(number, {"line": line.rstrip("\r\n")}, f"not JSON: {error}")
     if not isinstance(content, dict) or "prompt" not in content:
         missing = f'expected an object with a "prompt", got {describe_fields(content)}'
@@ -150,11 +150,11 @@ def _parsed(number: int, line: str) -> Row:
 def misspelt(names: Iterable[str]) -> dict[str, str]:
     """Unknown field -> known field with a similar name that is missing."""
     present = set(names)
-    meant = {
+    similar = {
         name: get_close_matches(name, sorted(set(FIELDS) - present), n=1, cutoff=0.8)
         for name in sorted(present - set(FIELDS))
     }
-    return {name: close[0] for name, close in meant.items() if close}
+    return {name: close[0] for name, close in similar.items() if close}
 
 
 def in_chat(content: dict[str, Any]) -> dict[str, Any]:
@@ -203,15 +203,15 @@ def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
         `row`, then `Score.to_dict` (nats, higher = more fragile) or `error`, and the input's
         fields, which stay unchanged.
     """
-    made: dict[str, Any] = {"row": row.number}
+    line: dict[str, Any] = {"row": row.number}
     if outcome.score is None:
-        kept = {"line": row.content} if RESERVED & set(row.content) else row.content
-        return json.dumps(made | {"error": outcome.error} | kept, default=str)
-    made |= outcome.score.to_dict()
+        input_fields = {"line": row.content} if RESERVED & set(row.content) else row.content
+        return json.dumps(line | {"error": outcome.error} | input_fields, default=str)
+    line |= outcome.score.to_dict()
     if tokens != "full":
-        made["tokens"] = token_records(outcome.score, tokens)
-    given = {n: v for n, v in row.content.items() if v is not None or n not in made}
-    return json.dumps(made | given, default=str)
+        line["tokens"] = token_records(outcome.score, tokens)
+    input_fields = {n: v for n, v in row.content.items() if v is not None or n not in line}
+    return json.dumps(line | input_fields, default=str)
 
 
 def score_file(
@@ -276,9 +276,9 @@ def check_out(source: str | Path, out: str | Path) -> None:
             raise ValueError(
                 f"{source}: expected a column 'prompt', got {', '.join(map(repr, names)) or 'none'}"
             )
-        if taken := sorted(OUTPUT.keys() & set(names)):
+        if clashing := sorted(OUTPUT.keys() & set(names)):
             raise ValueError(
-                f"{source}: columns {taken} would be overwritten by the scores: rename them"
+                f"{source}: columns {clashing} would be overwritten by the scores: rename them"
             )
     elif Path(out).suffix.lower() not in ROWS:
         raise ValueError(f"expected a .jsonl file, or .parquet for rows in Parquet; got {out}")
@@ -296,19 +296,19 @@ def _score_tables(
     import pyarrow.parquet as pq
 
     schema = with_output(_parquet(source).schema_arrow.empty_table(), []).schema
-    number, held = 0, []
+    number, finished = 0, []
     with pq.ParquetWriter(out, schema) as writer:
         for table in _tables(source):
             # Other columns may hold values that Python has no type for.
-            read = table.select([name for name in (*FIELDS, "id") if name in table.column_names])
-            rows, scored = list(map(change, read.to_pylist())), []
+            columns = table.select([name for name in (*FIELDS, "id") if name in table.column_names])
+            rows, scored = list(map(change, columns.to_pylist())), []
             for content, outcome in zip(rows, score_together(scorer, rows), strict=True):
                 number += 1
                 scored.append(output_of(outcome, content, tokens))
                 yield Row(number, content), outcome
-            held.append(with_output(table, scored))
-            if len(held) * BATCH >= ROW_GROUP:
-                writer.write_table(pa.concat_tables(held))
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held))
+            finished.append(with_output(table, scored))
+            if len(finished) * BATCH >= ROW_GROUP:
+                writer.write_table(pa.concat_tables(finished))
+                finished = []
+        if finished:
+            writer.write_table(pa.concat_tables(finished))

@@ -1,4 +1,4 @@
-"""The numbers of a scored answer, without their words."""
+"""The numbers of a scored answer; `Score` adds the texts."""
 
 import math
 import operator
@@ -66,7 +66,7 @@ class ScoreData:
     @property
     def highest(self) -> float:
         """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
-        return math.log(self.settings["num_masks"]) * self._times
+        return math.log(self.settings["num_masks"]) * self._summed_tokens
 
     @property
     def aggregation(self) -> str:
@@ -74,7 +74,7 @@ class ScoreData:
         return self.config.aggregation
 
     @property
-    def _times(self) -> int:
+    def _summed_tokens(self) -> int:
         return self.counted if self.aggregation == "sum" else 1
 
     @property
@@ -89,16 +89,16 @@ class ScoreData:
         Tokens that end the answer are in no part. The paper validates whole answers only: see
         `about_spans`.
         """
-        places = self.offsets
-        if places is None:
+        offsets = self.offsets
+        if offsets is None:
             content = self.scored_text[: self.content_end]
-            places = tuple(segment_answer(content))
-        correctness = self.span_calibration
-        if correctness is not None and correctness.other_settings(self.compared_settings):
-            correctness = None
+            offsets = tuple(segment_answer(content))
+        calibration = self.span_calibration
+        if calibration is not None and calibration.other_settings(self.compared_settings):
+            calibration = None
         return tuple(
-            span_of(self.scored_text, *place, self.tokens, correctness, self.aggregation)
-            for place in places
+            span_of(self.scored_text, *span, self.tokens, calibration, self.aggregation)
+            for span in offsets
         )
 
     @property
@@ -110,7 +110,8 @@ class ScoreData:
         if reason is not None:
             return f"Not validated: {reason}"
         run = self.span_calibration
-        return f"Error probabilities are calibrated on labelled parts. {run.worth}{run.ground}."
+        numbers = f"{run.brier_sentence}{run.ground}."
+        return f"Error probabilities are calibrated on labelled parts. {numbers}"
 
     def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Self":
         """The same score with parts at these (start, end) characters of `scored_text`.
@@ -119,12 +120,12 @@ class ScoreData:
             ValueError: not pairs of integers, offsets outside the text, or a part without a token.
         """
         try:
-            places = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
+            pairs = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"expected offsets as pairs of integers, like [[0, 12], [13, 40]], got {offsets!r}"
             ) from error
-        score = replace(self, offsets=places)
+        score = replace(self, offsets=pairs)
         assert score.spans is not None  # raises here, not later
         return score
 
@@ -175,14 +176,14 @@ class ScoreData:
         log-likelihood, "perplexity" its mean (the log of the perplexity), "entropy" a mean.
         """
         tokens = self.tokens[: self.counted]
-        found = {
+        signals = {
             "asmi": aggregate([token.mi for token in tokens], self.aggregation),
             "sem": aggregate([t.mi * (1 - t.agreement) for t in tokens], self.aggregation),
             "msp": self.msp,
             "perplexity": self.msp / self.counted,
             "entropy": float(np.mean([token.entropy for token in tokens])),
         }
-        return found | {self.config.method: self.score}
+        return signals | {self.config.method: self.score}
 
     @property
     def accept(self) -> bool | None:

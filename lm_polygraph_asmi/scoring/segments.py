@@ -73,30 +73,30 @@ def segment_answer(text: str) -> list[tuple[int, int]]:
     Blank lines and code fences are in no part. spaCy's language-independent rules split sentences;
     it is imported only if a paragraph may hold two.
     """
-    places: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     paragraph: tuple[int, int] | None = None
     fence, start, in_item = "", 0, False
     for line in text.splitlines(keepends=True):
         end = start + len(line)
         mark, item = FENCE.match(line), ITEM.match(line)
-        goes_on = in_item and not (fence or mark or item) and line[0] in " \t" and line.strip()
-        alone = fence or mark or item or any(p.match(line) for p in (ROW, HEADING, INDENTED))
-        if (alone or goes_on or not line.strip()) and paragraph:
-            places += _sentences(text, *paragraph)
+        continues = in_item and not (fence or mark or item) and line[0] in " \t" and line.strip()
+        is_part = fence or mark or item or any(p.match(line) for p in (ROW, HEADING, INDENTED))
+        if (is_part or continues or not line.strip()) and paragraph:
+            parts += _sentences(text, *paragraph)
             paragraph = None
         if mark and (not fence or mark[1] == fence):
             fence = "" if fence else mark[1]
-        elif goes_on:
-            places[-1] = (places[-1][0], end)
-        elif alone and line.strip():
-            places.append((start, end))
+        elif continues:
+            parts[-1] = (parts[-1][0], end)
+        elif is_part and line.strip():
+            parts.append((start, end))
         elif line.strip():
             paragraph = (paragraph[0] if paragraph else start, end)
-        in_item = bool(goes_on or (item and not fence))
+        in_item = bool(continues or (item and not fence))
         start = end
     if paragraph:
-        places += _sentences(text, *paragraph)
-    return [_trimmed(text, *place) for place in places]
+        parts += _sentences(text, *paragraph)
+    return [_trimmed(text, *part) for part in parts]
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
@@ -150,21 +150,21 @@ def span_of(
             f"{end}"
         )
     # A token without characters belongs to the next one that has some.
-    inside = [
+    overlapping = [
         token for token in tokens if token.start < end and max(token.end, token.start + 1) > start
     ]
-    if not inside:
+    if not overlapping:
         raise ValueError(f"expected a token in characters {start} to {end}, got none")
-    others = [token for token in inside if token.alternative is not None]
-    strongest = max(others, key=lambda token: token.alternative_share, default=None)
-    mean = {name: float(np.mean([getattr(t, name) for t in inside]))
+    replaced = [token for token in overlapping if token.alternative is not None]
+    strongest = max(replaced, key=lambda token: token.alternative_share, default=None)
+    mean = {name: float(np.mean([getattr(t, name) for t in overlapping]))
             for name in ("mi", "entropy", "log_likelihood")}  # fmt: skip
-    u = aggregate([token.u for token in inside], aggregation)
+    u = aggregate([token.u for token in overlapping], aggregation)
     return Span(
         text=text[start:end],
         start=start,
         end=end,
-        tokens=len(inside),
+        tokens=len(overlapping),
         u=u,
         mi=mean["mi"],
         entropy=mean["entropy"],

@@ -9,7 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 from lm_polygraph_asmi.config import check_streamed
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.engine import AnswerInProgress
-from lm_polygraph_asmi.scoring.generation import undisturbed
+from lm_polygraph_asmi.scoring.generation import restored_config
 from lm_polygraph_asmi.scoring.prepared import PreparedModel
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.text import (
@@ -40,7 +40,7 @@ class Stream(Iterator[Token]):
 
     def __init__(self, scorer: PreparedModel, prompt: Prompt, ids: Tensor | None = None) -> None:
         """`ids`: prompt of another `generate` call, which then decides length and end."""
-        before, answer, notes = parse_request(
+        prompt, answer, notes = parse_request(
             prompt if ids is not None else scorer.as_messages(prompt)
         )
         if answer is not None:
@@ -49,15 +49,15 @@ class Stream(Iterator[Token]):
                 "the model's own answer can be streamed"
             )
         check_streamed({"source": scorer.config.source})
-        self.scorer, self._engine = scorer, scorer.while_written
-        self._others = ids is not None
-        ids = prompt_tokens(scorer.tokenizer, before) if ids is None else ids
-        self._query = Query(before, None, notes, ids)
-        self._room = scorer.generation.room(ids, scorer.config.max_new_tokens)
+        self.scorer, self._engine = scorer, scorer.stream_engine
+        self._external = ids is not None
+        ids = prompt_tokens(scorer.tokenizer, prompt) if ids is None else ids
+        self._query = Query(prompt, None, notes, ids)
+        self._length_limit = scorer.generation.length_limit(ids, scorer.config.max_new_tokens)
         self._gate: tuple[float, float | None, int] | None = None
-        self._writing: AnswerInProgress | None = None
+        self._answer: AnswerInProgress | None = None
         self._closed = self._ended = False
-        self._place = 0
+        self._shown_end = 0
 
     def __iter__(self) -> "Stream":
         return self
@@ -71,44 +71,44 @@ class Stream(Iterator[Token]):
     def close(self) -> None:
         """Stop generating and free the caches; `result` scores the tokens so far."""
         self._closed = True
-        if self._writing is not None:
-            self._writing.forget()
+        if self._answer is not None:
+            self._answer.forget()
 
     def __next__(self) -> Token:
-        return self._written()
+        return self._next_token()
 
-    def _written(self, chosen: int | None = None) -> Token:
+    def _next_token(self, token_id: int | None = None) -> Token:
         if self._closed or self._ended:
             self.close()
             raise StopIteration
         scorer, prompt_ids = self.scorer, self._query.prompt_ids
         try:
             with scoring_session(scorer.model, scorer.config.attention):
-                if self._writing is None:
-                    with undisturbed(scorer.model):
+                if self._answer is None:
+                    with restored_config(scorer.model):
                         self._gate = scorer.gate_of(self._query.prompt, prompt_ids, None)
-                    self._writing = self._engine.write(scorer.model, prompt_ids)
-                stats = self._writing.step(chosen)
+                    self._answer = self._engine.write(scorer.model, prompt_ids)
+                stats = self._answer.step(token_id)
         except BaseException:
             self.close()
             raise
         assert self._gate is not None
-        ids = self._writing.ids
-        if not self._others:
-            self._ended = len(ids) == self._room or scorer.stop_conditions.closes(ids)
+        ids = self._answer.ids
+        if not self._external:
+            self._ended = len(ids) == self._length_limit or scorer.stop_conditions.closes(ids)
         text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
         end = len(text)
         if not self._ended:  # the last character may be incomplete
-            end = max(self._place, len(text.rstrip(UNFINISHED)))
-        place, self._place = (self._place, end), end
+            end = max(self._shown_end, len(text.rstrip(UNFINISHED)))
+        span, self._shown_end = (self._shown_end, end), end
         gate = self._gate[0]
-        (token,) = tokens_of(stats, ids[-1:], text, [place], gate, scorer.tokenizer)
+        (token,) = tokens_of(stats, ids[-1:], text, [span], gate, scorer.tokenizer)
         return token
 
     @property
     def text(self) -> str:
         """The answer so far."""
-        ids = [] if self._writing is None else self._writing.ids
+        ids = [] if self._answer is None else self._answer.ids
         return spans(self.scorer.tokenizer, self._query.prompt_ids.tolist(), ids)[0] if ids else ""
 
     @property
@@ -118,10 +118,10 @@ class Stream(Iterator[Token]):
         Raises:
             ValueError: there are none.
         """
-        if self._writing is None or not self._writing.ids or self._gate is None:
+        if self._answer is None or not self._answer.ids or self._gate is None:
             raise ValueError("expected at least one generated token, got none")
-        writing = self._writing
-        return self.scorer.result(self._query, writing.ids, writing.statistics(), self._gate)
+        answer = self._answer
+        return self.scorer.result(self._query, answer.ids, answer.statistics(), self._gate)
 
 
 class Streamer(BaseStreamer):
@@ -160,7 +160,7 @@ class Streamer(BaseStreamer):
             self.stream = Stream(self.scorer, prompt, torch.tensor(ids))
             return
         for token in ids:
-            self.shown(self.stream._written(token))
+            self.shown(self.stream._next_token(token))
 
     def end(self) -> None:
         """Finish the answer; `stream.result` is its score."""

@@ -290,8 +290,8 @@ def stop_warning(answer: str, stops: Sequence[str]) -> str | None:
     Blanks after it do not count: a token of two line breaks holds the stop and more.
     """
     for stop in stops:
-        _, found, rest = answer.partition(stop)
-        if found and rest.strip():
+        _, separator, rest = answer.partition(stop)
+        if separator and rest.strip():
             return (
                 f"The answer continues after the stop {stop!r}, with {_start(rest)}: all of it was "
                 "scored, but a model that stops there would not generate it. End the answer before "
@@ -312,7 +312,7 @@ def _spaced(character: str) -> bool:
     return not unicodedata.name(character, "").startswith(UNSPACED)
 
 
-def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[int]:
+def ids_after_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[int]:
     """Token ids that the chat template adds after an answer; empty if it fails."""
     answer = "ANSWER"
     messages = [*(dict(message) for message in prompt), {"role": "assistant", "content": answer}]
@@ -320,8 +320,8 @@ def behind_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[
         text = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except TemplateError:
         return []
-    _, found, after = text.rpartition(answer)
-    return tokenizer(after, add_special_tokens=False)["input_ids"] if found else []
+    _, separator, after = text.rpartition(answer)
+    return tokenizer(after, add_special_tokens=False)["input_ids"] if separator else []
 
 
 def spans(
@@ -334,20 +334,20 @@ def spans(
     """
 
     def decode(ids: Sequence[int]) -> str:
-        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(tokenizer.decode(list(ids), **plain))
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(ids), **options))
 
     context = list(prompt_ids[-CONTEXT:])
-    before, whole = decode(context), decode([*context, *answer_ids])
-    if not whole.startswith(before):  # the answer changes how the prompt's last tokens decode
-        context, before, whole = [], "", decode(answer_ids)
-    places, end = [], len(before)
+    before, text = decode(context), decode([*context, *answer_ids])
+    if not text.startswith(before):  # the answer changes how the prompt's last tokens decode
+        context, before, text = [], "", decode(answer_ids)
+    offsets, end = [], len(before)
     for length in range(1, len(answer_ids) + 1):
         start = end
         if length == len(answer_ids):
-            end = len(whole)
+            end = len(text)
         else:
             so_far = decode([*context, *answer_ids[:length]])
-            end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), whole])))
-        places.append((start - len(before), end - len(before)))
-    return whole[len(before) :], places
+            end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), text])))
+        offsets.append((start - len(before), end - len(before)))
+    return text[len(before) :], offsets

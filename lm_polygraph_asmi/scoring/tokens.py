@@ -1,4 +1,4 @@
-"""What a score says of each token of an answer, and of the sources it depends on."""
+"""Tokens of a scored answer, and the sources it depends on."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -73,14 +73,14 @@ def tokens_of(
     stats: Mapping[str, Any],
     ids: Sequence[int],
     answer: str,
-    places: Sequence[tuple[int, int]],
+    offsets: Sequence[tuple[int, int]],
     gate: float,
     tokenizer: Any,
 ) -> list[Token]:
     """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
     tokens = []
     for position, (vote, (start, end)) in enumerate(
-        zip(votes(stats["asmi_top_token"], ids), places, strict=True)
+        zip(votes(stats["asmi_top_token"], ids), offsets, strict=True)
     ):
         mi, agreement = (float(stats[f"asmi_{n}"][position]) for n in ("mi", "agreement"))
         tokens.append(
@@ -142,7 +142,7 @@ def sources_from(
     several = range(len(texts)) if len(texts) > 1 else ()
     names = {f"passage {number + 1}": passage(number) for number in several}
     by_name = dict(zip(names or ["context"], texts, strict=True))
-    whole = float(np.mean(stats[at_depth("asmi_mi", depth)][counted]))
+    total_mi = float(np.mean(stats[at_depth("asmi_mi", depth)][counted]))
     sources = {}
     for name, source in {**names, "context": "context", "elsewhere": "elsewhere"}.items():
 
@@ -152,7 +152,7 @@ def sources_from(
         mi = mean("asmi_mi")
         sources[name] = Source(
             text=by_name.get(name),
-            share=mi / whole if whole > NO_INFORMATION else 0.0,
+            share=mi / total_mi if total_mi > NO_INFORMATION else 0.0,
             mi=mi,
             attention=mean("asmi_source_attention"),
             kl=mean("asmi_source_kl"),

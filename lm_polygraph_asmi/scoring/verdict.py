@@ -19,12 +19,12 @@ def verdict(score: "ScoreData") -> list[str]:
     """How to read the score, and on which data that rests; the last sentence is its limit."""
     summed = score.counted if score.aggregation == "sum" else 1
     times = f"{summed} " if summed > 1 else ""
-    named = {"max": "maximum"}.get(score.aggregation, score.aggregation)
-    where = "; heads masked only where the answer is predicted" * (score.config.scope == "response")
+    aggregate = {"max": "maximum"}.get(score.aggregation, score.aggregation)
+    scope = "; heads masked only where the answer is predicted" * (score.config.scope == "response")
     lines = [
         f"{score.label}: {score.score:.4f} nats (0 to {times}ln S = {score.highest:.2f}; higher "
-        f"= more fragile), the {named} over {score.counted} token{'s' * (score.counted != 1)}"
-        f"{where}."
+        f"= more fragile), the {aggregate} over {score.counted} token{'s' * (score.counted != 1)}"
+        f"{scope}."
     ]
     if score.config.is_control:
         lines.append(
@@ -44,13 +44,14 @@ def verdict(score: "ScoreData") -> list[str]:
             "ranks errors depends on the prompt and on the masked layer."
         )
     else:
-        of_run = score.calibration.verdict(score.score, score.compared_settings)
+        run_lines = score.calibration.verdict(score.score, score.compared_settings)
         applied = score.applied_calibration
         if applied is None or applied.decision is None:
-            lines += of_run
+            lines += run_lines
         else:  # the decision may use another signal, and is valid even if this one ranks nothing
             lines.insert(1, score.accept_reason)
-            lines += [of.replace("No verdict:", f"{score.symbol}: no verdict:", 1) for of in of_run]
+            no_verdict = f"{score.symbol}: no verdict:"
+            lines += [line.replace("No verdict:", no_verdict, 1) for line in run_lines]
         if score.confident_but_fragile:
             run = score.calibration
             lines.append(
@@ -59,14 +60,14 @@ def verdict(score: "ScoreData") -> list[str]:
                 f"its score (median {run.median:.4f}). This describes the whole answer: the paper "
                 "finds no such effect for single tokens."
             )
-    screened = None if score.calibration is None else score.calibration.masking_response
-    if screened is not None and screened < OVER_ROBUST:
+    masking_response = None if score.calibration is None else score.calibration.masking_response
+    if masking_response is not None and masking_response < OVER_ROBUST:
         lines.append(
             f"Masking heads hardly changed the model's predictions on the calibration run (mean MI "
-            f"{screened:.4f} nats, below {OVER_ROBUST}): the score may carry no information. This "
-            "screen is not validated."
+            f"{masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
+            "information. This screen is not validated."
         )
-    elif screened is None and score.masking_response < OVER_ROBUST:
+    elif masking_response is None and score.masking_response < OVER_ROBUST:
         lines.append(
             f"Masking heads hardly changed the predictions (mean MI {score.masking_response:.4f} "
             f"nats, below {OVER_ROBUST}): the answer is robust or, if all answers are like this, "

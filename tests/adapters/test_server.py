@@ -299,7 +299,7 @@ def calibrated(folder, tmp_path_factory):
     rows = [row | {"correct": one < reference_range, "cluster": row["id"]} for row, one in zip(
         rows, free, strict=True)]  # fmt: skip
     found = calibrate_rows(rows, own, 0.2, 0.8, signal="perplexity", resamples=20)
-    assert found.decision.found.threshold is not None
+    assert found.decision.guarantee.threshold is not None
     found.save(file)
     return file
 
@@ -450,7 +450,7 @@ def test_shown_text_is_never_taken_back():
         until = min((text.find(stop) for stop in stops if stop in text), default=len(text))
         shown = 0
         for length in range(1, len(text) + 1):
-            sure = wire.sure_length(text[:length], stops)
+            sure = wire.sendable_length(text[:length], stops)
             assert shown <= sure <= until
             shown = sure
         assert shown == until

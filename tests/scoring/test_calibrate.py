@@ -25,7 +25,7 @@ from lm_polygraph_asmi.scoring import Calibration, Score, calibrate, calibrate_r
 from lm_polygraph_asmi.scoring.calibrate import RISKS, context_clusters, is_wrong
 from lm_polygraph_asmi.scoring.calibration import FORMAT
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
-from lm_polygraph_asmi.scoring.page import render, standing
+from lm_polygraph_asmi.scoring.page import render, short_verdict
 from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
@@ -109,7 +109,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
         assert found.augrc.low <= found.augrc.value <= found.augrc.high
     assert "combination" in calibration.signals
     assert calibration.recommendation
-    tried = [(one.signal, one.found.risk) for one in calibration.other_thresholds]
+    tried = [(one.signal, one.guarantee.risk) for one in calibration.other_thresholds]
     assert tried == [(kind, risk) for kind in scores[0].signals for risk in (*RISKS, 0.4)]
     assert len(calibration.threshold_table) == len(tried)
     assert calibration.settings.items() >= scorer.fingerprints().items()
@@ -135,12 +135,13 @@ def test_saved_and_loaded(calibration, tmp_path):
     content = json.loads(text)
     for other in (1, FORMAT + 1):
         (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
-        with pytest.raises(ValueError, match=r"of format 3: write a new one with .*calibrate"):
+        with pytest.raises(ValueError, match=r"of format 4: write a new one with .*calibrate"):
             Calibration.load(tmp_path / "old.json")
 
 
 def deciding(calibration, score, threshold, signal="perplexity"):
-    found = replace(calibration.decision.found, threshold=threshold, coverage=0.5, error_rate=0.1)
+    guarantee = calibration.decision.guarantee
+    found = replace(guarantee, threshold=threshold, coverage=0.5, error_rate=0.1)
     return replace(score, calibration=replace(calibration, decision=Decision(signal, found)))
 
 
@@ -179,8 +180,8 @@ def test_accept(calibration, again):
         one = deciding(calibration, again, limit)
         shown = Elements(render([one, one], "Answers")).text
         assert one.accept_reason in shown
-        assert word in standing(one)
-        assert standing(one) in shown
+        assert word in short_verdict(one)
+        assert short_verdict(one) in shown
         assert one.accept_reason in " ".join(printed(one, width=300).split())
     content = json.loads(json.dumps(deciding(calibration, again, 1e9).to_dict(), allow_nan=False))
     assert content["accept"] is True
@@ -507,7 +508,7 @@ def test_from_rows_to_decisions_by_command(folder):
                      "--reliability", folder / "reliability.svg")  # fmt: skip
     assert code == 0, said
     found = Calibration.load(folder / "calibration.json")
-    word = "No threshold" if found.decision.found.threshold is None else "Decision"
+    word = "No threshold" if found.decision.guarantee.threshold is None else "Decision"
     assert f"{word} {found.decision}." in said
     assert found.recommendation in said
     assert "empty answers" not in said
@@ -530,7 +531,7 @@ def test_from_rows_to_decisions_by_command(folder):
     for answer, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
         number = accepted.count(answer)
         assert (f"{number} {name}" in said) == bool(number)
-    limit = found.decision.found.threshold
+    limit = found.decision.guarantee.threshold
     if limit is not None:
         values = [line["signals"][found.decision.signal] for line in lines]
         assert accepted == [value <= limit for value in values]

@@ -193,8 +193,8 @@ def test_read_takes_runs_too(run, calibration):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "3", "null", "{}", '{"format": 3}', '{"format": 3, "prr": [1, 2, 3]}',
-             '{"format": 4}'],
+    "text", ["{", "[]", "3", "null", "{}", '{"format": 4}', '{"format": 4, "prr": [1, 2, 3]}',
+             '{"format": 5}'],
 )  # fmt: skip
 def test_other_files(tmp_path, text):
     file = tmp_path / "other.json"
@@ -209,7 +209,7 @@ def test_another_format(calibration, tmp_path):
     file = tmp_path / "calibration.json"
     calibration.save(file)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
-    with pytest.raises(ValueError, match="expected a calibration run of format 3"):
+    with pytest.raises(ValueError, match="expected a calibration run of format 4"):
         Calibration.load(file)
 
 

@@ -101,7 +101,7 @@ def test_parts_get_a_probability_of_error(model, tokenizer, found, calibration):
         assert "ot validated" not in shown
         assert "P(error)" in shown
         assert calibration.ground in shown
-        assert calibration.worth.strip() in shown
+        assert calibration.brier_sentence.strip() in shown
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
 from lm_polygraph_asmi.scoring.rows import (
     BATCH,
-    GIVEN,
+    COPIED_FIELDS,
     RESERVED,
     Row,
     check_out,
@@ -139,7 +139,7 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
 
 def test_every_field_of_a_line_is_the_inputs_or_the_scores(scorer):
     found = scorer.score(PROMPT, " Brask").to_dict()
-    assert set(found) - GIVEN <= RESERVED
+    assert set(found) - COPIED_FIELDS <= RESERVED
     assert {"row", "error"} <= RESERVED
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import answer_tokens, behind_answer, prompt_tokens, spans
+from lm_polygraph_asmi.scoring.text import answer_tokens, ids_after_answer, prompt_tokens, spans
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import TEXT, whitebox
 
@@ -216,7 +216,7 @@ def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatc
     turn = own.convert_tokens_to_ids("<turn>")
     own.chat_template = CHAT.replace("</s>", "<turn>\n")
     assert own.chat_template != CHAT
-    assert behind_answer(own, MESSAGES)[0] == turn
+    assert ids_after_answer(own, MESSAGES)[0] == turn
     scorer = Scorer(model, tokenizer=own)
     ids = scorer._end_token(MESSAGES)
     assert ids == [own.eos_token_id]  # generation would not stop at <turn>: nor does an answer
